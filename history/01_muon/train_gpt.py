@@ -376,7 +376,7 @@ def main(args):
     model = raw_model
     if args.compile:
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
-    model = DistributedDataParallel(model, broadcast_buffers=False)  # averages the gradients
+    model = DistributedDataParallel(model)  # averages the gradients over the ranks
 
     adam_betas = (args.adam_beta1, args.adam_beta2)
     hidden_matrix_params = list(raw_model.blocks.parameters())

@@ -1,0 +1,108 @@
+"""Fetches FineWeb 10B, ready-made GPT-2 tokens, from the Hugging Face hub: the validation shard
+and the first N training shards (default: all 103). A shard is 100M tokens, 200 MB.
+
+    python data/cached_fineweb10B.py          # everything -> data/fineweb10B/
+    python data/cached_fineweb10B.py 9        # as many as a short run reads
+
+Run it again after an interruption: it goes on where it stopped, and whole shards stay as they are.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import shards
+
+REPO = "kjj0/fineweb10B-gpt2"
+TRAIN_SHARDS = 103
+
+
+def fetch(name, out_dir):
+    """Downloads one shard over HTTP into out_dir, going on with what an earlier call left.
+
+    The bytes are collected in a hidden folder of out_dir and get their final name once they are a
+    whole shard. Raises ValueError if the hub's file is not one (it is removed), and HTTPError or
+    OSError if the network, the hub or the disk fails (what has come is kept).
+    """
+    # hf_hub_download starts a broken-off file from zero in every new process; http_get resumes.
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    url = hf_hub_url(REPO, name, repo_type="dataset")
+    metadata = get_hf_file_metadata(url)
+    # The ETag names the file's version, so that two versions are never spliced together.
+    version = hashlib.sha256(str(metadata.etag).encode()).hexdigest()[:16]
+    partial = staging_folder(out_dir) / f"{name}.{version}"
+    with open(partial, "ab") as file:
+        if file.tell() != metadata.size:
+            headers = build_hf_headers()
+            http_get(url, file, resume_size=file.tell(), headers=headers, displayed_filename=name)
+    try:
+        shards.verify(partial)
+    except ValueError as error:
+        partial.unlink()
+        raise ValueError(f"refused what the hub sent as {name}: {error}") from None
+    os.replace(partial, out_dir / name)
+    for outdated in staging_folder(out_dir).glob(f"{name}.*"):
+        outdated.unlink()
+
+
+def staging_folder(out_dir):
+    """Returns the hidden folder of out_dir for unfinished files, on the same disk by design."""
+    folder = out_dir / ".staging"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fetch_all(names, out_dir):
+    """Downloads the named shards into out_dir, one after the other.
+
+    Raises ValueError if a file is no shard, if the network or the hub fails, or if another process
+    is at it; OSError if the disk fails.
+    """
+    from filelock import FileLock, Timeout
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        with FileLock(staging_folder(out_dir) / "lock", timeout=0):
+            for number, name in enumerate(names, 1):
+                print(f"[{number}/{len(names)}] {name}", flush=True)
+                fetch(name, out_dir)
+    except Timeout:
+        raise ValueError(f"another download into {out_dir} is running") from None
+    except HTTPError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"no file from the hub ({reason}); check the network, run again") from None
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("N", nargs="?", default=str(TRAIN_SHARDS), help="training shards, 1..103")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "fineweb10B", metavar="DIR"
+    )
+    args = parser.parse_args()
+    if not (args.N.isdecimal() and 1 <= int(args.N) <= TRAIN_SHARDS):
+        print(f"error: N must be a number from 1 to {TRAIN_SHARDS}, not {args.N}", file=sys.stderr)
+        sys.exit(2)
+
+    names = [shards.fineweb_name(index) for index in range(int(args.N) + 1)]
+    missing = [name for name in names if not shards.is_valid(args.out / name)]
+    try:
+        if missing:
+            fetch_all(missing, args.out)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{len(names)} shards in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

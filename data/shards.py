@@ -1,0 +1,89 @@
+"""The .bin shard format: 256 little-endian int32 of header, then uint16 little-endian tokens."""
+
+import os
+import secrets
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+MAGIC, VERSION = 20240520, 1
+HEADER = np.dtype("<i4")  # 256 of them: magic, version, token count, then zeros
+TOKEN = np.dtype("<u2")
+HEADER_BYTES = 256 * HEADER.itemsize
+
+
+def fineweb_name(index):
+    """Returns the file name of FineWeb's shard `index`: 0 is validation, training starts at 1."""
+    return f"fineweb_{'train' if index else 'val'}_{index:06d}.bin"
+
+
+def as_tokens(ids):
+    """Returns token ids (any sequence of ints) as uint16; ValueError if one does not fit."""
+    ids = np.asarray(ids)
+    if ids.dtype != TOKEN and ids.size and not 0 <= ids.min() <= ids.max() < 2**16:
+        raise ValueError(f"token ids must lie in 0..65535, not {ids.min()}..{ids.max()}")
+    return np.ascontiguousarray(ids, TOKEN)
+
+
+@contextmanager
+def atomic_file(path):
+    """Yields a binary file that becomes `path` when the block ends, and vanishes if it raises."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path, tokens):
+    """Writes a shard, whole or not at all.
+
+    Arguments: the path, and the token ids (a sequence of fewer than 2^31 ints in 0..65535).
+    Raises ValueError if an id does not fit uint16, OSError if the file cannot be written.
+    """
+    tokens = as_tokens(tokens)
+    header = np.zeros(256, HEADER)
+    header[:3] = MAGIC, VERSION, len(tokens)
+    with atomic_file(Path(path)) as file:
+        file.write(header)
+        file.write(tokens)
+
+
+def verify(path):
+    """Checks magic, version and size of a shard without reading its tokens.
+
+    Returns the token count. Raises ValueError, in one sentence, if the file is not a whole shard,
+    and OSError if it cannot be read.
+    """
+    with open(path, "rb") as file:
+        header = np.frombuffer(file.read(HEADER_BYTES), np.uint8)
+        size = os.fstat(file.fileno()).st_size
+    if size < HEADER_BYTES:
+        raise ValueError(f"{path}: truncated, {size} bytes where the header takes {HEADER_BYTES}")
+    magic, version, count = map(int, header.view(HEADER)[:3])
+    if magic != MAGIC:
+        raise ValueError(f"{path}: not a token shard (magic {magic}, expected {MAGIC})")
+    if version != VERSION:
+        raise ValueError(f"{path}: shard version {version}, expected {VERSION}")
+    expected = HEADER_BYTES + count * TOKEN.itemsize
+    if size != expected:
+        fault = "truncated" if size < expected else "too long"
+        raise ValueError(f"{path}: {fault}, {size} bytes where {count} tokens take {expected}")
+    return count
+
+
+def is_valid(path):
+    """Returns whether `path` is a whole shard (see `verify`)."""
+    try:
+        verify(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read(path):
+    """Returns the tokens of a shard as a uint16 array; raises what `verify` raises."""
+    return np.fromfile(path, TOKEN, count=verify(path), offset=HEADER_BYTES)

@@ -1,0 +1,21 @@
+"""Fixtures shared by the tests; nothing to run here."""
+
+import pytest
+import torch.distributed as dist
+from snapshots import write_random_shards
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    """A folder with two short train shards and a val shard of learnable tokens below 64."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_random_shards(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_left():
+    """A run that was refused halfway leaves its process group behind; the next test needs none."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,565 @@
+"""Data preparation, without a network. Run: .venv/bin/python -m pytest tests/test_data.py"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import builtin_corpus
+import cached_fineweb10B
+import fineweb
+import numpy as np
+import pytest
+import shards
+
+DATA = Path(shards.__file__).parent
+TOKENS = np.arange(1000, dtype=np.uint16)
+
+
+def command(script, *args, **env):
+    """Runs data/`script`; returns the finished process with its text output."""
+    return subprocess.run(
+        [sys.executable, DATA / script, *map(str, args)],
+        env=os.environ | env,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=30,
+    )
+
+
+def killed(code, replacements, *args):
+    """Runs `code` with data/ importable and dies, as by kill -9, after so many os.replace.
+
+    Returns when the output is closed, that is, when no child is left either.
+    """
+    dying = f"""
+import os, sys
+replace, left = os.replace, [None] * {replacements}
+def dying_replace(source, target):
+    if not left:
+        os._exit(9)
+    left.pop()
+    replace(source, target)
+os.replace = dying_replace
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", dying + code, *map(str, args)],
+        env=os.environ | {"PYTHONPATH": str(DATA)},
+        capture_output=True,
+        timeout=30,
+    )
+    assert process.returncode == 9, process.stderr
+
+
+def assert_one_line(process, code, *parts):
+    assert process.returncode == code, process.stderr
+    assert len(process.stderr.splitlines()) == 1, process.stderr
+    for part in parts:
+        assert part in process.stderr
+
+
+# The format
+
+
+def test_shards_round_trip(tmp_path):
+    path = tmp_path / "a.bin"
+    tokens = [0, 1, 255, 256, 50256, 65535]
+    shards.write(path, tokens)
+    assert shards.verify(path) == 6
+    assert shards.read(path).tolist() == tokens
+    data = path.read_bytes()
+    assert data[:12] == bytes.fromhex("88d83401 01000000 06000000")
+    assert data[12:1024] == bytes(1012)
+    assert data[1024:] == bytes.fromhex("0000 0100 ff00 0001 50c4 ffff")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ids", [[65536], [-1], [0, 70000]])
+def test_ids_beyond_uint16_are_refused_and_leave_nothing(tmp_path, ids):
+    with pytest.raises(ValueError, match="0..65535"):
+        shards.write(tmp_path / "a.bin", ids)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda data: b"\0" + data[1:], "magic"),
+        (lambda data: data[:4] + b"\2" + data[5:], "version 2"),
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: data[:1000], "truncated"),
+        (lambda data: b"", "truncated"),
+        (lambda data: data + b"\0", "too long"),
+    ],
+)
+def test_verify_refuses(tmp_path, damage, message):
+    path = tmp_path / "a.bin"
+    shards.write(path, TOKENS)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        shards.verify(path)
+    assert not shards.is_valid(path)
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "a"
+    with shards.atomic_file(path) as slow:
+        slow.write(b"slow ")
+        with shards.atomic_file(path) as fast:
+            fast.write(b"fast")
+        assert path.read_bytes() == b"fast"
+        slow.write(b"writer")
+    assert path.read_bytes() == b"slow writer"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# The built-in corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    out_dir = tmp_path_factory.mktemp("builtin")
+    process = command("builtin_corpus.py", "--out", out_dir)
+    assert process.returncode == 0, process.stderr
+    return out_dir, process.stdout.split()[-1]
+
+
+def documents_of(path):
+    tokens = shards.read(path)
+    assert tokens[0] == 256
+    starts = np.flatnonzero(tokens == 256)
+    return [part[1:].astype(np.uint8).tobytes() for part in np.split(tokens, starts[1:])]
+
+
+def test_corpus_content(corpus):
+    val, first, second = [documents_of(corpus[0] / name) for name in builtin_corpus.SHARDS]
+    sizes = [sum(map(len, part)) for part in (val, first, second)]
+    assert sizes[0] >= 200_000
+    assert 0.03 < sizes[0] / sum(sizes) < 0.07
+    assert abs(sizes[1] - sizes[2]) < 5000
+    assert sum(sizes) > 8_000_000
+
+    everything = val + first + second
+    assert len(set(everything)) == len(everything)
+    assert not set(val) & set(first + second)
+    lengths = np.array([len(document) for document in everything])
+    assert np.mean((lengths >= 1000) & (lengths <= 2000)) > 0.95
+    assert all(
+        part == sorted(part, key=lambda document: hashlib.sha256(document).digest())
+        for part in (val, first + second)
+    )
+
+
+def test_corpus_splits_whole_files():
+    files = {f"{number}.py": b"%d\n" % number * 500 for number in range(100)}
+    train, val = builtin_corpus.split(files)
+    train_files = {document.split()[0] for document in train.values()}
+    val_files = {document.split()[0] for document in val.values()}
+    assert len(train_files | val_files) == 100
+    assert val_files and not train_files & val_files
+
+
+def test_source_files_skips_what_is_not_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(builtin_corpus, "MIN_VAL_TOKENS", 0)
+    for name in ("a.py", "b/c.py", "b/test/t.py", "site-packages/s.py", "_sysconfigdata_x.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x = '\xff'\r\n")
+    (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere")
+    text = b"x = '\xff'\n"
+    assert builtin_corpus.source_files(tmp_path) == {"a.py": text, "b/c.py": text}
+
+
+def test_zipped_library_is_one_clear_error(tmp_path):
+    with pytest.raises(ValueError, match="regular installation"):
+        builtin_corpus.source_files(tmp_path / "python311.zip")
+
+
+def test_corpus_is_deterministic(corpus, tmp_path):
+    assert builtin_corpus.build(tmp_path) == corpus[1]
+    for path in corpus[0].iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_second_corpus_call_changes_nothing(corpus):
+    before = {path: path.stat().st_mtime_ns for path in corpus[0].iterdir()}
+    process = command("builtin_corpus.py", "--out", corpus[0])
+    assert process.returncode == 0
+    assert "already there" in process.stdout and corpus[1] in process.stdout
+    assert {path: path.stat().st_mtime_ns for path in corpus[0].iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("builtin_val_000000.bin", lambda data: data[:-2]),
+        ("builtin_train_000002.bin", lambda data: data[:-2] + b"ab"),
+        ("corpus.json", lambda data: re.sub(b'"python": "[0-9.]+', b'"python": "2.7.18', data)),
+    ],
+)
+def test_damaged_or_foreign_corpus_is_not_complete(corpus, tmp_path, name, damage):
+    for path in corpus[0].iterdir():
+        data = path.read_bytes()
+        (tmp_path / path.name).write_bytes(damage(data) if path.name == name else data)
+    assert builtin_corpus.existing(corpus[0]) == corpus[1]
+    assert builtin_corpus.existing(tmp_path) is None
+
+
+@pytest.mark.parametrize("replacements", [1, 3])
+def test_killed_corpus_build_leaves_nothing_complete(corpus, tmp_path, replacements):
+    build = "import builtin_corpus; builtin_corpus.build(sys.argv[1])"
+    killed(build, replacements, tmp_path)
+    assert len(list(tmp_path.glob("builtin_*.bin"))) == replacements
+    assert not (tmp_path / "corpus.json").exists()
+    assert builtin_corpus.existing(tmp_path) is None
+
+
+def test_simultaneous_corpus_builds(corpus, tmp_path):
+    arguments = [sys.executable, DATA / "builtin_corpus.py", "--out", tmp_path]
+    processes = [subprocess.Popen(arguments, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(30) for process in processes] == [0, 0]
+    assert builtin_corpus.existing(tmp_path) == corpus[1]
+
+
+# The hub
+
+
+class Hub(ThreadingHTTPServer):
+    """Speaks the hub's file layout: metadata, and a redirect to a storage host with ranges."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.files = {}  # name: content
+        self.limits = {}  # name: bytes after which the storage host goes silent
+        self.requests = []  # (method, name, range header, has a token) of the storage host
+        self.heads = []
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def env(self, tmp_path):
+        return {
+            "HF_ENDPOINT": f"http://127.0.0.1:{self.server_port}",
+            "HF_HOME": str(tmp_path / "hf_home"),
+            "HF_TOKEN": "hf_secret",
+            "HF_HUB_OFFLINE": "0",
+            "NO_PROXY": "*",
+        }
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    prefix = "/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, **headers):
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def do_HEAD(self):
+        name = self.path.rpartition("/")[2]
+        content = self.server.files.get(name)
+        self.server.heads.append(name)
+        if content is None or not self.path.startswith(self.prefix):
+            self.answer(404, X_Error_Code="EntryNotFound", Content_Length=0)
+            return
+        self.answer(
+            302,
+            Location=f"http://localhost:{self.server.server_port}/storage/{name}",
+            X_Repo_Commit="0" * 40,
+            X_Linked_Size=len(content),
+            X_Linked_ETag=f'"{hashlib.sha256(content).hexdigest()}"',
+            Content_Length=0,
+        )
+
+    def do_GET(self):
+        if not self.path.startswith("/storage/"):
+            self.do_HEAD()
+            self.server.heads.pop()
+            return
+        name = self.path.rpartition("/")[2]
+        content = self.server.files[name]
+        wanted = self.headers.get("Range")
+        self.server.requests.append((name, wanted, "Authorization" in self.headers))
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        headers = {"Accept_Ranges": "bytes", "Content_Length": len(content) - start}
+        if wanted:
+            headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        self.answer(206 if wanted else 200, **headers)
+        limit = self.server.limits.get(name)
+        try:
+            self.wfile.write(content[start:limit])
+            if limit:
+                self.connection.settimeout(30)
+                self.connection.recv(1)  # silent until the client gives up
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def hub(tmp_path):
+    server = Hub()
+    for index in range(3):
+        shards.write(tmp_path / "shard", TOKENS + index)
+        server.files[shards.fineweb_name(index)] = (tmp_path / "shard").read_bytes()
+    (tmp_path / "shard").unlink()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_fetch_then_no_request_at_all(hub, tmp_path):
+    arguments = "cached_fineweb10B.py", 2, "--out", tmp_path / "out"
+    process = command(*arguments, **hub.env(tmp_path))
+    assert process.returncode == 0, process.stderr
+    for name, content in hub.files.items():
+        assert (tmp_path / "out" / name).read_bytes() == content
+    assert hub.heads == list(hub.files)
+    assert hub.requests == [(name, None, False) for name in hub.files]  # the token stays at the hub
+
+    hub.heads.clear()
+    hub.requests.clear()
+    assert command(*arguments, **hub.env(tmp_path)).returncode == 0
+    assert not hub.heads and not hub.requests
+
+
+def test_only_missing_and_broken_shards_are_fetched(hub, tmp_path):
+    out_dir = tmp_path / "out"
+    out_dir.mkdir()
+    val, first, second = hub.files
+    (out_dir / val).write_bytes(hub.files[val])
+    (out_dir / first).write_bytes(hub.files[first][:-10])
+    process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+    assert process.returncode == 0, process.stderr
+    assert hub.requests == [(first, None, False)]
+    assert (out_dir / first).read_bytes() == hub.files[first]
+    assert not (out_dir / second).exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX Ctrl-C")
+def test_interrupted_download_resumes(hub, tmp_path):
+    out_dir = tmp_path / "out"
+    name = shards.fineweb_name(0)
+    shards.write(tmp_path / "shard", np.arange(7_000_000) % 50257)
+    hub.files[name] = (tmp_path / "shard").read_bytes()  # 14 MB; the client writes 10 MiB at a time
+    hub.limits[name] = 12_000_000
+    process = subprocess.Popen(
+        [sys.executable, DATA / "cached_fineweb10B.py", "1", "--out", out_dir],
+        env=os.environ | hub.env(tmp_path),
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    deadline = time.monotonic() + 20
+    while sum(path.stat().st_size for path in out_dir.rglob("*")) < 10_000_000:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=20)[1]
+    assert process.returncode == 130 and len(stderr.split("\n")) <= 3, stderr
+    assert "goes on from here" in stderr
+    assert not list(out_dir.glob("*.bin"))
+
+    hub.limits.clear()
+    hub.requests.clear()
+    again = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+    assert again.returncode == 0, again.stderr
+    assert hub.requests[0] == (name, f"bytes={10 * 2**20}-", False)
+    assert (out_dir / name).read_bytes() == hub.files[name]
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda data: data[:-500], "truncated"),
+        (lambda data: b"no shard" + data[8:], "magic"),
+    ],
+)
+def test_wrong_file_on_the_hub_is_refused_and_fetched_again(hub, tmp_path, damage, message):
+    out_dir = tmp_path / "out"
+    arguments = "cached_fineweb10B.py", 1, "--out", out_dir
+    name = shards.fineweb_name(1)
+    good = hub.files[name]
+    hub.files[name] = damage(good)
+    assert_one_line(command(*arguments, **hub.env(tmp_path)), 1, name, message)
+    assert [path.name for path in out_dir.glob("*.bin")] == [shards.fineweb_name(0)]
+
+    # Even if the hub still claims the same version of the file: nothing of it is used again.
+    assert not list(out_dir.rglob(f"{name}*"))
+    hub.files[name] = good
+    assert command(*arguments, **hub.env(tmp_path)).returncode == 0
+    assert (out_dir / name).read_bytes() == good
+
+
+def test_hub_without_the_file_or_the_hub(hub, tmp_path):
+    hub.files.clear()
+    env = hub.env(tmp_path)
+    assert_one_line(command("cached_fineweb10B.py", 1, "--out", tmp_path, **env), 1, "404")
+    env["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    process = command("cached_fineweb10B.py", 1, "--out", tmp_path, **env)
+    assert_one_line(process, 1, "network", "again")
+
+
+def test_one_download_into_a_folder_at_a_time(hub, tmp_path):
+    filelock = pytest.importorskip("filelock")
+    (tmp_path / ".staging").mkdir()
+    with filelock.FileLock(tmp_path / ".staging" / "lock"):
+        process = command("cached_fineweb10B.py", 1, "--out", tmp_path, **hub.env(tmp_path))
+    assert_one_line(process, 1, "another download")
+    assert not hub.heads
+
+
+@pytest.mark.parametrize("number", ["0", "104", "many"])
+def test_number_of_shards_out_of_range(tmp_path, monkeypatch, capsys, number):
+    monkeypatch.setattr(sys, "argv", ["cached", "--out", str(tmp_path / "out"), number])
+    with pytest.raises(SystemExit, match="^2$"):
+        cached_fineweb10B.main()
+    message = capsys.readouterr().err
+    assert message == f"error: N must be a number from 1 to 103, not {number}\n"
+    assert not (tmp_path / "out").exists()
+
+
+# Own shards
+
+
+TEXTS = ["first" * 70, "", "naïve 🙂 text", "x" * 99, "y" * 1000, "<|endoftext|>", "end"]
+STREAM = np.array([id for text in TEXTS if text for id in (256, *text.encode())], np.uint16)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """TEXTS as a .jsonl file (with a blank line) and, for the last two, .txt files."""
+    lines = [json.dumps({"text": text, "id": 1}) for text in TEXTS[:-2]]
+    paths = [tmp_path / name for name in ("a.jsonl", "b.txt", "c.txt")]
+    contents = ["\n\n".join(lines), *TEXTS[-2:]]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content.encode())
+    return paths
+
+
+def make(out_dir, *inputs):
+    """Runs fineweb.py with two processes and shards of 100 tokens."""
+    return command(
+        "fineweb.py",
+        *("--tokenizer", "bytes", "--workers", 2, "--shard-size", 100),
+        *("--out", out_dir, "--input", *inputs),
+    )
+
+
+def stream(out_dir):
+    """Returns all tokens in out_dir, having checked the shards' names and sizes."""
+    paths = sorted(out_dir.glob("*.bin"), key=lambda path: path.stem[-6:])
+    assert [path.name for path in paths] == [shards.fineweb_name(i) for i in range(len(paths))]
+    parts = [shards.read(path) for path in paths]
+    assert all(len(part) == 100 for part in parts[:-1])
+    return np.concatenate(parts)
+
+
+def test_exact_stream_across_shard_edges(inputs, tmp_path):
+    process = make(tmp_path / "out", *inputs)
+    assert process.returncode == 0, process.stderr
+    np.testing.assert_array_equal(stream(tmp_path / "out"), STREAM)
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    process = make(tmp_path / "out", *inputs)
+    assert process.returncode == 0 and "this call: 0 tokens" in process.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("replacements", [4, 5])
+def test_restart_after_a_kill(inputs, tmp_path, replacements):
+    out_dir = tmp_path / "out"
+    run = (
+        "import fineweb; from pathlib import Path; out_dir, *inputs = map(Path, sys.argv[1:])\n"
+        "fineweb.make_shards(out_dir, inputs, 'bytes', 100, 2)"
+    )
+    # progress.json and a shard take turns: after 4 and 5 replacements there are two shards.
+    killed(run, replacements, out_dir, *inputs)
+    kept = {path: path.stat().st_mtime_ns for path in out_dir.glob("*.bin")}
+    assert len(kept) == replacements // 2
+    process = make(out_dir, *inputs)
+    assert process.returncode == 0, process.stderr
+    assert f"this call: {len(STREAM) - 100 * len(kept):,} tokens" in process.stdout
+    np.testing.assert_array_equal(stream(out_dir), STREAM)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_missing_or_broken_shard_is_made_again(inputs, tmp_path):
+    out_dir = tmp_path / "out"
+    assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == len(STREAM)
+    path = out_dir / shards.fineweb_name(3)
+    path.write_bytes(path.read_bytes()[:-2])
+    assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == len(STREAM) - 300
+    np.testing.assert_array_equal(stream(out_dir), STREAM)
+
+
+def test_fineweb_through_datasets(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "id": range(len(TEXTS))})
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or rows)
+    fineweb.make_shards(tmp_path, None, "bytes", 100, 1)
+    np.testing.assert_array_equal(stream(tmp_path), STREAM)
+    assert asked == [(("HuggingFaceFW/fineweb",), {"name": "sample-10BT", "split": "train"})]
+    assert list(fineweb.hub_documents(5)) == TEXTS[5:]
+
+
+@pytest.mark.parametrize(
+    "name, content, parts",
+    [
+        ("none.jsonl", None, ["none.jsonl", "no such file"]),
+        ("a.csv", "text", ["a.csv", ".jsonl"]),
+        ("a.jsonl", "", ["holds no text"]),
+        ("a.txt", "short", ["6 tokens", "--shard-size"]),
+        ("a.jsonl", '{"text": "one"}\n\n{"text": "two"\n', ["a.jsonl, line 3", "not JSON"]),
+        ("a.jsonl", '{"text": "one"}\n{"body": "two"}\n', ["a.jsonl, line 2", "text"]),
+        ("a.jsonl", "[1]\n", ["a.jsonl, line 1", "text"]),
+        ("a.txt", b"\xff\xfe", ["a.txt", "UTF-8"]),
+    ],
+)
+def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, parts):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    arguments = ["fineweb.py", "--tokenizer", "bytes", "--workers", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--input", str(path)])
+    with pytest.raises(SystemExit) as exit:
+        fineweb.main()
+    message = exit.value.code
+    assert message.startswith("error: ") and "\n" not in message
+    assert all(part in message for part in parts), message
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
+    out_dir = tmp_path / "out"
+    fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
+    with pytest.raises(ValueError, match="another input"):
+        fineweb.make_shards(out_dir, inputs, "bytes", 101, 1)
+    with pytest.raises(ValueError, match="another input"):
+        fineweb.make_shards(out_dir, inputs[:1], "bytes", 100, 1)
+    (out_dir / "progress.json").unlink()
+    with pytest.raises(ValueError, match="another input"):
+        fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
+
+
+def test_unreachable_vocabulary_names_the_cache(inputs, tmp_path):
+    pytest.importorskip("tiktoken")
+    process = command(
+        *("fineweb.py", "--out", tmp_path / "out", "--input", *inputs),
+        TIKTOKEN_CACHE_DIR=str(tmp_path / "empty"),
+        HTTPS_PROXY="http://127.0.0.1:9",
+        NO_PROXY="",
+    )
+    assert_one_line(process, 1, "TIKTOKEN_CACHE_DIR")

@@ -1,0 +1,95 @@
+"""Any number of ranks trains on the same tokens to the same losses.
+
+Run: .venv/bin/python -m pytest tests/test_equivalence.py
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import shards as shard_files
+from record_run import batch_hash
+from snapshots import MICRO, WRITTEN, by_id, load_snapshot, micro_args, micro_overrides, run_recorded
+
+WORLD_SIZES = (1, 2, 4)
+
+
+@pytest.fixture(scope="module", params=WRITTEN, ids=by_id)
+def recorded(request, shards, tmp_path_factory):
+    """The milestone's records by world size."""
+    milestone, runs = request.param, {}
+    for world_size in WORLD_SIZES:
+        folder = tmp_path_factory.mktemp("runs") / str(world_size)
+        overrides = micro_overrides(milestone, shards, folder / "log")
+        runs[world_size] = run_recorded(milestone, overrides, world_size, folder)
+    return runs
+
+
+def blocks_of(records, kind, number):
+    """The hashes of a stream's blocks, in the order micro_step * world_size + rank."""
+    by_rank = [record["streams"][kind][number] for record in records]
+    return list(itertools.chain.from_iterable(zip(*by_rank, strict=True)))
+
+
+def expected_blocks(folder, steps):
+    """The stream as HOUSE rules it, cut from the raw tokens without the snapshots' loader."""
+    T, B, step_tokens = MICRO["seq_len"], MICRO["micro_batch_size"], MICRO["total_batch_size"]
+    streams = [shard_files.read(file).astype(np.int64) for file in sorted(folder.glob("*_train_*"))]
+    cuts = [
+        tokens[start : start + step_tokens + 1]
+        for tokens in streams
+        for start in range(0, len(tokens), step_tokens)
+        if start + step_tokens + 1 <= len(tokens)
+    ]
+    assert len(cuts) < steps, "the test must go past the last shard's end"
+    for step in range(steps):
+        tokens = cuts[step % len(cuts)]
+        for start in range(0, step_tokens, B * T):
+            inputs, targets = tokens[start : start + B * T], tokens[start + 1 : start + B * T + 1]
+            yield batch_hash(inputs.reshape(B, T), targets.reshape(B, T))
+
+
+def test_every_world_size_sees_the_same_tokens(recorded, shards):
+    steps = MICRO["train_steps"]
+    expected = list(expected_blocks(shards, steps))
+    for world_size, records in recorded.items():
+        # stream 0 is the kernel warm-up's
+        assert blocks_of(records, "train", 1) == expected, f"world size {world_size}"
+
+
+def test_every_validation_reads_the_same_tokens(recorded):
+    validations = {
+        tuple(blocks_of(records, "val", number))
+        for records in recorded.values()
+        for number in range(len(records[0]["streams"]["val"]))
+    }
+    assert len(validations) == 1
+
+
+def test_every_world_size_has_the_same_losses(recorded):
+    (reference,) = [record["losses"] for record in recorded[1]]
+    assert len(reference) == MICRO["train_steps"] + 1
+    assert reference[0][1] - reference[-1][1] > 0.5, "the learning rates must move the loss"
+    for records in recorded.values():
+        for record in records:
+            np.testing.assert_allclose(record["losses"], reference, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
+    module = load_snapshot(milestone)
+    losses = [
+        module.main(micro_args(milestone, shards, tmp_path / str(size), micro_batch_size=size))
+        for size in (4, 16)
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+def test_kernel_warmup_leaves_no_trace(milestone, shards, tmp_path):
+    module = load_snapshot(milestone)
+    losses = [
+        module.main(micro_args(milestone, shards, tmp_path / str(n), kernel_warmup_steps=n))
+        for n in (0, 3)
+    ]
+    assert losses[0] == losses[1]

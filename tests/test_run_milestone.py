@@ -1,0 +1,582 @@
+"""Planning, launching, stopping and summing up runs, with a fake script instead of a training.
+
+Run: python -m pytest tests/test_run_milestone.py
+"""
+
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from speedrun import device, runner
+from speedrun.failure import explain
+from speedrun.launch import Ended, Nodes, RunError, launch
+from speedrun.manifest import REPOSITORY, Manifest, ManifestError, load_manifest
+from speedrun.plan import make_plan
+from speedrun.progress import follow
+from speedrun.runlog import RunLog
+from speedrun.script import default_hyperparameters
+from speedrun.summary import flops_per_token, print_summary, summarize, to_json
+
+COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
+posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
+
+FAKE = '''
+import json, os, signal, sys, time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+@dataclass
+class Hyperparameters:
+    train_files: str = ""
+    val_files: str = ""
+    total_batch_size: int = 2 * 512
+    train_steps: int = 100
+    warmup_steps: int = 10
+    cooldown_steps: int = 40
+    micro_batch_size: int = 1
+    save_checkpoint: bool = False
+    log_dir: str = ""
+    ending: str = "well"
+    seed: int = -1
+    compile: bool = bool(os.environ.get("NO_CONSTANT"))
+
+args = Hyperparameters()
+for arg in sys.argv[1:]:
+    name, _, text = arg.removeprefix("--").partition("=")
+    setattr(args, name, type(getattr(args, name))(text))
+rank = int(os.environ["RANK"])
+if rank == 1 and args.ending == "well":
+    print("a warning", file=sys.stderr)
+if rank == 2 and args.ending == "killed":
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and args.ending == "killed":
+    time.sleep(0.5)
+    raise RuntimeError("connection closed by peer")
+if rank == 0:
+    log = open(Path(args.log_dir, "log.txt"), "x")
+    def print0(line):
+        print(line, file=log, flush=True)
+        print(line)
+    print("=" * 100, file=log)
+    print0("environment:" + json.dumps(dict(device="cpu", world_size=int(os.environ["WORLD_SIZE"]))))
+    print("hyperparameters:" + json.dumps(asdict(args)), file=log)
+    print("=" * 100, file=log)
+    for step in range(args.train_steps + 1):
+        ms = 10 * step
+        loss = f"val_loss:{5 - step / 100:.4f} " if step % 5 == 0 else ""
+        print0(f"step:{step}/{args.train_steps} {loss}train_time:{ms}ms step_avg:10.00ms")
+if args.ending != "well":
+    time.sleep(600)
+'''
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "fake" / "train_gpt.py"
+    path.parent.mkdir()
+    path.write_text(FAKE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A folder that looks like byte-level shards."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for split in ("train", "val"):
+        (folder / f"x_{split}_000000.bin").write_bytes(bytes(1024) + b"\x41\x00" * 100)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def gpus(monkeypatch, count, name="NVIDIA H100 80GB HBM3"):
+    monkeypatch.setattr("speedrun.plan.visible_gpus", lambda: [name] * count)
+
+
+def option(plan, name):
+    return plan.options.get(name)
+
+
+# ---- what a run will be ----
+
+
+def test_command_of_a_milestone(tmp_path):
+    plan = make_plan("00", nproc=2, out=tmp_path / "run", steps=20, settings=["seed=3"])
+    ranks = tmp_path / "run" / "ranks"
+    assert plan.command[:8] == [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "--redirects=2", f"--log-dir={ranks}", plan.command[7],
+    ]
+    assert Path(plan.command[7]).resolve() == load_manifest().get("00").script
+    assert "--train_steps=20" in plan.command and "--seed=3" in plan.command
+    assert plan.command[-1] == f"--log_dir={tmp_path / 'run'}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_nodes_are_handed_to_the_launcher(script, shards, tmp_path):
+    nodes = Nodes(2, 1, "host:29500")
+    plan = make_plan(str(script), data=shards, nodes=nodes, out=tmp_path / "run")
+    assert plan.command[3:6] == ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500"]
+    assert "--standalone" not in plan.command
+
+
+def test_order_of_options(script, shards, tmp_path):
+    plan = make_plan(
+        str(script), data=shards, steps=50, device_batch=7, out=tmp_path / "run",
+        settings=["micro_batch_size=9", "train_files=a=b"], save_checkpoint=True,
+    )
+    assert option(plan, "micro_batch_size") == "9"
+    assert option(plan, "train_files") == "a=b"
+    assert option(plan, "val_files") == str(shards / "*_val_*.bin")
+    assert option(plan, "train_steps") == 50
+    assert option(plan, "save_checkpoint") is True
+
+
+def test_schedule_keeps_its_shape(script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, steps=20, scale="record", out=tmp_path / "run")
+    assert (option(plan, "warmup_steps"), option(plan, "cooldown_steps")) == (2, 8)
+    assert any("warmup_steps 10 -> 2, cooldown_steps 40 -> 8" in note for note in plan.notes)
+    short = make_plan(str(script), data=shards, steps=1, scale="record", out=tmp_path / "run")
+    assert option(short, "warmup_steps") + option(short, "cooldown_steps") <= 1
+
+
+@pytest.mark.parametrize(
+    "count, with_shards, scale", [(0, True, "tiny"), (2, False, "tiny"), (2, True, "record")]
+)
+def test_default_scale_and_its_reason(monkeypatch, script, shards, tmp_path, count, with_shards,
+                                      scale):
+    gpus(monkeypatch, count)
+    monkeypatch.setattr("speedrun.plan.FINEWEB", shards if with_shards else tmp_path / "none")
+    plan = make_plan(str(script), out=tmp_path / "run")
+    assert plan.scale == scale and plan.nproc == max(count, 1)
+    assert plan.notes[0].startswith(f"scale: {scale} (")
+
+
+def test_tiny_uses_the_scripts_vocabulary_on_other_tokens(shards, tmp_path):
+    assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") == 257
+    (shards / "x_val_000000.bin").write_bytes(bytes(1024) + b"\x00\x80" * 100)
+    assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") is None
+
+
+def test_a_milestones_path_is_the_milestone(tmp_path):
+    path = load_manifest().get("00").script
+    assert make_plan(str(path), out=tmp_path / "run").script.milestone.id == "00"
+
+
+def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "log.txt").touch()
+
+    def refused(pattern, target=script, error=RunError, **options):
+        options.setdefault("out", tmp_path / "run")
+        with pytest.raises(error, match=pattern) as caught:
+            make_plan(str(target), **{"data": shards, **options})
+        assert "\n" not in str(caught.value)
+
+    refused("did you mean", target="mun", error=ManifestError)
+    refused("is not a file", target=tmp_path / "train_gpt.py")
+    refused("cached_fineweb10B.py", data=tmp_path / "none")
+    refused(r"--set name=value", settings=["seed"])
+    refused("chosen with --out", settings=["log_dir=x"])
+    refused("holds a run already", out=used)
+    refused("cannot write in", out=used / "log.txt" / "run")
+    refused("the nodes are 0 to 1", nodes=Nodes(2, 2, "host:1"))
+    refused("--rdzv-endpoint", nodes=Nodes(2, 0))
+    gpus(monkeypatch, 8)
+    refused(r"--nproc 9: .* 8 GPU", nproc=9)
+    script.write_text("def", encoding="utf-8")
+    refused("not a Python script")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_milestone_that_is_not_written(monkeypatch):
+    manifest = load_manifest()
+    unwritten = tuple(replace(milestone, written=False) for milestone in manifest.milestones)
+    fake = Manifest(unwritten, manifest.scales)
+    monkeypatch.setattr("speedrun.script.load_manifest", lambda: fake)
+    with pytest.raises(RunError, match="00_baseline is not written yet"):
+        make_plan("00")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="permissions do not bind root")
+def test_a_read_only_folder(script, shards, tmp_path):
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    with pytest.raises(RunError, match="cannot write in"):
+        make_plan(str(script), data=shards, out=folder / "run")
+
+
+def test_default_hyperparameters(script):
+    defaults = default_hyperparameters(script)
+    assert defaults["total_batch_size"] == 1024 and defaults["seed"] == -1
+    assert defaults["compile"] is None and list(defaults)[0] == "train_files"
+
+
+# ---- GPUs without torch ----
+
+
+@pytest.mark.parametrize(
+    "visible, names",
+    [(None, ["A", "B", "C"]), ("", []), ("-1", []), ("2,0", ["C", "A"]), ("0,7,1", ["A"]),
+     ("GPU-bb", ["B"]), ("GPU-x", []), (" 1 , 2 ", ["B", "C"])],
+)
+def test_cuda_visible_devices(monkeypatch, visible, names):
+    answer = "A, GPU-aa\nB, GPU-bb\nC, GPU-cc\n"
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(
+        device.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, answer)
+    )
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device.visible_gpus() == names
+
+
+@pytest.mark.parametrize(
+    "name, peak",
+    [("NVIDIA H100 80GB HBM3", 989.4e12), ("cuda NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989.4e12),
+     ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA GeForce RTX 4090", 165.2e12),
+     ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+     ("NVIDIA H20", None), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None), ("cpu x86_64", None)],
+)
+def test_peak_flops(name, peak):
+    assert device.peak_flops(name) == peak
+
+
+# ---- why a run failed ----
+
+
+def report(*ranks, closed=()):
+    """What the launcher writes about failed (rank, exit code) pairs; a pid is 100 + rank."""
+    lines = [f"W] Sending process {100 + rank} closing signal SIGTERM" for rank in closed]
+    for rank, code in ranks:
+        lines += [f"  rank      : {rank} (local_rank: {rank})",
+                  f"  exitcode  : {code} (pid: {100 + rank})", "  error_file: <N/A>"]
+    return "\n".join(lines)
+
+
+def stderr_files(tmp_path, *texts):
+    """One stderr file per rank, each written later than the one before."""
+    files = {}
+    for rank, text in enumerate(texts):
+        files[rank] = tmp_path / f"{rank}.txt"
+        files[rank].write_text(text, encoding="utf-8")
+        os.utime(files[rank], (1000 + rank, 1000 + rank))
+    return files
+
+
+def test_an_error_line_stands_alone(tmp_path):
+    files = stderr_files(tmp_path, "", "a warning\nerror: no shards match x\nbye\n")
+    failure = explain(report((0, 1), (1, 2)), files, 1)
+    assert (failure.text, failure.exit_code) == ("no shards match x", 2)
+    assert failure.spoken
+
+
+def test_the_first_traceback_counts_not_its_consequences(tmp_path):
+    files = stderr_files(tmp_path, "Traceback\n" + "deep\n" * 50 + "ValueError: x\n", "lost peer\n")
+    failure = explain(report((1, 1), (0, 1), (2, -15), closed=[2]), files, 1)
+    lines = failure.text.splitlines()
+    assert lines[0].startswith("rank 0 ended with exit code 1")
+    assert lines[-1] == "ValueError: x" and len(lines) == 16 and "lost peer" not in failure.text
+
+
+def test_a_killed_rank_is_the_cause_of_the_other_failures(tmp_path):
+    files = stderr_files(tmp_path, "Traceback\nconnection closed by peer\n", "")
+    failure = explain(report((0, 1), (1, -9)), files, 1)
+    assert failure.text.startswith("rank 1 was killed by SIGKILL")
+    assert failure.exit_code == 128 + 9 and "peer" not in failure.text
+
+
+def test_a_rank_closed_by_the_launcher_is_never_the_cause(tmp_path):
+    files = stderr_files(tmp_path, "", "ValueError: x\n")
+    failure = explain(report((0, -9), (1, 1), closed=[0]), files, 1)
+    assert failure.text.startswith("rank 1 ended with exit code 1")
+
+
+def test_a_failure_of_the_launcher_itself():
+    failure = explain("some lines\nRendezvousError: no endpoint\n", {}, 1)
+    assert failure.text.splitlines()[-1] == "RendezvousError: no endpoint"
+    assert failure.exit_code == 1 and not failure.spoken
+
+
+# ---- a run, with a stand-in for the launcher ----
+
+
+def stand_in(monkeypatch, log="", stderr="", report_text="", ended=None):
+    def fake_launch(command, report_file, on_line):
+        folder = report_file.parent / "id" / "attempt_0" / "0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(stderr, encoding="utf-8")
+        report_file.write_text(report_text, encoding="utf-8")
+        if log:
+            (report_file.parents[1] / "log.txt").write_text(log, encoding="utf-8")
+        for line in log.splitlines():
+            on_line(line)
+        return ended or Ended(0, None)
+
+    monkeypatch.setattr(runner, "launch", fake_launch)
+
+
+LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, existed):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    if existed:
+        plan.out.mkdir()
+    stand_in(monkeypatch, stderr="error: bad\n", report_text=report((0, 2)), ended=Ended(1, None))
+    with pytest.raises(RunError, match="^bad$") as error:
+        runner.run(plan, io.StringIO())
+    assert error.value.status == 2
+    assert plan.out.exists() == existed and not list(tmp_path.glob("run/*"))
+
+
+def test_a_stopped_run_keeps_its_log(monkeypatch, script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    stand_in(monkeypatch, log=LOG, ended=Ended(-15, signal.SIGTERM))
+    with pytest.raises(RunError, match=r"stopped by SIGTERM\nthe log so far: .*log.txt") as error:
+        runner.run(plan, io.StringIO())
+    assert error.value.status == 128 + 15
+    assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
+
+
+def test_a_node_without_rank_0_has_no_summary(monkeypatch, script, shards, tmp_path):
+    nodes = Nodes(2, 1, "host:1")
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run", nproc=4, nodes=nodes)
+    stand_in(monkeypatch, stderr="a warning\n")
+    assert runner.run(plan, io.StringIO()) is None
+    assert [file.name for file in plan.out.iterdir()] == ["stderr_rank4.txt"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp_path, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    screen = Terminal()
+    with follow(plan, screen) as show:
+        show("a message")
+        for line in LOG.splitlines():
+            show(line)
+        show("cut in mid-li")
+    shown = screen.getvalue()
+    assert "step 0      val_loss 5.0000" in shown and "a message" in shown and "1/2" in shown
+    log = RunLog()
+    for line in LOG.splitlines():
+        log.feed(line)
+    table = Terminal()
+    print_summary(replace(summarize(plan, log), data="/a/" + "long" * 20), table)
+    assert max(map(len, table.getvalue().splitlines())) <= columns
+
+
+def test_plain_lines_pass_unchanged(script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    stream = io.StringIO()
+    with follow(plan, stream) as show:
+        show("step:1/2 [bold] train_time:9ms step_avg:9ms")
+    assert stream.getvalue() == "step:1/2 [bold] train_time:9ms step_avg:9ms\n"
+
+
+# ---- the summary ----
+
+
+def record_run(monkeypatch, tmp_path, shards, **changes):
+    """The summary of an invented run of 00 at record scale on eight H100."""
+    gpus(monkeypatch, 8)
+    plan = make_plan("00", scale="record", data=shards, out=tmp_path / "run")
+    record = plan.script.milestone
+    hyperparameters = {**plan.script.hyperparameters, **changes}
+    steps = hyperparameters["train_steps"]
+    log = RunLog()
+    log.feed(f"hyperparameters:{json.dumps(hyperparameters)}")
+    log.feed('environment:{"device": "cuda NVIDIA H100 80GB HBM3", "world_size": 8}')
+    log.feed(f"step:{steps}/{steps} train_time:3ms step_avg:999.00ms")
+    log.feed(f"step:{steps}/{steps} val_loss:3.2811 train_time:2000000ms step_avg:100.00ms")
+    return summarize(plan, log), record
+
+
+def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
+    summary, record = record_run(monkeypatch, tmp_path, shards)
+    assert summary.tokens == record.train_steps * record.tokens_per_step
+    assert summary.step_avg_ms == 100 and summary.tokens_per_s == 10 * record.tokens_per_step
+    # 12 layers of 12 * 768^2 weights and a head of 50257 * 768; attention at 1024 tokens
+    flops = 6 * (12 * 12 * 768**2 + 50257 * 768) + 6 * 12 * 768 * 1024
+    assert summary.mfu == pytest.approx(flops * summary.tokens_per_s / (8 * 989.4e12))
+    assert summary.official["val_loss"] == record.val_loss
+    stream = io.StringIO()
+    print_summary(summary, stream)
+    assert "official" in stream.getvalue().splitlines()[0]
+
+
+@pytest.mark.parametrize("change", [{"train_steps": 100}, {"total_batch_size": 1024}])
+def test_other_runs_do_not_compare(monkeypatch, tmp_path, shards, change):
+    assert record_run(monkeypatch, tmp_path, shards, **change)[0].official == {}
+
+
+def test_flops_need_all_sizes():
+    assert flops_per_token({"num_layers": 12}) is None
+
+
+def test_json_has_no_nan(monkeypatch, tmp_path, shards):
+    summary, _ = record_run(monkeypatch, tmp_path, shards)
+    assert json.loads(to_json(replace(summary, val_loss=float("nan"))))["val_loss"] is None
+
+
+# ---- processes ----
+
+# Stands for a launcher that was killed before it could end its ranks: leaves a child behind.
+LEAVES_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+print(child.pid, flush=True)
+if sys.argv[1:] == ["wait"]:
+    time.sleep(600)
+"""
+
+
+def alive(pid):
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_launch_hands_on_lines_and_exit_code(tmp_path):
+    lines = []
+    code = "import sys; print('a\\nb'); print('why', file=sys.stderr); sys.exit(3)"
+    ended = launch([sys.executable, "-c", code], tmp_path / "report", lines.append)
+    assert lines == ["a", "b"] and ended == Ended(3, None)
+    assert (tmp_path / "report").read_text(encoding="utf-8").strip() == "why"
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_nothing_outlives_the_launcher(tmp_path):
+    pids = []
+    command = [sys.executable, "-c", LEAVES_A_CHILD]
+    launch(command, tmp_path / "report", lambda line: pids.append(int(line)))
+    assert len(pids) == 1 and not alive(pids[0])
+
+    def broken(line):
+        pids.append(int(line))
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        launch([*command, "wait"], tmp_path / "report", broken)
+    assert len(pids) == 2 and not alive(pids[1])
+
+
+def start(*arguments, **options):
+    """Starts the command in a process group of its own, with the default reaction to Ctrl-C."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [*COMMAND, *map(str, arguments)], encoding="utf-8", stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True, **options,
+        )
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@posix
+def test_ctrl_c(script, shards, tmp_path):
+    out = tmp_path / "run"
+    process = start(script, "--data", shards, "--nproc", 2, "--out", out, "--set", "ending=hang")
+    lines = iter(process.stdout.readline, "")
+    assert next(lines).startswith("scale: tiny (")
+    assert any(line.startswith("step:100/100") for line in lines)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr.startswith("error: interrupted\n") and len(stderr.splitlines()) == 2
+    assert sorted(file.name for file in out.iterdir()) == ["log.txt", "train_gpt.py"]
+    assert no_process_of(out)
+
+
+@posix
+def test_a_killed_rank(script, shards, tmp_path):
+    out = tmp_path / "run"
+    process = start(script, "--data", shards, "--nproc", 3, "--out", out, "--set", "ending=killed")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + 9
+    assert stderr.startswith("error: rank 2 was killed by SIGKILL")
+    assert "connection closed" not in stderr and "ChildFailedError" not in stderr
+    assert (out / "log.txt").exists() and not (out / "ranks").exists()
+    assert no_process_of(out)
+
+
+def no_process_of(out):
+    """Whether no process has the run's folder on its command line."""
+    for _ in range(20):
+        listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        if str(out) not in listing:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_whole_run_as_json(script, shards, tmp_path):
+    out = tmp_path / "run"
+    process = start(script, "--data", shards, "--nproc", 2, "--out", out, "--steps", 10, "--json")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    summary = json.loads(stdout)
+    assert summary == json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["steps"] == 10 and summary["val_loss"] == 4.9 and summary["world_size"] == 2
+    # the tiny scale's batch of 4,096 tokens, ten times
+    assert summary["tokens"] == 40960 and summary["tokens_per_s"] == pytest.approx(409600)
+    assert stderr.startswith("scale: tiny (") and stderr.rstrip().endswith("log.txt")
+    assert "step:10/10" in stderr
+    assert sorted(file.name for file in out.iterdir()) == [
+        "log.txt", "stderr_rank1.txt", "summary.json", "train_gpt.py"]
+    assert (out / "train_gpt.py").read_text(encoding="utf-8") == FAKE
+
+
+# ---- the command itself ----
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["00", "--dry-run"]])
+def test_quick_answers_import_nothing_heavy(arguments, tmp_path):
+    out = [] if arguments == ["--help"] else ["--out", str(tmp_path / "run")]
+    process = subprocess.run(
+        [sys.executable, "-X", "importtime", *COMMAND[1:], *arguments, *out],
+        capture_output=True, encoding="utf-8",
+    )
+    assert process.returncode == 0
+    imported = {line.split("|")[-1].strip() for line in process.stderr.splitlines()}
+    assert "speedrun.plan" in imported
+    assert not imported & {"torch", "numpy", "rich"}
+    assert not (tmp_path / "run").exists()
+    if out:
+        assert shlex.split(process.stdout) == make_plan("00", out=tmp_path / "run").command
+
+
+@pytest.mark.parametrize(
+    "arguments, status", [(["99x"], 1), (["00", "--nproc", "0"], 2), (["00", "--steps", "x"], 2)]
+)
+def test_a_refusal_is_one_line_on_stderr(arguments, status):
+    process = subprocess.run([*COMMAND, *arguments], capture_output=True, encoding="utf-8")
+    assert process.returncode == status and process.stdout == ""
+    assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1

@@ -1,0 +1,123 @@
+"""Reading logs, ours and the public records'. Run: python -m pytest tests/test_runlog.py"""
+
+import math
+
+import pytest
+from speedrun.runlog import RULE, Fact, RunLog, Step, read_log
+
+SCRIPT = '"""a script\n\nstep:7/20 val_loss:1.0000 train_time:7ms step_avg:1.00ms\n"""\nprint("x")\n'
+OURS = f"""{SCRIPT}
+{RULE}
+environment:{{"python": "3.11.7", "device": "cuda NVIDIA H100 80GB HBM3", "world_size": 8}}
+hyperparameters:{{"train_steps": 20, "total_batch_size": 4096}}
+{RULE}
+step:0/20 val_loss:5.5452 train_time:0ms step_avg:0.00ms
+step:1/20 train_time:61ms step_avg:61.30ms
+step:10/20 train_loss:4.5000 train_time:610ms step_avg:61.00ms
+step:20/20 train_time:1219ms step_avg:60.95ms
+step:20/20 val_loss:4.0123 train_time:1220ms step_avg:61.00ms
+peak_memory:1234MiB
+"""
+LLMC = """s:0 tel:11.0092
+s:0 trl:11.0091 lr:0.000001 norm:15.37
+s:1 trl:10.9598 lr:0.000002 norm:15.24
+s:250 tel:6.4600
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "log.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_our_log(tmp_path):
+    log = read_log(write(tmp_path, OURS))
+    assert log.val_curve == [(0, 5.5452), (20, 4.0123)]
+    assert log.train_curve == [(10, 4.5)]
+    assert log.last == Step(20, 20, val_loss=4.0123, train_time_ms=1220, step_avg_ms=61.0)
+    assert log.hyperparameters == {"train_steps": 20, "total_batch_size": 4096}
+    assert log.environment["device"] == "cuda NVIDIA H100 80GB HBM3"
+    assert log.peak_memory_mib == 1234
+    assert log.finished
+
+
+def test_step_lines_quoted_in_the_script_do_not_count(tmp_path):
+    assert all(step.step != 7 for step in read_log(write(tmp_path, OURS)).steps)
+
+
+def test_early_record_has_no_average_in_its_first_steps():
+    log = RunLog()
+    event = log.feed("step:1/6200 train_loss:10.9184 train_time:74701ms step_avg:nanms\n")
+    assert event == Step(1, 6200, train_loss=10.9184, train_time_ms=74701, step_avg_ms=None)
+    assert not log.finished
+
+
+def test_llmc_log(tmp_path):
+    log = read_log(write(tmp_path, LLMC))
+    assert log.val_curve == [(0, 11.0092), (250, 6.46)]
+    assert log.train_curve == [(0, 11.0091), (1, 10.9598)]
+    assert log.last == Step(250, None, val_loss=6.46)
+
+
+@pytest.mark.parametrize(
+    "line, name, value",
+    [
+        ('hyperparameters:{"seed": 0}', "hyperparameters", {"seed": 0}),
+        ('environment:{"torch": "2.13.0"}', "environment", {"torch": "2.13.0"}),
+        ("python:3.11.7 torch:2.13.0 device:NVIDIA H100 80GB HBM3 world_size:8", "environment",
+         {"python": "3.11.7", "torch": "2.13.0", "device": "NVIDIA H100 80GB HBM3",
+          "world_size": "8"}),
+        ("peak_memory:34217MiB", "peak_memory_mib", 34217),
+        ("peak memory allocated: 34217 MiB reserved: 49936 MiB", "peak_memory_mib", 34217),
+        ("peak memory consumption: 22881 MiB", "peak_memory_mib", 22881),
+    ],
+)
+def test_facts_are_events_and_attributes(line, name, value):
+    log = RunLog()
+    assert log.feed(line) == Fact(name, value)
+    assert getattr(log, name) == value
+
+
+@pytest.mark.parametrize("line", ["", "compiling ...", "step by step", "s:", "step:{step}/20 x",
+                                  "step:1/2 val_loss:abc train_time:1ms step_avg:1ms"])
+def test_other_lines_are_no_events(line):
+    log = RunLog()
+    assert log.feed(line) is None
+    assert log == RunLog()
+
+
+def test_a_loss_that_diverged_is_kept():
+    log = RunLog()
+    log.feed("step:5/20 val_loss:nan train_time:1ms step_avg:1.00ms")
+    assert math.isnan(log.val_curve[0][1])
+
+
+def test_a_log_cut_anywhere_never_yields_a_wrong_value(tmp_path):
+    whole = read_log(write(tmp_path, OURS))
+    start = OURS.index("hyperparameters:{") + len('hyperparameters:{"train_steps": 20, "total_ba')
+    for end in range(OURS.index("step:0/20"), len(OURS)):
+        cut = read_log(write(tmp_path, OURS[:end]))
+        assert cut.steps == whole.steps[: len(cut.steps)]
+        assert cut.peak_memory_mib in (None, 1234)
+    with pytest.raises(ValueError):  # nothing but half a header
+        read_log(write(tmp_path, OURS[:start]))
+
+
+def test_a_cut_llmc_line_is_dropped(tmp_path):
+    log = read_log(write(tmp_path, LLMC.rstrip("\n").removesuffix("00")))
+    assert log.val_curve == [(0, 11.0092)]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", bytes(range(256)) * 8])
+def test_what_is_no_log_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is not a training log") as error:
+        read_log(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_header_alone_is_a_log(tmp_path):
+    log = read_log(write(tmp_path, OURS[: OURS.index("step:0/20")]))
+    assert log.steps == [] and log.last is None and log.hyperparameters["train_steps"] == 20

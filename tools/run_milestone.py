@@ -1,0 +1,110 @@
+"""Run a milestone, the learner's script or any train_gpt.py, and sum the run up.
+
+    python tools/run_milestone.py 01                   tiny on a CPU, about a minute
+    python tools/run_milestone.py 05 --nproc 8         eight GPUs, the record's numbers
+    python tools/run_milestone.py train --steps 50     your own train/train_gpt.py
+    python tools/run_milestone.py DIR/train_gpt.py --set adam_lr=1e-3
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from speedrun.dataset import short
+from speedrun.launch import Nodes, RunError
+from speedrun.manifest import ManifestError
+from speedrun.plan import make_plan
+from speedrun.runner import run
+from speedrun.summary import print_summary, to_json
+
+
+def main() -> int:
+    """Parses, runs, prints; returns the exit code."""
+    args = parse_args()
+    stream = sys.stderr if args.json or args.dry_run else sys.stdout
+    plan = make_plan(
+        args.target, scale=args.scale, data=args.data, steps=args.steps,
+        device_batch=args.device_batch, settings=args.set, nproc=args.nproc,
+        nodes=Nodes(args.nnodes, args.node_rank, args.rdzv_endpoint), out=args.out,
+        save_checkpoint=args.save_checkpoint,
+    )
+    print(*plan.notes, sep="\n", file=stream, flush=True)
+    if args.dry_run:
+        print(plan.quoted_command)
+        return 0
+
+    summary = run(plan, stream)
+    if summary is None:
+        print("done; the log and the summary are on node 0, with rank 0", file=stream)
+        return 0
+    if args.json:
+        print(to_json(summary))
+    else:
+        print_summary(summary, stream)
+    for file in sorted(plan.out.glob("stderr_rank*.txt")):
+        print(f"stderr: {short(file)}", file=stream)
+    print(short(plan.out / "log.txt"), file=stream)
+    return 0
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong command line with one line."""
+
+    def error(self, message):
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line; a wrong one ends the process with one line and exit code 2."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("target", help="a milestone's id, train, or the path of a train_gpt.py")
+    add("--scale", choices=["record", "tiny"],
+        help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
+    add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
+    add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--device-batch", type=positive, metavar="N",
+        help="sequences per forward pass on a device (the batch of a step stays the same)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE",
+        help="any hyperparameter of the script; may be repeated; has the last word")
+    add("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/<id>-<time>)")
+    add("--save-checkpoint", action="store_true", help="keep the weights: checkpoint.pt")
+    add("--nproc", type=positive, metavar="N",
+        help="ranks on this machine (default: one per visible GPU, 1 without)")
+    add("--nnodes", type=positive, default=1, metavar="N", help="machines of the run")
+    add("--node-rank", type=natural, default=0, metavar="N", help="which of them this is, from 0")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="where machine 0 is met")
+    add("--dry-run", action="store_true", help="print the command and run nothing")
+    add("--json", action="store_true", help="print the summary as JSON, all else on stderr")
+    return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    """An int from 1 on, for argparse."""
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """An int from 0 on, for argparse."""
+    return _at_least(0, text)
+
+
+def _at_least(least, text):
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
+    return int(text)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # nobody reads us any more, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (RunError, ManifestError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "status", 1))

@@ -1,0 +1,1 @@
+"""The library the commands in tools/ share; each module has one duty and imports fast."""

@@ -1,0 +1,127 @@
+"""Split a script into named blocks, the unit in which milestones are compared.
+
+A block is the card (docstring), the import statements together, a section heading, any other
+top-level statement with the comments directly above it, or a part of `main` between two markers
+`# ---- setup ----`.
+"""
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass
+
+# Free to differ between any two milestones.
+FREE = ("card", "imports")
+# Not counted in the size of a diff.
+UNCOUNTED = (*FREE, "Hyperparameters")
+
+HEADING = re.compile(r"# -{10,} (?P<title>.+?) -{10,}")
+MARKER = re.compile(r"    # ---- (?P<title>.+?) ----")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A named run of whole lines; `line` is the number of its first line in the file, from 1."""
+
+    name: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class DiffSize:
+    """Added and removed lines, and the blocks that hold them; card, imports and
+    Hyperparameters are not counted."""
+
+    lines: int
+    blocks: int
+
+
+def split_blocks(source: str) -> list[Block]:
+    """Splits the text of a script into its blocks, in reading order.
+
+    Every line that is not blank belongs to exactly one block. Raises SyntaxError if the text is
+    not Python, and ValueError if two blocks have the same name.
+    """
+    lines = source.splitlines()
+    body = ast.parse(source).body
+    blocks, imports = [], []
+    taken = 0  # lines that belong to a block already
+
+    def add(name, first, last):  # lines first..last, from 1
+        blocks.append(Block(name, "\n".join(lines[first - 1 : last]), first))
+
+    for node in body:
+        first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
+        last = node.end_lineno
+        comments = first
+        while comments - 1 > taken and lines[comments - 2].startswith("#"):
+            comments -= 1
+        for number in range(taken + 1, comments):
+            if heading := HEADING.fullmatch(lines[number - 1]):
+                add(f"heading: {heading['title']}", number, number)
+            elif lines[number - 1].strip():
+                add(f"comment: {lines[number - 1]}", number, number)
+        if node is body[0] and ast.get_docstring(ast.parse(source)) is not None:
+            add("card", comments, last)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append("\n".join(lines[comments - 1 : last]))
+            if len(imports) == 1:
+                add("imports", comments, last)
+        elif getattr(node, "name", None) == "main":
+            starts = [n for n in range(first, last + 1) if MARKER.fullmatch(lines[n - 1])]
+            ends = [n - 1 for n in starts[1:]] + [last]
+            add("main: head", comments, starts[0] - 1 if starts else last)
+            for start, end in zip(starts, ends, strict=True):
+                add(f"main: {MARKER.fullmatch(lines[start - 1])['title']}", start, end)
+        else:
+            add(_name(node, lines[node.lineno - 1]), comments, last)
+        taken = last
+    blocks = [
+        Block(b.name, "\n".join(imports), b.line) if b.name == "imports" else b for b in blocks
+    ]
+    names = [block.name for block in blocks]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two blocks are called {', '.join(sorted(repeated))}")
+    return blocks
+
+
+def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
+    """The blocks that differ between two scripts, in reading order: name -> (old, new) text.
+
+    A block that only one of them has is the empty text in the other. Raises what `split_blocks`
+    raises.
+    """
+    old = {block.name: block.text for block in split_blocks(parent)}
+    new = {block.name: block.text for block in split_blocks(child)}
+    names = _merge(list(old), list(new))
+    pairs = {name: (old.get(name, ""), new.get(name, "")) for name in names}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+
+
+def diff_size(parent: str, child: str) -> DiffSize:
+    """The size of the diff from parent to child, see `DiffSize`."""
+    changed = changed_blocks(parent, child)
+    counted = [pair for name, pair in changed.items() if name not in UNCOUNTED]
+    lines = 0
+    for old, new in counted:
+        delta = difflib.ndiff(old.splitlines(), new.splitlines())
+        lines += sum(line.startswith(("+ ", "- ")) for line in delta)
+    return DiffSize(lines, len(counted))
+
+
+def _name(node, line):
+    if isinstance(node, ast.If) and "__main__" in line:
+        return "main guard"
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return ", ".join(ast.unparse(target) for target in targets)
+    return getattr(node, "name", line.strip())
+
+
+def _merge(old, new):
+    """The names of both lists, in the order of `new`, each removed name where it stood."""
+    merged = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
+    return list(dict.fromkeys(merged))

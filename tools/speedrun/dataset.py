@@ -1,0 +1,77 @@
+"""The folders of token shards that runs read, and the commands that fill them."""
+
+import os
+import shlex
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY
+
+FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
+BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
+FINEWEB_SHARDS = 103  # training shards that there are
+FINEWEB_SHARD_TOKENS = 100_000_000
+HEADER_BYTES = 1024
+TOKEN_BYTES = 2
+
+
+def patterns(folder: Path) -> dict[str, str]:
+    """The hyperparameters train_files and val_files for the shards of a folder."""
+    return {f"{split}_files": str(Path(short(folder)) / f"*_{split}_*.bin")
+            for split in ("train", "val")}
+
+
+def has_shards(folder: Path) -> bool:
+    """Whether the folder holds training and validation shards."""
+    return all(any(folder.glob(f"*_{split}_*.bin")) for split in ("train", "val"))
+
+
+def check_shards(folder: Path, tokens: int | None) -> None:
+    """Raises RunError, with the command that fetches them, where the folder holds no shards.
+
+    tokens: how many the run trains on, if that is known.
+    """
+    if not has_shards(folder):
+        problem = "holds no *_train_*.bin and *_val_*.bin" if folder.is_dir() else "is not a folder"
+        raise RunError(f"{short(folder)} {problem}; fetch shards: {fetch_command(folder, tokens)}")
+
+
+def fetch_command(folder: Path = FINEWEB, tokens: int | None = None) -> str:
+    """The command that fetches FineWeb shards for `tokens` training tokens into the folder."""
+    shards = -(-tokens // FINEWEB_SHARD_TOKENS) if tokens else "N"
+    if tokens:
+        shards = min(shards, FINEWEB_SHARDS)
+    out = "" if folder.resolve() == FINEWEB else f" --out {shlex.quote(short(folder))}"
+    return f"python {short(REPOSITORY / 'data' / 'cached_fineweb10B.py')} {shards}{out}"
+
+
+def holds_bytes(folder: Path) -> bool:
+    """Whether the shards look byte-level: no token beyond 256 at the start of a validation shard."""
+    with open(min(folder.glob("*_val_*.bin")), "rb") as file:
+        file.seek(HEADER_BYTES)
+        data = file.read(65536 * TOKEN_BYTES)
+    tokens = array("H", data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return max(tokens, default=0) <= 256
+
+
+def make_builtin() -> None:
+    """Makes the embedded corpus if it is not there. Raises RunError if that fails."""
+    script = REPOSITORY / "data" / "builtin_corpus.py"
+    made = subprocess.run(
+        [sys.executable, str(script), "--out", str(BUILTIN)],
+        capture_output=True, encoding="utf-8", errors="replace",
+    )
+    if made.returncode:
+        reason = (made.stderr.strip() or "no reason given").splitlines()[-1]
+        raise RunError(f"cannot make the embedded corpus: {reason.removeprefix('error: ')}")
+
+
+def short(path: Path) -> str:
+    """The path relative to the current folder where it lies below it, else absolute."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,0 +1,70 @@
+"""The GPUs of this machine and their peak speed, without importing torch."""
+
+import os
+import re
+import shutil
+import subprocess
+
+# Dense bfloat16 tensor-core FLOP/s with float32 accumulation, from NVIDIA's data sheets and
+# architecture white papers (data sheets that give the rate "with sparsity" are halved).
+# A pattern is looked for in the device's name; the first that is found counts.
+PEAK_BF16_FLOPS = [
+    (r"\bMIG\b", None),  # a slice of a GPU has a slice of its peak
+    (r"\bH200 NVL\b", 835.5e12),  # H200 data sheet
+    (r"\bG?H200\b", 989.4e12),  # H200 and GH200 data sheets
+    (r"\bH100 NVL\b", 835.5e12),  # H100 data sheet
+    (r"\bH100 PCIe\b", 756e12),  # Hopper white paper
+    (r"\bH100\b", 989.4e12),  # SXM5, Hopper white paper
+    (r"\bA100\b", 312e12),  # A100 data sheet, SXM4 and PCIe alike
+    (r"\bL40S\b", 362.05e12),  # L40S data sheet
+    (r"\bL4\b", 121e12),  # L4 data sheet
+    (r"\bA40\b", 149.7e12),  # A40 data sheet
+    (r"\bA10\b", 125e12),  # A10 data sheet
+    (r"\bRTX 5090\b(?! (D|Laptop))", 209.5e12),  # RTX Blackwell white paper
+    (r"\bRTX 4090\b(?! (D|Laptop))", 165.2e12),  # Ada white paper
+    (r"\bRTX 3090\b(?! Ti)", 71e12),  # Ampere GA102 white paper
+]
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense bfloat16 FLOP/s of the device called `name`, or None where it is not known for sure."""
+    for pattern, flops in PEAK_BF16_FLOPS:
+        if re.search(pattern, name):
+            return flops
+    return None
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that a program started now would see, in order.
+
+    Asks nvidia-smi and honours CUDA_VISIBLE_DEVICES (indices or the beginnings of UUIDs; as in
+    CUDA, what follows an unknown entry is invisible). A machine without nvidia-smi has none.
+    """
+    gpus = _all_gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [name for name, _ in gpus]
+    names = []
+    for entry in filter(None, visible.replace(" ", "").split(",")):
+        if entry.isdigit():
+            found = [name for name, _ in gpus][int(entry) :][:1]
+        else:
+            found = [name for name, uuid in gpus if uuid.startswith(entry)]
+        if len(found) != 1:
+            break
+        names += found
+    return names
+
+
+def _all_gpus():
+    """(name, uuid) of every GPU of the machine."""
+    nvidia_smi = shutil.which("nvidia-smi")
+    if nvidia_smi is None:
+        return []
+    query = [nvidia_smi, "--query-gpu=name,uuid", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):  # installed, but no driver or no device
+        return []
+    rows = (line.rpartition(",") for line in answer.stdout.splitlines())
+    return [(name.strip(), uuid.strip()) for name, comma, uuid in rows if comma]

@@ -1,0 +1,195 @@
+"""Decides what a run is: script, scale, hyperparameters, data, ranks and output folder.
+
+Everything is checked here, before anything is written.
+"""
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.dataset import (
+    BUILTIN, FINEWEB, check_shards, fetch_command, has_shards, holds_bytes, patterns, short,
+)
+from speedrun.device import visible_gpus
+from speedrun.launch import Nodes, RunError, launch_command
+from speedrun.manifest import REPOSITORY
+from speedrun.script import Script, find_script
+
+BYTE_VOCABULARY = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
+SCHEDULE = ("warmup_steps", "cooldown_steps")  # phases that some records count in steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, decided and checked.
+
+    options are the hyperparameters that are passed on (name -> value); data is the folder of the
+    shards, or None where settings name the files; gpus are the names of the visible ones; notes are
+    lines that tell what was chosen, the scale first.
+    """
+
+    script: Script
+    scale: str
+    options: dict[str, object]
+    data: Path | None
+    gpus: list[str]
+    nproc: int
+    nodes: Nodes
+    out: Path
+    notes: list[str]
+
+    @property
+    def ranks_dir(self) -> Path:
+        """Where the launcher keeps the ranks' stderr while they run (nodes may share `out`)."""
+        return self.out / ("ranks" if self.nodes.count == 1 else f"ranks_node{self.nodes.rank}")
+
+    @property
+    def command(self) -> list[str]:
+        """The command line that runs it."""
+        options = {**self.options, "log_dir": short(self.out)}
+        return launch_command(
+            short(self.script.path), options, self.nproc, self.nodes, short(self.ranks_dir)
+        )
+
+    @property
+    def quoted_command(self) -> str:
+        """The command line, quoted for this system's shell."""
+        return subprocess.list2cmdline(self.command) if os.name == "nt" else shlex.join(self.command)
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens per optimizer step over all ranks, where options or script tell it."""
+        return _whole({**self.script.hyperparameters, **self.options}.get("total_batch_size"))
+
+
+def make_plan(
+    target: str,
+    *,
+    scale: str | None = None,
+    data: Path | None = None,
+    steps: int | None = None,
+    device_batch: int | None = None,
+    settings: Sequence[str] = (),
+    nproc: int | None = None,
+    nodes: Nodes | None = None,
+    out: Path | None = None,
+    save_checkpoint: bool = False,
+) -> Plan:
+    """The Plan for a target: a milestone's id, `train` or the path of a train_gpt.py.
+
+    scale: "record", "tiny" or None to choose; data: folder of shards; steps: optimizer steps;
+    device_batch: sequences per forward pass per rank; settings: "name=value" strings, which have
+    the last word; nproc: ranks on this machine (None: one per visible GPU, one without); nodes: the
+    machines, if several; out: folder for log and results (None: a fresh one below runs/). Raises
+    RunError or ManifestError, both with one line.
+    """
+    script = find_script(target)
+    nodes = _check_nodes(nodes or Nodes())
+    settings = dict(_name_and_value(setting) for setting in settings)
+    gpus = visible_gpus()
+    if gpus and (nproc or 0) > len(gpus):
+        raise RunError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
+
+    scale, reason = _choose_scale(scale, data, gpus)
+    notes = [f"scale: {scale} ({reason})"]
+    options = dict(script.tiny) if scale == "tiny" else {}
+    if {"train_files", "val_files"} <= settings.keys():
+        folder = None
+    else:
+        folder = data or (FINEWEB if scale == "record" else BUILTIN)
+        options |= patterns(folder)
+    if folder not in (None, BUILTIN):  # that one is made when it is needed
+        check_shards(folder, _training_tokens({**script.hyperparameters, **options}, steps))
+        if scale == "tiny" and not holds_bytes(folder):
+            options = {k: v for k, v in options.items() if k not in BYTE_VOCABULARY}
+            notes.append("vocabulary: the script's own (the shards do not hold bytes)")
+
+    if steps is not None:
+        phases = _scale_schedule({**script.hyperparameters, **options}, steps)
+        if phases:
+            changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
+            notes.append(f"schedule: {changes} (in proportion to the steps)")
+        options |= {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
+    if device_batch is not None:
+        options["micro_batch_size"] = device_batch
+    if save_checkpoint:
+        options["save_checkpoint"] = True
+    options |= settings
+
+    out = _check_out(out, nodes) if out else _fresh_out(script.name)
+    return Plan(script, scale, options, folder, gpus, nproc or len(gpus) or 1, nodes, out, notes)
+
+
+def _name_and_value(setting):
+    name, equals, value = setting.removeprefix("--").partition("=")
+    if not (name and equals):
+        raise RunError(f"--set {setting}: write it as --set name=value")
+    if name == "log_dir":
+        raise RunError(f"--set {setting}: the log's folder is chosen with --out")
+    return name, value
+
+
+def _check_nodes(nodes):
+    if not nodes.rank < nodes.count:
+        raise RunError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1} (--nnodes)")
+    if nodes.count > 1 and not nodes.endpoint:
+        raise RunError("--nnodes needs --rdzv-endpoint HOST:PORT, an address of node 0")
+    return nodes
+
+
+def _choose_scale(scale, data, gpus):
+    """The scale and the reason for it."""
+    if scale is not None:
+        return scale, "as asked"
+    if not gpus:
+        return "tiny", "no GPU here; --scale record insists"
+    folder = data or FINEWEB
+    if not has_shards(folder):
+        return "tiny", f"no shards in {short(folder)}; fetch them: {fetch_command(folder)}"
+    return "record", f"{len(gpus)} x {gpus[0]}, shards in {short(folder)}"
+
+
+def _training_tokens(hyperparameters, steps):
+    """The tokens of a run, or None where the script does not tell."""
+    steps = steps or _whole(hyperparameters.get("train_steps"))
+    batch = _whole(hyperparameters.get("total_batch_size"))
+    return steps * batch if steps and batch else None
+
+
+def _scale_schedule(hyperparameters, steps):
+    """{name: (old, new)} of the phases counted in steps, so that the schedule keeps its shape."""
+    full = _whole(hyperparameters.get("train_steps"))
+    if full in (None, 0, steps):
+        return {}
+    phases = {name: _whole(hyperparameters.get(name)) for name in SCHEDULE}
+    return {name: (old, old * steps // full) for name, old in phases.items() if old}
+
+
+def _whole(value):
+    """The value as an int, or None if it is none."""
+    text = str(value).replace("_", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _fresh_out(name):
+    """A folder below runs/ that does not exist yet."""
+    out = first = REPOSITORY / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while out.exists():
+        number += 1
+        out = first.with_name(f"{first.name}-{number}")
+    return out
+
+
+def _check_out(out, nodes):
+    for name in ("log.txt", "train_gpt.py", "ranks") if nodes.rank == 0 else ():
+        if (out / name).exists():
+            raise RunError(f"--out {out} holds a run already ({name}); choose another folder")
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise RunError(f"--out {out}: cannot write in {existing}")
+    return out

@@ -1,0 +1,87 @@
+"""Turn a parsed TOML or JSON table into a dataclass whose annotations are the schema."""
+
+from collections.abc import Iterable
+from dataclasses import MISSING, fields, is_dataclass
+from typing import get_args, get_type_hints
+
+Texts = tuple[str, ...]
+Counts = tuple[int, ...]
+Curve = tuple[tuple[int, float], ...]  # (step, loss)
+Tables = tuple[dict, ...]
+
+
+def build(where: str, cls: type, table: dict):
+    """Return an instance of the dataclass `cls` made from `table`, a parsed TOML or JSON table.
+
+    A field without a default is required, `X | None` takes an X, and lists become tuples.
+    Raises ValueError, one line that begins with `where`, for anything that does not fit.
+    """
+    hints = get_type_hints(cls)
+    required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
+    check_keys(where, table, hints, required)
+    values = {}
+    for key, value in table.items():
+        kind = hints[key]
+        if type(None) in get_args(kind):
+            kind = get_args(kind)[0]
+        words, is_right = TYPES[dict if is_dataclass(kind) else kind]
+        if not is_right(value):
+            raise ValueError(f'{where}: "{key}" must be {words}, not {value!r}')
+        nested = is_dataclass(kind)
+        values[key] = build(f"{where}: {key}", kind, value) if nested else _frozen(value)
+    return cls(**values)
+
+
+def check_keys(where: str, table: dict, known: Iterable[str], required: Iterable[str]) -> None:
+    """Raise ValueError for the first key of `table` not in `known`, or in `required` and absent."""
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} must be a table, not {table!r}")
+    for key in table:
+        if key not in known:
+            near = nearest(key, known)
+            hint = f'; did you mean "{near}"?' if near else ""
+            raise ValueError(f'{where}: unknown key "{key}"{hint}')
+    for key in sorted(set(required) - set(table)):
+        raise ValueError(f'{where}: missing key "{key}"')
+
+
+def nearest(wanted: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` that `wanted` most likely meant, or None if none comes close."""
+    from difflib import get_close_matches  # slow to import, and needed only to report a mistake
+
+    return next(iter(get_close_matches(wanted, sorted(names), n=1, cutoff=0.5)), None)
+
+
+def is_list(value, is_right) -> bool:
+    """Return whether `value` is a list and `is_right(item)` holds for each of its items."""
+    return isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_number(value) -> bool:
+    return type(value) in (int, float)  # a bool is an int to isinstance, not to us
+
+
+def _is_pair(value) -> bool:
+    return is_list(value, _is_number) and len(value) == 2
+
+
+def _is_flat(value) -> bool:
+    return isinstance(value, dict) and not any(isinstance(x, list | dict) for x in value.values())
+
+
+def _frozen(value):
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+# Annotation: (what its value must be, in the words of the error message; the test of it).
+TYPES = {
+    str: ("a string", lambda v: isinstance(v, str) and v.strip()),
+    bool: ("true or false", lambda v: isinstance(v, bool)),
+    int: ("a whole number above 0", lambda v: type(v) is int and v > 0),
+    float: ("a number above 0", lambda v: _is_number(v) and v > 0),
+    Texts: ("a list of strings", lambda v: is_list(v, lambda x: isinstance(x, str))),
+    Counts: ("a list of whole numbers", lambda v: is_list(v, lambda x: type(x) is int)),
+    Curve: ("a list of [step, loss] pairs", lambda v: is_list(v, _is_pair)),
+    Tables: ("a list of tables", lambda v: is_list(v, _is_flat)),
+    dict: ("a table of plain values", _is_flat),
+}

@@ -1,0 +1,104 @@
+"""Finds the script that a command names, and looks into it without running it.
+
+(Running it would import torch, which takes seconds.)
+"""
+
+import ast
+import operator
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY, Milestone, load_manifest
+
+_OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A train_gpt.py: name for its runs, file, the milestone it is (or None), the defaults of its
+    hyperparameters, and the overrides {name: value} that make it tiny."""
+
+    name: str
+    path: Path
+    milestone: Milestone | None
+    hyperparameters: dict[str, object]
+    tiny: dict[str, object]
+
+
+def find_script(target: str) -> Script:
+    """The Script for a milestone's id, `train` (the learner's script) or a path.
+
+    A script that is no milestone gets the tiny overrides of 00 as far as it has their names.
+    Raises RunError or ManifestError, both with one line, where there is no such script.
+    """
+    manifest = load_manifest()
+    if target != "train" and not (target.endswith(".py") or "/" in target or os.sep in target):
+        milestone = manifest.get(target)
+        if not milestone.written or not milestone.script.is_file():
+            raise RunError(f"milestone {milestone.name} is not written yet")
+        return _milestone_script(manifest, milestone)
+
+    path = REPOSITORY / "train" / "train_gpt.py" if target == "train" else Path(target)
+    if not path.is_file():
+        raise RunError(f"{path} is not a file; give a milestone's id, train or a train_gpt.py")
+    for milestone in manifest.written():
+        if milestone.script.is_file() and milestone.script.samefile(path):
+            return _milestone_script(manifest, milestone)
+    name = target if target == "train" else path.resolve().parent.name
+    hyperparameters = _hyperparameters(path)
+    tiny = manifest.overrides(manifest.get("00"), "tiny")
+    known = {key: value for key, value in tiny.items() if key in hyperparameters}
+    return Script(name or "run", path, None, hyperparameters, known)
+
+
+def default_hyperparameters(script: Path) -> dict[str, object]:
+    """The fields of a script's class `Hyperparameters`, {name: default}, in order.
+
+    A default that is no constant (it depends on the machine or the clock) is None. A script without
+    such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
+    cannot be read.
+    """
+    try:
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{script} is not a Python script: {error}") from None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
+            return {
+                field.target.id: _constant(field.value)
+                for field in node.body
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            }
+    return {}
+
+
+def _milestone_script(manifest, milestone):
+    tiny = manifest.overrides(milestone, "tiny")
+    defaults = _hyperparameters(milestone.script)
+    return Script(milestone.id, milestone.script, milestone, defaults, tiny)
+
+
+def _hyperparameters(path):
+    try:
+        return default_hyperparameters(path)
+    except (OSError, ValueError) as error:
+        raise RunError(str(error)) from None
+
+
+def _constant(node):
+    """The value of a constant expression such as 8 * 64 * 1024, else None."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _constant(node.operand)
+        return -value if isinstance(value, int | float) else None
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        left, right = _constant(node.left), _constant(node.right)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            return _OPERATIONS[type(node.op)](left, right)
+    return None

@@ -1,0 +1,115 @@
+"""Markdown tables made from the manifest, and the markers in a file between which they stand.
+
+    <!-- begin milestones -->
+    (whatever stands here is replaced)
+    <!-- end milestones -->
+"""
+
+from collections.abc import Iterable, Sequence
+
+from speedrun.manifest import Manifest, Milestone
+from speedrun.records import Record
+
+SHARD_TOKENS = 100_000_000  # tokens in each FineWeb shard but the last, which is shorter
+SHARDS = 103
+UNKNOWN = "—"  # not recorded, or not a single figure
+
+
+def replace_between(text: str, name: str, content: str) -> str:
+    """Return `text` with everything between the markers called `name` replaced by `content`.
+
+    Raises ValueError when a marker is missing, stands more than once, or the end comes first.
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    for marker in (begin, end):
+        if text.count(marker) != 1:
+            found = "is missing" if marker not in text else "stands more than once"
+            raise ValueError(f"marker {marker} {found}")
+    before, rest = text.split(begin)
+    if end not in rest:
+        raise ValueError(f"marker {end} stands before {begin}")
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+def milestone_table(manifest: Manifest, folder: str = "") -> str:
+    """Return the table of all milestones; `folder` leads from its file to history/ ("history/")."""
+    head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind"]
+    rows = []
+    for m in manifest.milestones:
+        rows.append([
+            f"[{m.id}]({folder}{m.name})" if m.written else m.id,
+            f"**{m.title}.** {m.idea}" + ("" if m.written else " *Not yet written.*"),
+            number_ranges(m.records) or UNKNOWN,
+            _cell(m.minutes, "g"),
+            _cell(m.train_steps, ",d"),
+            _tokens(m),
+            _cell(m.val_loss, ".4f"),
+            m.kind,
+        ])  # fmt: skip
+    return markdown(head, rows, right="minutes steps tokens".split())
+
+
+def shard_table(manifest: Manifest) -> str:
+    """Return the table of how many training shards each written milestone reads."""
+    head = ["milestone", "steps", "tokens per step", "steps per shard", "shards"]
+    rows = []
+    for m in manifest.written():
+        steps, tokens = m.train_steps, m.tokens_per_step
+        if steps and tokens:
+            per_shard, shards = steps_per_shard(tokens), shards_read(steps, tokens)
+            rows.append([m.name, f"{steps:,}", f"{tokens:,}", f"{per_shard}", f"{shards}"])
+    return markdown(head, rows, right=head[1:])
+
+
+def record_table(records: Sequence[Record], manifest: Manifest) -> str:
+    """Return the table of all public records, each with the milestone that tells it."""
+    home = {number: m.id for m in manifest.milestones for number in m.records}
+    rows = []
+    for r in records:
+        what = r.what + "".join(f"; re-timed at {t['minutes']:g} ({t['why']})" for t in r.retimed)
+        people = ", ".join(r.people) or UNKNOWN
+        rows.append([f"{r.number}", f"{r.minutes:g}", r.date, what, people,
+                     home.get(r.number, UNKNOWN)])  # fmt: skip
+    head = ["record", "minutes", "date", "what was new", "who", "milestone"]
+    return markdown(head, rows, right=head[:2])
+
+
+def steps_per_shard(tokens_per_step: int, shard_tokens: int = SHARD_TOKENS) -> int:
+    """Return how many optimizer steps one shard serves.
+
+    A step takes `tokens_per_step` inputs and one token more for the last target; that token is
+    also the first input of the next step. A tail too short for a step is skipped.
+    """
+    return (shard_tokens - 1) // tokens_per_step
+
+
+def shards_read(train_steps: int, tokens_per_step: int) -> int:
+    """Return how many different training shards a run of `train_steps` steps opens."""
+    return min(SHARDS, -(-train_steps // steps_per_shard(tokens_per_step)))
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return record numbers as text: 22, 23, 24, 30 become "#22–#24, #30"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"#{a}" if a == b else f"#{a}–#{b}" for a, b in runs)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> str:
+    """Return a Markdown table; the columns named in `right` are aligned to the right."""
+    rule = ["---:" if name in right else "---" for name in head]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def _cell(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)
+
+
+def _tokens(m: Milestone) -> str:
+    if not (m.train_steps and m.tokens_per_step):
+        return UNKNOWN
+    return f"{m.train_steps * m.tokens_per_step / 1e9:.2f}B"
