@@ -16,6 +16,7 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
+
 import shards
 
 DOCUMENT_START = 256  # the token before each document; tokens 0..255 are the bytes themselves

@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+
 import shards
 
 DATASET, SAMPLE = "HuggingFaceFW/fineweb", "sample-10BT"

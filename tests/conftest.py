@@ -2,6 +2,7 @@
 
 import pytest
 import torch.distributed as dist
+
 from snapshots import write_random_shards
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 import shards as shard_files
 from speedrun.manifest import REPOSITORY, load_manifest
 
@@ -64,8 +65,8 @@ def run_ranks(world_size, program, *arguments, timeout=300):
         f"--nproc_per_node={world_size}", str(program), *map(str, arguments),
     ]
     return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, timeout=timeout,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        command, cwd=REPOSITORY, env=environment, timeout=timeout, capture_output=True,
+        encoding="utf-8",
     )
 
 

@@ -12,11 +12,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import builtin_corpus
 import cached_fineweb10B
 import fineweb
-import numpy as np
-import pytest
 import shards
 
 DATA = Path(shards.__file__).parent

@@ -7,9 +7,18 @@ import itertools
 
 import numpy as np
 import pytest
+
 import shards as shard_files
 from record_run import batch_hash
-from snapshots import MICRO, WRITTEN, by_id, load_snapshot, micro_args, micro_overrides, run_recorded
+from snapshots import (
+    MICRO,
+    WRITTEN,
+    by_id,
+    load_snapshot,
+    micro_args,
+    micro_overrides,
+    run_recorded,
+)
 
 WORLD_SIZES = (1, 2, 4)
 

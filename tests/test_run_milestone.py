@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from speedrun import device, runner
 from speedrun.failure import explain
 from speedrun.launch import Ended, Nodes, RunError, launch

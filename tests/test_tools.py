@@ -6,13 +6,14 @@ import sys
 from datetime import date
 from pathlib import Path
 
-import make_figures
 import pytest
+
+import make_figures
 from speedrun import figures, tables
 from speedrun.manifest import KINDS, REPOSITORY, ManifestError, load_manifest, natural_key
 from speedrun.records import load_records
 
-CHAIN = "00 01 02 03 04 05 05a 05b 05c 06 07 08 09 10 11 12 13 14".split()
+CHAIN = ["00", "01", "02", "03", "04", "05", "05a", "05b", "05c", "06", "07", "08", "09", "10", "11", "12", "13", "14"]
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 
 VALID = """

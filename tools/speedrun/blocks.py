@@ -122,6 +122,7 @@ def _name(node, line):
 def _merge(old, new):
     """The names of both lists, in the order of `new`, each removed name where it stood."""
     merged = []
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
     return list(dict.fromkeys(merged))

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.dataset import (
-    BUILTIN, FINEWEB, check_shards, fetch_command, has_shards, holds_bytes, patterns, short,
+    BUILTIN,
+    FINEWEB,
+    check_shards,
+    fetch_command,
+    has_shards,
+    holds_bytes,
+    patterns,
+    short,
 )
 from speedrun.device import visible_gpus
 from speedrun.launch import Nodes, RunError, launch_command

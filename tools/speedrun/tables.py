@@ -46,7 +46,7 @@ def milestone_table(manifest: Manifest, folder: str = "") -> str:
             _cell(m.val_loss, ".4f"),
             m.kind,
         ])  # fmt: skip
-    return markdown(head, rows, right="minutes steps tokens".split())
+    return markdown(head, rows, right=["minutes", "steps", "tokens"])
 
 
 def shard_table(manifest: Manifest) -> str:

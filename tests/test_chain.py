@@ -1,0 +1,111 @@
+"""Every snapshot equals its parent outside the blocks that the manifest declares.
+
+Run: .venv/bin/python -m pytest tests/test_chain.py
+"""
+
+import pytest
+
+from snapshots import WRITTEN, by_id
+from speedrun.blocks import FREE, changed_blocks, diff_size, split_blocks
+from speedrun.manifest import load_manifest
+
+CHILDREN = [milestone for milestone in WRITTEN if milestone.parent]
+links = pytest.mark.parametrize("milestone", CHILDREN, ids=by_id)
+
+
+def sources_of(milestone):
+    """The texts of the parent and of the milestone."""
+    parent = load_manifest().get(milestone.parent)
+    return [m.script.read_text(encoding="utf-8") for m in (parent, milestone)]
+
+
+@links
+def test_exactly_the_declared_blocks_changed(milestone):
+    changed = [name for name in changed_blocks(*sources_of(milestone)) if name not in FREE]
+    assert sorted(changed) == sorted(milestone.changes)
+
+
+@links
+def test_blocks_keep_their_order(milestone):
+    old, new = ([block.name for block in split_blocks(text)] for text in sources_of(milestone))
+    kept = set(old) & set(new)
+    assert [name for name in old if name in kept] == [name for name in new if name in kept]
+
+
+@links
+def test_budget(milestone):
+    size = diff_size(*sources_of(milestone))
+    assert size.lines <= milestone.budget.diff_lines
+    assert size.blocks <= milestone.budget.diff_blocks
+
+
+EXAMPLE = '''"""Card."""
+
+import os
+import sys  # why
+from pathlib import Path
+
+# ---------- Optimizer ----------
+
+# Above the function,
+# two lines.
+@decorated
+@twice
+def step():
+    return 1
+
+
+LIMIT: int = 3
+
+
+def main(args):
+    """Trains."""
+    # ---- setup ----
+    a = 1
+
+    # ---- train and validate ----
+    return a
+
+
+if __name__ == "__main__":
+    main(None)
+'''
+
+
+def test_blocks_of_a_script():
+    blocks = {block.name: block for block in split_blocks(EXAMPLE)}
+    assert list(blocks) == [
+        "card", "imports", "heading: Optimizer", "step", "LIMIT", "main: head", "main: setup",
+        "main: train and validate", "main guard",
+    ]
+    assert blocks["imports"].text.splitlines()[1] == "import sys  # why"
+    assert blocks["step"].text.startswith("# Above the function,\n# two lines.\n@decorated")
+    assert blocks["main: setup"].text == "    # ---- setup ----\n    a = 1\n"
+    assert blocks["LIMIT"].line == 17
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+def test_every_line_belongs_to_one_block(milestone):
+    source = milestone.script.read_text(encoding="utf-8")
+    taken = [line for block in split_blocks(source) for line in block.text.splitlines()]
+    assert sorted(filter(str.strip, taken)) == sorted(filter(str.strip, source.splitlines()))
+
+
+def test_changes_are_told_by_block():
+    changed = changed_blocks(
+        EXAMPLE, EXAMPLE.replace("a = 1", "a = 2").replace("LIMIT: int = 3", "")
+    )
+    assert list(changed) == ["LIMIT", "main: setup"]
+    assert changed["LIMIT"] == ("LIMIT: int = 3", "")
+
+
+def test_size_leaves_card_imports_and_hyperparameters_out():
+    edited = EXAMPLE.replace("Card.", "Other.").replace("import sys  # why", "import re")
+    assert diff_size(EXAMPLE, edited).lines == 0
+    edited = EXAMPLE.replace("return 1", "return 2")
+    assert (diff_size(EXAMPLE, edited).lines, diff_size(EXAMPLE, edited).blocks) == (2, 1)
+
+
+def test_two_blocks_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two blocks are called step"):
+        split_blocks("def step(): pass\ndef step(): pass\n")
