@@ -6,7 +6,7 @@ import pytest
 
 from speedrun.runlog import RULE, Fact, RunLog, Step, read_log
 
-SCRIPT = '"""a script\n\nstep:7/20 val_loss:1.0000 train_time:7ms step_avg:1.00ms\n"""\nprint("x")\n'
+SCRIPT = '"""a card\n\nstep:7/20 val_loss:1.0000 train_time:7ms step_avg:1.00ms\n"""\nprint(1)\n'
 OURS = f"""{SCRIPT}
 {RULE}
 environment:{{"python": "3.11.7", "device": "cuda NVIDIA H100 80GB HBM3", "world_size": 8}}

@@ -49,7 +49,7 @@ def fetch_command(folder: Path = FINEWEB, tokens: int | None = None) -> str:
 
 
 def holds_bytes(folder: Path) -> bool:
-    """Whether the shards look byte-level: no token beyond 256 at the start of a validation shard."""
+    """Whether the shards look byte-level: a validation shard begins with no token beyond 256."""
     with open(min(folder.glob("*_val_*.bin")), "rb") as file:
         file.seek(HEADER_BYTES)
         data = file.read(65536 * TOKEN_BYTES)

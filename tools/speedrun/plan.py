@@ -65,7 +65,8 @@ class Plan:
     @property
     def quoted_command(self) -> str:
         """The command line, quoted for this system's shell."""
-        return subprocess.list2cmdline(self.command) if os.name == "nt" else shlex.join(self.command)
+        quote = subprocess.list2cmdline if os.name == "nt" else shlex.join
+        return quote(self.command)
 
     @property
     def tokens_per_step(self) -> int | None:

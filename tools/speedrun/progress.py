@@ -39,7 +39,8 @@ class _LiveLine:
         self.console = Console(file=stream, highlight=False)
         columns = [progress.SpinnerColumn(), progress.TextColumn("{task.description}")]
         if self.console.width >= WIDE:
-            columns += [progress.BarColumn(bar_width=None), progress.TextColumn("{task.fields[speed]}")]
+            columns += [progress.BarColumn(bar_width=None)]
+            columns += [progress.TextColumn("{task.fields[speed]}")]
         columns += [progress.TimeRemainingColumn(compact=True)]
         self.bar = progress.Progress(
             *columns, console=self.console, transient=True, refresh_per_second=5, expand=True)
@@ -64,8 +65,10 @@ class _LiveLine:
     def _show_step(self, step):
         if step.val_loss is not None:
             self.val_loss = f"val_loss {step.val_loss:.4f}"
-            seconds = f"{step.train_time_ms / 1000:,.1f} s" if step.train_time_ms is not None else ""
-            self.console.print(f"step {step.step:<6} {self.val_loss}  {seconds}", markup=False)
+            line = f"step {step.step:<6} {self.val_loss}"
+            if step.train_time_ms is not None:
+                line += f"  {step.train_time_ms / 1000:,.1f} s"
+            self.console.print(line, markup=False)
         speed = ""
         if self.tokens_per_step and step.step_avg_ms:
             speed = f"{1000 * self.tokens_per_step / step.step_avg_ms:,.0f} tokens/s"

@@ -117,7 +117,7 @@ def read_log(path: str | Path) -> RunLog:
             if line.endswith("\n") or not line.startswith("s:"):
                 log.feed(line)
     if not log.steps and not log.hyperparameters:
-        raise ValueError(f"{Path(path)} is not a training log: it has no line like 'step:0/100 ...'")
+        raise ValueError(f"{Path(path)} is not a training log: no line like 'step:0/100 ...'")
     return log
 
 

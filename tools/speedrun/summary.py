@@ -151,7 +151,7 @@ def _place(summary, name):
 
 
 def _last(steps, name):
-    """The last step line that has this value; of times, those at a validation are the exact ones."""
+    """The last step line with this value; of times, those read at a validation are exact."""
     found = [step for step in steps if getattr(step, name) is not None]
     exact = [step for step in found if step.val_loss is not None and step.step > 0]
     return (exact or found or [None])[-1]

@@ -1,0 +1,26 @@
+# Every target first makes .venv and installs requirements.txt into it, once.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: run test lessons lint figures
+
+run: .venv/installed  ## train milestone 01 on this machine's CPU, in a minute or two
+	$(BIN)/python tools/run_milestone.py 01 --scale tiny
+
+test: .venv/installed  ## everything that CI checks
+	$(BIN)/python -m pytest
+
+lessons: .venv/installed  ## open the notebooks
+	$(BIN)/jupyter lab lessons
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+
+figures: .venv/installed  ## rewrite the generated tables and pictures
+	$(BIN)/python tools/make_figures.py
+
+.venv/installed: requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
