@@ -1,6 +1,5 @@
 """Load and run the snapshots from tests: micro-sized runs on synthetic tokens."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import shards as shard_files
+from speedrun import snapshot
 from speedrun.manifest import REPOSITORY, load_manifest
 
 WRITTEN = load_manifest().written()
@@ -32,12 +32,7 @@ def by_id(milestone):
 
 def load_snapshot(milestone):
     """The milestone's script as a module."""
-    name = f"train_gpt_{milestone.id}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, milestone.script)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    return snapshot.load_snapshot(milestone.script)
 
 
 def micro_overrides(milestone, folder, log_dir, **more):

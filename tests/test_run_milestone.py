@@ -274,40 +274,41 @@ def report(*ranks, closed=()):
     return "\n".join(lines)
 
 
-def stderr_files(tmp_path, *texts):
-    """One stderr file per rank, each written later than the one before."""
+def stderr_files(tmp_path, texts):
+    """One stderr file per {rank: text}, each written later than the one before."""
     files = {}
-    for rank, text in enumerate(texts):
+    for second, (rank, text) in enumerate(texts.items()):
         files[rank] = tmp_path / f"{rank}.txt"
         files[rank].write_text(text, encoding="utf-8")
-        os.utime(files[rank], (1000 + rank, 1000 + rank))
+        os.utime(files[rank], (second, second))
     return files
 
 
 def test_an_error_line_stands_alone(tmp_path):
-    files = stderr_files(tmp_path, "", "a warning\nerror: no shards match x\nbye\n")
+    files = stderr_files(tmp_path, {0: "", 1: "a warning\nerror: no shards match x\nbye\n"})
     failure = explain(report((0, 1), (1, 2)), files, 1)
     assert (failure.text, failure.exit_code) == ("no shards match x", 2)
     assert failure.spoken
 
 
 def test_the_first_traceback_counts_not_its_consequences(tmp_path):
-    files = stderr_files(tmp_path, "Traceback\n" + "deep\n" * 50 + "ValueError: x\n", "lost peer\n")
-    failure = explain(report((1, 1), (0, 1), (2, -15), closed=[2]), files, 1)
+    traceback = "Traceback\n" + "deep\n" * 50 + "ValueError: x\n"
+    files = stderr_files(tmp_path, {2: "", 1: traceback, 0: "lost peer\n"})
+    failure = explain(report((0, 1), (1, 1), (2, -15), closed=[2]), files, 1)
     lines = failure.text.splitlines()
-    assert lines[0].startswith("rank 0 ended with exit code 1")
+    assert lines[0].startswith("rank 1 ended with exit code 1")
     assert lines[-1] == "ValueError: x" and len(lines) == 16 and "lost peer" not in failure.text
 
 
 def test_a_killed_rank_is_the_cause_of_the_other_failures(tmp_path):
-    files = stderr_files(tmp_path, "Traceback\nconnection closed by peer\n", "")
+    files = stderr_files(tmp_path, {0: "Traceback\nconnection closed by peer\n", 1: "a warning\n"})
     failure = explain(report((0, 1), (1, -9)), files, 1)
     assert failure.text.startswith("rank 1 was killed by SIGKILL")
     assert failure.exit_code == 128 + 9 and "peer" not in failure.text
 
 
 def test_a_rank_closed_by_the_launcher_is_never_the_cause(tmp_path):
-    files = stderr_files(tmp_path, "", "ValueError: x\n")
+    files = stderr_files(tmp_path, {0: "", 1: "ValueError: x\n"})
     failure = explain(report((0, -9), (1, 1), closed=[0]), files, 1)
     assert failure.text.startswith("rank 1 ended with exit code 1")
 
@@ -475,6 +476,27 @@ def test_launch_hands_on_lines_and_exit_code(tmp_path):
     ended = launch([sys.executable, "-c", code], tmp_path / "report", lines.append)
     assert lines == ["a", "b"] and ended == Ended(3, None)
     assert (tmp_path / "report").read_text(encoding="utf-8").strip() == "why"
+
+
+@posix
+def test_a_stop_lets_the_launcher_end_its_ranks(tmp_path):
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('ranks ended')))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(40)"
+    )
+    lines = []
+
+    def on_line(line):
+        lines.append(line)
+        if line == "ready":
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)  # impatience changes nothing
+
+    ended = launch([sys.executable, "-c", code], tmp_path / "report", on_line)
+    assert lines == ["ready", "ranks ended"] and ended == Ended(0, signal.SIGHUP)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")

@@ -13,7 +13,7 @@ from speedrun import figures, tables
 from speedrun.manifest import KINDS, REPOSITORY, ManifestError, load_manifest, natural_key
 from speedrun.records import load_records
 
-CHAIN = ["00", "01", "02", "03", "04", "05", "05a", "05b", "05c", "06", "07", "08", "09", "10", "11", "12", "13", "14"]
+CHAIN = "00 01 02 03 04 05 05a 05b 05c 06 07 08 09 10 11 12 13 14".split()
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 
 VALID = """

@@ -1,0 +1,64 @@
+"""Measure what a milestone's script costs beside its arithmetic, on the CPU.
+
+    python tools/benchmark.py 01                     both parts, on the embedded corpus
+    python tools/benchmark.py 01 --data DIR          the loader on the shards in DIR
+
+The steps are those of the tiny scale; the loader reads the record's micro-batches.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from speedrun.dataset import BUILTIN, check_shards, make_builtin, patterns
+from speedrun.launch import RunError
+from speedrun.manifest import ManifestError, load_manifest
+
+
+def main() -> int:
+    """Parses, measures, prints; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("id", help="a milestone's id")
+    parser.add_argument("--data", type=Path, default=BUILTIN, metavar="DIR",
+                        help="folder of the shards that the loader reads (default: data/builtin)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to time")
+    parser.add_argument("--tokens", type=int, default=100_000_000, metavar="N",
+                        help="tokens to load; the shards are read again when they end")
+    args = parser.parse_args()
+    manifest = load_manifest()
+    milestone = manifest.get(args.id)
+    make_builtin()
+    check_shards(args.data, None)
+
+    from speedrun.benchmark import time_loader, time_steps  # torch, which takes seconds
+    from speedrun.snapshot import load_snapshot
+
+    module = load_snapshot(milestone.script)
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = manifest.overrides(milestone, "tiny") | patterns(BUILTIN) | dict(
+            train_steps=args.steps, val_loss_every=0, train_loss_every=10, kernel_warmup_steps=0,
+            compile=False, bf16=False, log_dir=folder,
+        )
+        steps = time_steps(module, module.Hyperparameters(**tiny))
+    loader = time_loader(module, module.Hyperparameters(**patterns(args.data)), args.tokens)
+
+    per_step = {name: 1000 * getattr(steps, name) / steps.steps
+                for name in ("total", "forward", "backward", "optimizer")}
+    print("  ".join(f"{name} {ms:.1f} ms" for name, ms in per_step.items())
+          + f"  outside {100 * steps.outside:.2f} %  ({steps.steps} steps at tiny scale)")
+    grown = ""
+    if loader.grown_bytes is not None:
+        grown = f"  anonymous memory {loader.grown_bytes / 2**20:+.1f} MiB"
+    print(f"loader {loader.tokens / loader.seconds / 1e6:.0f}M tokens/s"
+          f"  ({loader.tokens:,} tokens in {loader.seconds:.2f} s){grown}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ManifestError, RunError, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
