@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from snapshots import WRITTEN, load_snapshot, micro_args
 from speedrun.benchmark import time_loader, time_steps
 from speedrun.manifest import REPOSITORY
