@@ -1,5 +1,7 @@
 """Fixtures shared by the tests; nothing to run here."""
 
+import signal
+
 import pytest
 import torch.distributed as dist
 
@@ -12,6 +14,12 @@ def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     write_random_shards(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_works():
+    """Jobs in a shell's background ignore SIGINT, and so would every process that a test starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

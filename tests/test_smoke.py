@@ -275,6 +275,6 @@ def test_ctrl_c_keeps_the_log(milestone, shards, tmp_path):
     while process.poll() is None and not (log.exists() and "step:3/" in log.read_text("utf-8")):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.communicate()[1].startswith("error: interrupted")
+    assert process.communicate(timeout=60)[1].startswith("error: interrupted")
     assert process.returncode == 130
     assert log.read_text("utf-8").endswith("ms\n")
