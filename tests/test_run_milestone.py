@@ -149,6 +149,19 @@ def test_order_of_options(script, shards, tmp_path):
     assert option(plan, "save_checkpoint") is True
 
 
+@pytest.mark.parametrize("nproc, nodes, fitting", [
+    (1, 1, 4), (4, 1, 4), (8, 1, 2), (8, 2, 1), (3, 1, 4),  # three cannot share: the script says so
+])
+def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path):
+    nodes = Nodes(nodes, 0, "host:29500")
+    plan = make_plan("01", scale="tiny", nproc=nproc, nodes=nodes, out=tmp_path / "run")
+    assert option(plan, "micro_batch_size") == fitting
+    assert (fitting != 4) == any(note.startswith("micro_batch_size") for note in plan.notes)
+    asked = make_plan("01", scale="tiny", nproc=nproc, nodes=nodes, device_batch=4,
+                      out=tmp_path / "run")
+    assert option(asked, "micro_batch_size") == 4
+
+
 def test_schedule_keeps_its_shape(script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, steps=20, scale="record", out=tmp_path / "run")
     assert (option(plan, "warmup_steps"), option(plan, "cooldown_steps")) == (2, 8)

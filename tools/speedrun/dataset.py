@@ -1,5 +1,6 @@
 """The folders of token shards that runs read, and the commands that fill them."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -57,6 +58,14 @@ def holds_bytes(folder: Path) -> bool:
     if sys.byteorder == "big":
         tokens.byteswap()
     return max(tokens, default=0) <= 256
+
+
+def fingerprint(folder: Path) -> str | None:
+    """The fingerprint of the embedded corpus in the folder; None for other shards."""
+    try:
+        return json.loads((folder / "corpus.json").read_text(encoding="utf-8"))["fingerprint"]
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def make_builtin() -> None:

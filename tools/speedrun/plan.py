@@ -22,12 +22,12 @@ from speedrun.dataset import (
     short,
 )
 from speedrun.device import visible_gpus
+from speedrun.hyperparameters import fitting_micro_batch, scaled_phases, training_tokens, whole
 from speedrun.launch import Nodes, RunError, launch_command
 from speedrun.manifest import REPOSITORY
 from speedrun.script import Script, find_script
 
 BYTE_VOCABULARY = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
-SCHEDULE = ("warmup_steps", "cooldown_steps")  # phases that some records count in steps
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Plan:
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens per optimizer step over all ranks, where options or script tell it."""
-        return _whole({**self.script.hyperparameters, **self.options}.get("total_batch_size"))
+        return whole({**self.script.hyperparameters, **self.options}.get("total_batch_size"))
 
 
 def make_plan(
@@ -111,25 +111,31 @@ def make_plan(
         folder = data or (FINEWEB if scale == "record" else BUILTIN)
         options |= patterns(folder)
     if folder not in (None, BUILTIN):  # that one is made when it is needed
-        check_shards(folder, _training_tokens({**script.hyperparameters, **options}, steps))
+        check_shards(folder, training_tokens({**script.hyperparameters, **options}, steps))
         if scale == "tiny" and not holds_bytes(folder):
             options = {k: v for k, v in options.items() if k not in BYTE_VOCABULARY}
             notes.append("vocabulary: the script's own (the shards do not hold bytes)")
 
     if steps is not None:
-        phases = _scale_schedule({**script.hyperparameters, **options}, steps)
+        phases = scaled_phases({**script.hyperparameters, **options}, steps)
         if phases:
             changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
             notes.append(f"schedule: {changes} (in proportion to the steps)")
         options |= {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
-    if device_batch is not None:
-        options["micro_batch_size"] = device_batch
+    nproc = nproc or len(gpus) or 1
+    fitting = device_batch or fitting_micro_batch(
+        {**script.hyperparameters, **options, **settings}, nproc * nodes.count
+    )
+    if fitting is not None:
+        options["micro_batch_size"] = fitting
+        if device_batch is None and "micro_batch_size" not in settings:
+            notes.append(f"micro_batch_size: {fitting} (to deal a step to all ranks)")
     if save_checkpoint:
         options["save_checkpoint"] = True
     options |= settings
 
     out = _check_out(out, nodes) if out else _fresh_out(script.name)
-    return Plan(script, scale, options, folder, gpus, nproc or len(gpus) or 1, nodes, out, notes)
+    return Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes)
 
 
 def _name_and_value(setting):
@@ -159,28 +165,6 @@ def _choose_scale(scale, data, gpus):
     if not has_shards(folder):
         return "tiny", f"no shards in {short(folder)}; fetch them: {fetch_command(folder)}"
     return "record", f"{len(gpus)} x {gpus[0]}, shards in {short(folder)}"
-
-
-def _training_tokens(hyperparameters, steps):
-    """The tokens of a run, or None where the script does not tell."""
-    steps = steps or _whole(hyperparameters.get("train_steps"))
-    batch = _whole(hyperparameters.get("total_batch_size"))
-    return steps * batch if steps and batch else None
-
-
-def _scale_schedule(hyperparameters, steps):
-    """{name: (old, new)} of the phases counted in steps, so that the schedule keeps its shape."""
-    full = _whole(hyperparameters.get("train_steps"))
-    if full in (None, 0, steps):
-        return {}
-    phases = {name: _whole(hyperparameters.get(name)) for name in SCHEDULE}
-    return {name: (old, old * steps // full) for name, old in phases.items() if old}
-
-
-def _whole(value):
-    """The value as an int, or None if it is none."""
-    text = str(value).replace("_", "")
-    return int(text) if text.isdecimal() else None
 
 
 def _fresh_out(name):

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from speedrun.dataset import fingerprint
 from speedrun.device import peak_flops
 from speedrun.plan import Plan
 from speedrun.runlog import RunLog
@@ -15,14 +16,16 @@ class Summary:
     """The figures of a run; what is not known is None.
 
     val_loss in nats per token, tokens over all steps, times in seconds and milliseconds, mfu as a
-    fraction of the peak of all GPUs, peak_memory_mib of rank 0. `official` holds the record's
-    figures under the same names, or is empty where the runs do not compare.
+    fraction of the peak of all GPUs, peak_memory_mib of rank 0, data_fingerprint of the embedded
+    corpus, whose text depends on the Python version. `official` holds the record's figures under
+    the same names, or is empty where the runs do not compare.
     """
 
     milestone: str | None
     script: str
     scale: str
     data: str | None
+    data_fingerprint: str | None
     device: str | None
     world_size: int
     val_loss: float | None
@@ -54,6 +57,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         script=str(plan.script.path),
         scale=plan.scale,
         data=str(plan.data) if plan.data else log.hyperparameters.get("train_files"),
+        data_fingerprint=fingerprint(plan.data) if plan.data else None,
         device=device,
         world_size=world_size,
         val_loss=validated.val_loss if validated else None,
@@ -101,17 +105,17 @@ def rows(summary: Summary) -> list[tuple[str, str, str]]:
         "peak_memory_mib": "{:,} MiB",
     }
     titles = {"train_time_s": "train_time", "step_avg_ms": "step_avg", "tokens_per_s": "tokens/s",
-              "mfu": "MFU", "peak_memory_mib": "peak_memory"}
+              "mfu": "MFU", "peak_memory_mib": "peak_memory", "data_fingerprint": "fingerprint"}
     table = []
     for name, text in formats.items():
         value, official = getattr(summary, name), summary.official.get(name)
         if value is not None:
             official_text = "" if official is None else text.format(official)
             table.append((titles.get(name, name), text.format(value), official_text))
-    for name in ("scale", "data", "device"):
+    for name in ("scale", "data", "data_fingerprint", "device"):
         if getattr(summary, name):
             official_text = "8 x H100" if name == "device" and summary.official else ""
-            table.append((name, _place(summary, name), official_text))
+            table.append((titles.get(name, name), _place(summary, name), official_text))
     return table
 
 
@@ -147,7 +151,7 @@ def _place(summary, name):
         return f"{summary.world_size} x {summary.device}"
     if name == "data":
         return Path(summary.data).name
-    return summary.scale
+    return getattr(summary, name)
 
 
 def _last(steps, name):
