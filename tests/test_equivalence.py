@@ -19,6 +19,7 @@ from snapshots import (
     micro_overrides,
     run_recorded,
 )
+from speedrun.runlog import read_log
 
 WORLD_SIZES = (1, 2, 4)
 
@@ -31,7 +32,13 @@ def recorded(request, shards, tmp_path_factory):
         folder = tmp_path_factory.mktemp("runs") / str(world_size)
         overrides = micro_overrides(milestone, shards, folder / "log")
         runs[world_size] = run_recorded(milestone, overrides, world_size, folder)
+        runs[world_size][0]["train_losses"] = train_losses(folder / "log")
     return runs
+
+
+def train_losses(log_dir):
+    """The logged mean train losses, [(step, loss), ...]."""
+    return read_log(log_dir / "log.txt").train_curve
 
 
 def blocks_of(records, kind, number):
@@ -84,6 +91,13 @@ def test_every_world_size_has_the_same_losses(recorded):
             np.testing.assert_allclose(record["losses"], reference, rtol=0, atol=1e-4)
 
 
+def test_every_world_size_logs_the_same_train_losses(recorded):
+    reference = recorded[1][0]["train_losses"]
+    assert len(reference) == MICRO["train_steps"]
+    for records in recorded.values():  # they are logged with four digits
+        np.testing.assert_allclose(records[0]["train_losses"], reference, rtol=0, atol=2.1e-4)
+
+
 @pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
@@ -92,6 +106,8 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
         for size in (4, 16)
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
+    logged = [train_losses(tmp_path / str(size)) for size in (4, 16)]
+    np.testing.assert_allclose(logged[0], logged[1], rtol=0, atol=2.1e-4)
 
 
 @pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)

@@ -416,15 +416,15 @@ def stream(module, lengths, step_tokens, world_size, count):
 @snapshots
 def test_steps_are_cut_before_they_are_dealt(milestone):
     module = load_snapshot(milestone)
-    # 33 tokens hold two steps of 16 and the last target; 32 hold one (the second lacks a target).
-    alone = [batches[0] for batches in stream(module, (33, 32), 16, world_size=1, count=8)]
+    # 65 tokens hold two steps of 32 and the last target; 64 hold one (the second lacks a target).
+    alone = [batches[0] for batches in stream(module, (65, 64), 32, world_size=1, count=14)]
     starts = [inputs[0, 0].item() for inputs, _ in alone]
-    assert starts == [0, 8, 16, 24, 33, 41, 0, 8]
+    assert starts == [0, 8, 16, 24, 32, 40, 48, 56, 65, 73, 81, 89, 0, 8]
     for inputs, targets in alone:
         assert inputs.shape == targets.shape == (2, 4) and inputs.dtype == torch.int64
         assert inputs.flatten().tolist() == list(range(inputs[0, 0], inputs[0, 0] + 8))
         assert (targets - inputs).unique().tolist() == [1]
-    dealt = [b for batches in stream(module, (33, 32), 16, world_size=2, count=4) for b in batches]
+    dealt = [b for batches in stream(module, (65, 64), 32, world_size=2, count=7) for b in batches]
     assert [inputs[0, 0].item() for inputs, _ in dealt] == starts
 
 
