@@ -4,10 +4,10 @@ BIN = .venv/bin
 
 .PHONY: run test lessons lint figures
 
-run: .venv/installed  ## train milestone 01 on this machine's CPU, in a minute or two
+run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
 
-test: .venv/installed  ## everything that CI checks
+test: .venv/installed
 	$(BIN)/python -m pytest
 
 lessons: .venv/installed  ## open the notebooks

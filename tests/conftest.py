@@ -1,11 +1,18 @@
 """Fixtures shared by the tests; nothing to run here."""
 
+import os
 import signal
 
 import pytest
-import torch.distributed as dist
 
-from snapshots import write_random_shards
+# Before torch is imported: the tests compare losses of CPU runs, also on a machine with GPUs, and
+# idle threads must not spin while a test's ranks share few cores.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch.distributed as dist  # noqa: E402
+
+from snapshots import write_random_shards  # noqa: E402
 
 
 @pytest.fixture(scope="session")

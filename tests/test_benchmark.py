@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from snapshots import WRITTEN, load_snapshot, micro_args
 from speedrun.benchmark import time_loader, time_steps
@@ -23,25 +24,33 @@ def micro(shards, tmp_path):
     )
 
 
-def test_the_parts_make_up_the_steps(micro):
+def slowed(call):
+    def slow_call(*positional, **named):
+        time.sleep(0.05)
+        return call(*positional, **named)
+
+    return slow_call
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+def test_a_slow_part_is_seen(part, micro, monkeypatch):
     module, args = micro
+    owner, name = {
+        "forward": (module.GPT, "forward"), "backward": (torch.Tensor, "backward"),
+        "optimizer": (torch.optim.AdamW, "step"),
+    }[part]
+    monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
     times = time_steps(module, args)
     assert times.steps == 5
-    parts = (times.forward, times.backward, times.optimizer)
-    assert min(parts) > 0
-    assert sum(parts) == pytest.approx((1 - times.outside) * times.total)
-    assert 0 < times.outside < 1
+    seconds = {part: getattr(times, part) for part in ("forward", "backward", "optimizer")}
+    assert seconds.pop(part) >= 5 * 0.05
+    assert min(seconds.values()) > 0
+    assert times.outside > 0
 
 
-def test_what_is_slow_is_seen(micro, monkeypatch):
+def test_what_is_slow_outside_is_seen(micro, monkeypatch):
     module, args = micro
-    lr_multiplier = module.lr_multiplier
-
-    def slow(step, args):  # runs in the loop, outside the three parts
-        time.sleep(0.05)
-        return lr_multiplier(step, args)
-
-    monkeypatch.setattr(module, "lr_multiplier", slow)
+    monkeypatch.setattr(module, "lr_multiplier", slowed(module.lr_multiplier))  # in the loop
     times = time_steps(module, args)
     assert times.outside * times.total > 5 * 0.05
 

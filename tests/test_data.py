@@ -31,7 +31,7 @@ def command(script, *args, **env):
         env=os.environ | env,
         capture_output=True,
         encoding="utf-8",
-        timeout=30,
+        timeout=300,
     )
 
 
@@ -54,7 +54,7 @@ os.replace = dying_replace
         [sys.executable, "-c", dying + code, *map(str, args)],
         env=os.environ | {"PYTHONPATH": str(DATA)},
         capture_output=True,
-        timeout=30,
+        timeout=300,
     )
     assert process.returncode == 9, process.stderr
 
@@ -287,8 +287,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if not self.path.startswith("/storage/"):
-            self.do_HEAD()
-            self.server.heads.pop()
+            self.answer(404, Content_Length=0)  # the client's own telemetry
             return
         name = self.path.rpartition("/")[2]
         content = self.server.files[name]
@@ -367,7 +366,7 @@ def test_interrupted_download_resumes(hub, tmp_path):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    stderr = process.communicate(timeout=20)[1]
+    stderr = process.communicate(timeout=300)[1]
     assert process.returncode == 130 and len(stderr.split("\n")) <= 3, stderr
     assert "goes on from here" in stderr
     assert not list(out_dir.glob("*.bin"))

@@ -48,9 +48,10 @@ def blocks_of(records, kind, number):
 
 
 def expected_blocks(folder, steps):
-    """The stream as HOUSE rules it, cut from the raw tokens without the snapshots' loader."""
+    """The stream as data/README.md rules it, cut from the tokens without their loader."""
     T, B, step_tokens = MICRO["seq_len"], MICRO["micro_batch_size"], MICRO["total_batch_size"]
-    streams = [shard_files.read(file).astype(np.int64) for file in sorted(folder.glob("*_train_*"))]
+    files = sorted(folder.glob("*_train_*"))
+    streams = [shard_files.read(file).astype(np.int64) for file in files]
     cuts = [
         tokens[start : start + step_tokens + 1]
         for tokens in streams

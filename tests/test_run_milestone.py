@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,31 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
     asked = make_plan("01", scale="tiny", nproc=nproc, nodes=nodes, device_batch=4,
                       out=tmp_path / "run")
     assert option(asked, "micro_batch_size") == 4
+
+
+def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path):
+    copy = tmp_path / "train_gpt.py"
+    shutil.copyfile(load_manifest().get("01").script, copy)
+    plan = make_plan(str(tmp_path), scale="tiny", out=tmp_path / "run")  # its folder will do
+    assert plan.options == make_plan("01", scale="tiny", out=tmp_path / "run").options
+    assert "01_muon" in plan.notes[1]
+    copy.write_text("print('no training script')", encoding="utf-8")
+    with pytest.raises(RunError, match="no class Hyperparameters"):
+        make_plan(str(copy))
+
+
+def test_settings_are_checked_by_name():
+    with pytest.raises(RunError, match="has no hyperparameter muon_rl; did you mean muon_lr?"):
+        make_plan("01", settings=["muon_rl=1"])
+
+
+def test_steps_may_come_as_a_setting(tmp_path):
+    settings = ["train_steps=20", "val_loss_every=5"]
+    plan = make_plan("01", scale="tiny", out=tmp_path / "run", settings=settings)
+    assert option(plan, "cooldown_steps") == 6
+    settings.append("cooldown_steps=20")
+    plan = make_plan("01", scale="tiny", out=tmp_path / "run", settings=settings)
+    assert option(plan, "cooldown_steps") == "20"
 
 
 def test_schedule_keeps_its_shape(script, shards, tmp_path):
@@ -545,7 +571,7 @@ def test_ctrl_c(script, shards, tmp_path):
     assert next(lines).startswith("scale: tiny (")
     assert any(line.startswith("step:200/200") for line in lines)
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert stderr.startswith("error: interrupted\n") and len(stderr.splitlines()) == 2
     assert sorted(file.name for file in out.iterdir()) == ["log.txt", "train_gpt.py"]
@@ -556,7 +582,7 @@ def test_ctrl_c(script, shards, tmp_path):
 def test_a_killed_rank(script, shards, tmp_path):
     out = tmp_path / "run"
     process = start(script, "--data", shards, "--nproc", 3, "--out", out, "--set", "ending=killed")
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 128 + 9
     assert stderr.startswith("error: rank 2 was killed by SIGKILL")
     assert "connection closed" not in stderr and "ChildFailedError" not in stderr
@@ -583,7 +609,7 @@ def command_lines():
 def test_a_whole_run_as_json(script, shards, tmp_path):
     out = tmp_path / "run"
     process = start(script, "--data", shards, "--nproc", 2, "--out", out, "--steps", 10, "--json")
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
     assert summary == json.loads((out / "summary.json").read_text(encoding="utf-8"))

@@ -180,7 +180,11 @@ BAD_INPUT = {
     "truncated": (truncate, {}, r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens"),
     "val_tokens": (leave, dict(val_tokens=4096), "4096 tokens and one more do not fit .* 3000"),
     "batch": (leave, dict(total_batch_size=1000), "total_batch_size=1000 is not a multiple"),
-    "micro batch": (leave, dict(micro_batch_size=0), "total_batch_size=1024 is not a multiple"),
+    "micro batch": (leave, dict(micro_batch_size=0), "micro_batch_size=0 is too small"),
+    "no heads": (leave, dict(num_heads=0), "num_heads=0 is too small"),
+    "no layers": (leave, dict(num_layers=0), "num_layers=0 is too small"),
+    "negative steps": (leave, dict(train_steps=-1), "train_steps=-1 is too small"),
+    "negative rate": (leave, dict(adam_lr=-1e-3), "adam_lr=-0.001 is too small"),
     "heads": (leave, dict(num_heads=3), "model_dim=32 is not a multiple of num_heads=3"),
 }
 
@@ -272,9 +276,11 @@ def test_ctrl_c_keeps_the_log(milestone, shards, tmp_path):
         [sys.executable, milestone.script, *as_options(overrides)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8",
     )
-    while process.poll() is None and not (log.exists() and "step:3/" in log.read_text("utf-8")):
+    deadline = time.monotonic() + 300
+    while not (log.exists() and "step:3/" in log.read_text("utf-8")):
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1].startswith("error: interrupted")
+    assert process.communicate(timeout=300)[1].startswith("error: interrupted")
     assert process.returncode == 130
     assert log.read_text("utf-8").endswith("ms\n")

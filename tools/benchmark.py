@@ -11,34 +11,33 @@ import sys
 import tempfile
 from pathlib import Path
 
+from speedrun.cli import Parser, positive
 from speedrun.dataset import BUILTIN, check_shards, make_builtin, patterns
 from speedrun.launch import RunError
-from speedrun.manifest import ManifestError, load_manifest
+from speedrun.manifest import ManifestError
+from speedrun.script import find_script
 
 
 def main() -> int:
     """Parses, measures, prints; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("id", help="a milestone's id")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="a milestone (01, muon), train, or the path of a script")
     parser.add_argument("--data", type=Path, default=BUILTIN, metavar="DIR",
                         help="folder of the shards that the loader reads (default: data/builtin)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps to time")
-    parser.add_argument("--tokens", type=int, default=100_000_000, metavar="N",
+    parser.add_argument("--steps", type=positive, default=20, metavar="N", help="steps to time")
+    parser.add_argument("--tokens", type=positive, default=100_000_000, metavar="N",
                         help="tokens to load; the shards are read again when they end")
     args = parser.parse_args()
-    manifest = load_manifest()
-    milestone = manifest.get(args.id)
+    script = find_script(args.target)
     make_builtin()
     check_shards(args.data, None)
 
     from speedrun.benchmark import time_loader, time_steps  # torch, which takes seconds
     from speedrun.snapshot import load_snapshot
 
-    module = load_snapshot(milestone.script)
+    module = load_snapshot(script.path)
     with tempfile.TemporaryDirectory() as folder:
-        tiny = manifest.overrides(milestone, "tiny") | patterns(BUILTIN) | dict(
+        tiny = script.tiny | patterns(BUILTIN) | dict(
             train_steps=args.steps, val_loss_every=0, train_loss_every=10, kernel_warmup_steps=0,
             compile=False, bf16=False, log_dir=folder,
         )
@@ -53,7 +52,7 @@ def main() -> int:
     if loader.grown_bytes is not None:
         grown = f"  anonymous memory {loader.grown_bytes / 2**20:+.1f} MiB"
     print(f"loader {loader.tokens / loader.seconds / 1e6:.0f}M tokens/s"
-          f"  ({loader.tokens:,} tokens in {loader.seconds:.2f} s){grown}")
+          f"  ({loader.tokens:,} tokens in {1000 * loader.seconds:.0f} ms){grown}")
     return 0
 
 

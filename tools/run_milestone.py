@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from speedrun.cli import Parser, natural, positive
 from speedrun.dataset import short
 from speedrun.launch import Nodes, RunError
 from speedrun.manifest import ManifestError
@@ -48,18 +49,11 @@ def main() -> int:
     return 0
 
 
-class Parser(argparse.ArgumentParser):
-    """Answers a wrong command line with one line."""
-
-    def error(self, message):
-        self.exit(2, f"error: {message}; see --help\n")
-
-
 def parse_args() -> argparse.Namespace:
     """The command line; a wrong one ends the process with one line and exit code 2."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("target", help="a milestone's id, train, or the path of a train_gpt.py")
+    add("target", help="a milestone (01, muon), train, or the path of a train_gpt.py")
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
     add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
@@ -78,22 +72,6 @@ def parse_args() -> argparse.Namespace:
     add("--dry-run", action="store_true", help="print the command and run nothing")
     add("--json", action="store_true", help="print the summary as JSON, all else on stderr")
     return parser.parse_args()
-
-
-def positive(text: str) -> int:
-    """An int from 1 on, for argparse."""
-    return _at_least(1, text)
-
-
-def natural(text: str) -> int:
-    """An int from 0 on, for argparse."""
-    return _at_least(0, text)
-
-
-def _at_least(least, text):
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ Changed: no biases, RMSNorm without parameters, exact GELU, a constant factor on
          branch, 2.5x the learning rate on a straight line, every gradient tensor at unit norm
 Record:  commit 4a452a2 by @kellerjordan0, 2024-06-01: val loss 3.2798 after 6.44B tokens
          (untimed; record #1 took 45 minutes on 8xH100 for the same task)
-Run:     torchrun --standalone --nproc_per_node=8 train_gpt.py
-         python train_gpt.py --micro_batch_size=16     (one GPU; any hyperparameter is an option)
+Run:     torchrun --standalone --nproc_per_node=8 history/00_baseline/train_gpt.py
+         python history/00_baseline/train_gpt.py --micro_batch_size=16     (one GPU)
 """
 
 import gc
@@ -135,8 +135,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x):
         B, T, C = x.shape
         q, k, v = self.c_qkv(x).view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
-        # (B, T, H, D) -> (B, H, T, D), the layout that the attention kernels want
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D), as the kernels want
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
@@ -187,7 +186,7 @@ class GPT(nn.Module):
         self.lm_head.weight = self.embed.weight  # one tied matrix (arXiv 1608.05859)
 
     def forward(self, inputs, targets=None):
-        # Training multiplies in bfloat16 (the residual stream stays float32); validation does not.
+        # Training multiplies in bfloat16 (the residual stream stays float32), validation not.
         autocast = self.bf16 and self.training
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
             positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
@@ -255,7 +254,7 @@ def lr_multiplier(step, args):
     if step < args.warmup_steps:
         return (step + 1) / args.warmup_steps
     progress = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)
-    return (1.1 - progress) / 1.1
+    return 1 - progress * 10 / 11
 
 
 # -------------------------------------------- Training --------------------------------------------
@@ -270,12 +269,15 @@ def main(args):
     master_process = rank == 0
 
     # Every input is checked before the first process group, tensor or file is made.
+    for name, value in asdict(args).items():
+        is_size = type(value) is int and not name.endswith(("_steps", "_every", "seed"))
+        if type(value) in (int, float) and value < is_size:  # a size is at least 1, others 0
+            fail(f"{name}={value} is too small")
     micro_step_tokens = args.micro_batch_size * args.seq_len * world_size
     for name in ("total_batch_size", "val_tokens"):
-        tokens = getattr(args, name)
-        if min(tokens, args.micro_batch_size, args.seq_len) < 1 or tokens % micro_step_tokens:
-            fail(f"{name}={tokens} is not a multiple of micro_batch_size * seq_len * ranks ="
-                 f" {args.micro_batch_size} * {args.seq_len} * {world_size}; change one of them")
+        if getattr(args, name) % micro_step_tokens:
+            fail(f"{name}={getattr(args, name)} is not a multiple of micro_batch_size * seq_len *"
+                 f" ranks = {args.micro_batch_size} * {args.seq_len} * {world_size}")
     if args.model_dim % args.num_heads:
         fail(f"model_dim={args.model_dim} is not a multiple of num_heads={args.num_heads}")
     if torch.cuda.is_available() and local_rank >= torch.cuda.device_count():
@@ -307,7 +309,6 @@ def main(args):
     store = None if "RANK" in os.environ else dist.HashStore()
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-
     environment = dict(
         python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
         device=device_name, world_size=world_size, compile=args.compile, bf16=args.bf16)
@@ -323,17 +324,17 @@ def main(args):
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model)  # averages the gradients over the ranks
 
-    adam_betas = (args.adam_beta1, args.adam_beta2)
-    optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, betas=adam_betas,
-                                  eps=args.adam_eps, weight_decay=args.weight_decay)]
+    optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
+                                  betas=(args.adam_beta1, args.adam_beta2),
+                                  weight_decay=args.weight_decay)]
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group in param_groups:
         group["initial_lr"] = group["lr"]
-    optimized_params = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized_params)) == sorted(map(id, raw_model.parameters()))
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
 
     # ---- kernel warm-up ----
-    # Compiles every kernel outside the clock, then puts weights and optimizer states back.
+    # Compiles training outside the clock (validation stops it), then puts all states back.
     initial_states = deepcopy([part.state_dict() for part in (raw_model, *optimizers)])
     warmup_batches = batches(train_shards, args.total_batch_size)
     for inputs, targets in itertools.islice(warmup_batches, args.kernel_warmup_steps):

@@ -2,13 +2,13 @@
 01 muon: the matrices of the blocks are trained by Muon, momentum made orthogonal
 
 Parent:  00 baseline
-Changed: Muon for the block matrices, AdamW for the tied table alone; unit RMS updates, Q, K and V
-         apart; rotary positions, linear default init everywhere, attention factor by depth;
-         flat learning rate with a linear cooldown, twice the batch, no weight decay
+Changed: Muon for the block matrices, unit RMS updates, Q, K and V apart; AdamW for the tied
+         table alone, no weight decay or unit-norm gradients, 2.4x the rate; from record #2 rotary
+         positions, default init, attention factor by depth, linear cooldown, twice the batch
 Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in
          22.3 minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
-Run:     torchrun --standalone --nproc_per_node=8 train_gpt.py
-         python train_gpt.py --micro_batch_size=16     (one GPU; any hyperparameter is an option)
+Run:     torchrun --standalone --nproc_per_node=8 history/01_muon/train_gpt.py
+         python history/01_muon/train_gpt.py --micro_batch_size=16     (one GPU)
 """
 
 import gc
@@ -110,8 +110,8 @@ def newton_schulz(matrix, dtype=torch.float32):
     """An approximately orthogonal matrix with the singular vectors of `matrix` (m, n), in float32.
 
     Five steps of the quintic X <- aX + b(XX')X + c(XX')^2 X (Muon write-up, kellerjordan.github.io;
-    arXiv 2409.20325) push every singular value towards 1. The coefficients do not converge: they
-    have the steepest slope at 0 that keeps the values within about 0.68 to 1.13. `dtype` is the
+    arXiv 2409.20325) push the singular values towards 1. They do not converge: the coefficients
+    are as steep at 0 as keeps what starts above 0.003 within about 0.68 to 1.20. `dtype` is the
     precision of the products; bfloat16 is enough.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -138,8 +138,8 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params, lr, momentum, bf16, compile):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        compiled = torch.compile(newton_schulz, dynamic=False)  # once per shape, at its first call
-        self.newton_schulz = compiled if compile else newton_schulz
+        self.newton_schulz = (  # compiled once per shape
+            torch.compile(newton_schulz, dynamic=False) if compile else newton_schulz)
 
     @torch.no_grad()
     def step(self):
@@ -198,8 +198,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = self.c_qkv(x).view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
         q, k = self.rotary(q), self.rotary(k)
-        # (B, T, H, D) -> (B, H, T, D), the layout that the attention kernels want
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D), as the kernels want
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
@@ -224,7 +223,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        # Keeps the early stream small, as GPT-2's smaller init of c_proj did.
+        # Keeps the early stream small at any depth, as GPT-2's smaller init of c_proj did.
         self.attn_scale = 1 / math.sqrt(2 * args.num_layers)
 
     def forward(self, x):
@@ -242,11 +241,11 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
-        # Every matrix keeps nn.Linear's init, uniform within 1 / sqrt(fan_in), the tied one too.
+        # All matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in); the embedding too.
         self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
 
     def forward(self, inputs, targets=None):
-        # Training multiplies in bfloat16 (the residual stream stays float32); validation does not.
+        # Training multiplies in bfloat16 (the residual stream stays float32), validation not.
         autocast = self.bf16 and self.training
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
             x = self.embed(inputs)  # (B, T, C)
@@ -325,12 +324,15 @@ def main(args):
     master_process = rank == 0
 
     # Every input is checked before the first process group, tensor or file is made.
+    for name, value in asdict(args).items():
+        is_size = type(value) is int and not name.endswith(("_steps", "_every", "seed"))
+        if type(value) in (int, float) and value < is_size:  # a size is at least 1, others 0
+            fail(f"{name}={value} is too small")
     micro_step_tokens = args.micro_batch_size * args.seq_len * world_size
     for name in ("total_batch_size", "val_tokens"):
-        tokens = getattr(args, name)
-        if min(tokens, args.micro_batch_size, args.seq_len) < 1 or tokens % micro_step_tokens:
-            fail(f"{name}={tokens} is not a multiple of micro_batch_size * seq_len * ranks ="
-                 f" {args.micro_batch_size} * {args.seq_len} * {world_size}; change one of them")
+        if getattr(args, name) % micro_step_tokens:
+            fail(f"{name}={getattr(args, name)} is not a multiple of micro_batch_size * seq_len *"
+                 f" ranks = {args.micro_batch_size} * {args.seq_len} * {world_size}")
     if args.model_dim % args.num_heads:
         fail(f"model_dim={args.model_dim} is not a multiple of num_heads={args.num_heads}")
     if torch.cuda.is_available() and local_rank >= torch.cuda.device_count():
@@ -362,7 +364,6 @@ def main(args):
     store = None if "RANK" in os.environ else dist.HashStore()
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-
     environment = dict(
         python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
         device=device_name, world_size=world_size, compile=args.compile, bf16=args.bf16)
@@ -378,23 +379,22 @@ def main(args):
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model)  # averages the gradients over the ranks
 
-    adam_betas = (args.adam_beta1, args.adam_beta2)
     hidden_matrix_params = list(raw_model.blocks.parameters())
     embed_params = [raw_model.embed.weight]  # the head too
     optimizers = [
-        torch.optim.AdamW(embed_params, lr=args.adam_lr, betas=adam_betas, eps=args.adam_eps,
-                          weight_decay=args.weight_decay, fused=True),
+        torch.optim.AdamW(embed_params, lr=args.adam_lr, eps=args.adam_eps, fused=True,
+                          betas=(args.adam_beta1, args.adam_beta2), weight_decay=args.weight_decay),
         Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
              bf16=args.bf16, compile=args.compile),
     ]
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group in param_groups:
         group["initial_lr"] = group["lr"]
-    optimized_params = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized_params)) == sorted(map(id, raw_model.parameters()))
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
 
     # ---- kernel warm-up ----
-    # Compiles every kernel outside the clock, then puts weights and optimizer states back.
+    # Compiles training outside the clock (validation stops it), then puts all states back.
     initial_states = deepcopy([part.state_dict() for part in (raw_model, *optimizers)])
     warmup_batches = batches(train_shards, args.total_batch_size)
     for inputs, targets in itertools.islice(warmup_batches, args.kernel_warmup_steps):

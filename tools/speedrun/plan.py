@@ -25,6 +25,7 @@ from speedrun.device import visible_gpus
 from speedrun.hyperparameters import fitting_micro_batch, scaled_phases, training_tokens, whole
 from speedrun.launch import Nodes, RunError, launch_command
 from speedrun.manifest import REPOSITORY
+from speedrun.schema import nearest
 from speedrun.script import Script, find_script
 
 BYTE_VOCABULARY = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
@@ -97,7 +98,7 @@ def make_plan(
     """
     script = find_script(target)
     nodes = _check_nodes(nodes or Nodes())
-    settings = dict(_name_and_value(setting) for setting in settings)
+    settings = dict(_name_and_value(setting, script) for setting in settings)
     gpus = visible_gpus()
     if gpus and (nproc or 0) > len(gpus):
         raise RunError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
@@ -105,6 +106,8 @@ def make_plan(
     scale, reason = _choose_scale(scale, data, gpus)
     notes = [f"scale: {scale} ({reason})"]
     options = dict(script.tiny) if scale == "tiny" else {}
+    if scale == "tiny" and script.milestone is None:
+        notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
     if {"train_files", "val_files"} <= settings.keys():
         folder = None
     else:
@@ -116,8 +119,10 @@ def make_plan(
             options = {k: v for k, v in options.items() if k not in BYTE_VOCABULARY}
             notes.append("vocabulary: the script's own (the shards do not hold bytes)")
 
+    steps = whole(settings.get("train_steps")) or steps
     if steps is not None:
         phases = scaled_phases({**script.hyperparameters, **options}, steps)
+        phases = {name: change for name, change in phases.items() if name not in settings}
         if phases:
             changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
             notes.append(f"schedule: {changes} (in proportion to the steps)")
@@ -138,12 +143,16 @@ def make_plan(
     return Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes)
 
 
-def _name_and_value(setting):
+def _name_and_value(setting, script):
     name, equals, value = setting.removeprefix("--").partition("=")
     if not (name and equals):
         raise RunError(f"--set {setting}: write it as --set name=value")
     if name == "log_dir":
         raise RunError(f"--set {setting}: the log's folder is chosen with --out")
+    if name not in script.hyperparameters:
+        near = nearest(name, script.hyperparameters)
+        hint = f"; did you mean {near}?" if near else ""
+        raise RunError(f"--set {setting}: {short(script.path)} has no hyperparameter {name}{hint}")
     return name, value
 
 

@@ -21,20 +21,23 @@ _OPERATIONS = {
 @dataclass(frozen=True)
 class Script:
     """A train_gpt.py: name for its runs, file, the milestone it is (or None), the defaults of its
-    hyperparameters, and the overrides {name: value} that make it tiny."""
+    hyperparameters, the overrides {name: value} that make it tiny, and whose overrides they are."""
 
     name: str
     path: Path
     milestone: Milestone | None
     hyperparameters: dict[str, object]
     tiny: dict[str, object]
+    tiny_of: Milestone
 
 
 def find_script(target: str) -> Script:
-    """The Script for a milestone's id, `train` (the learner's script) or a path.
+    """The Script for a milestone's id, for `train` (the learner's script), or for the path of a
+    train_gpt.py or of its folder.
 
-    A script that is no milestone gets the tiny overrides of 00 as far as it has their names.
-    Raises RunError or ManifestError, both with one line, where there is no such script.
+    A script that is no milestone gets the tiny overrides of the milestone whose hyperparameters
+    have the most names in common with its own, as far as it has their names. Raises RunError or
+    ManifestError, both with one line, where there is no such script.
     """
     manifest = load_manifest()
     if target != "train" and not (target.endswith(".py") or "/" in target or os.sep in target):
@@ -44,6 +47,8 @@ def find_script(target: str) -> Script:
         return _milestone_script(manifest, milestone)
 
     path = REPOSITORY / "train" / "train_gpt.py" if target == "train" else Path(target)
+    if path.is_dir():
+        path = path / "train_gpt.py"
     if not path.is_file():
         raise RunError(f"{path} is not a file; give a milestone's id, train or a train_gpt.py")
     for milestone in manifest.written():
@@ -51,9 +56,11 @@ def find_script(target: str) -> Script:
             return _milestone_script(manifest, milestone)
     name = target if target == "train" else path.resolve().parent.name
     hyperparameters = _hyperparameters(path)
-    tiny = manifest.overrides(manifest.get("00"), "tiny")
+    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script).keys()
+                                                        ^ hyperparameters.keys()))
+    tiny = manifest.overrides(nearest, "tiny")
     known = {key: value for key, value in tiny.items() if key in hyperparameters}
-    return Script(name or "run", path, None, hyperparameters, known)
+    return Script(name or "run", path, None, hyperparameters, known, nearest)
 
 
 def default_hyperparameters(script: Path) -> dict[str, object]:
@@ -80,14 +87,17 @@ def default_hyperparameters(script: Path) -> dict[str, object]:
 def _milestone_script(manifest, milestone):
     tiny = manifest.overrides(milestone, "tiny")
     defaults = _hyperparameters(milestone.script)
-    return Script(milestone.id, milestone.script, milestone, defaults, tiny)
+    return Script(milestone.id, milestone.script, milestone, defaults, tiny, milestone)
 
 
 def _hyperparameters(path):
     try:
-        return default_hyperparameters(path)
+        hyperparameters = default_hyperparameters(path)
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from None
+    if not hyperparameters:
+        raise RunError(f"{path} has no class Hyperparameters, so it is no training script")
+    return hyperparameters
 
 
 def _constant(node):

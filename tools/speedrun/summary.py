@@ -171,7 +171,9 @@ def _official(plan, log):
     figures = {
         "val_loss": record.val_loss, "steps": record.train_steps,
         "tokens": record.train_steps * record.tokens_per_step,
-        "train_time_s": record.minutes and 60 * record.minutes, "step_avg_ms": record.step_avg_ms,
+        # without a step time of its own, the minutes are another run's
+        "train_time_s": record.step_avg_ms and 60 * record.minutes,
+        "step_avg_ms": record.step_avg_ms,
         "tokens_per_s": record.step_avg_ms and 1000 * record.tokens_per_step / record.step_avg_ms,
     }
     return {name: value for name, value in figures.items() if value is not None}

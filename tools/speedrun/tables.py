@@ -31,11 +31,14 @@ def replace_between(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
 
 
-def milestone_table(manifest: Manifest, folder: str = "") -> str:
-    """Return the table of all milestones; `folder` leads from its file to history/ ("history/")."""
+def milestone_table(manifest: Manifest, folder: str = "", written_only: bool = False) -> str:
+    """Return the table of the milestones; `folder` leads from its file to history/ ("history/").
+
+    written_only: leave out the milestones that have no snapshot yet, and say how many they are.
+    """
     head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind"]
     rows = []
-    for m in manifest.milestones:
+    for m in manifest.written() if written_only else manifest.milestones:
         rows.append([
             f"[{m.id}]({folder}{m.name})" if m.written else m.id,
             f"**{m.title}.** {m.idea}" + ("" if m.written else " *Not yet written.*"),
@@ -46,7 +49,12 @@ def milestone_table(manifest: Manifest, folder: str = "") -> str:
             _cell(m.val_loss, ".4f"),
             m.kind,
         ])  # fmt: skip
-    return markdown(head, rows, right=["minutes", "steps", "tokens"])
+    table = markdown(head, rows, right=["minutes", "steps", "tokens"])
+    if written_only:
+        table += (f"\n\nThese {len(rows)} of {len(manifest.milestones)} milestones are written; the"
+                  f" others, down to {min(m.minutes for m in manifest.milestones):g} minutes, stand"
+                  f" with their figures in [the history]({folder}README.md).")
+    return table
 
 
 def shard_table(manifest: Manifest) -> str:
