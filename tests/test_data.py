@@ -270,9 +270,12 @@ class HubHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_HEAD(self):
+        self.server.heads.append(self.path.rpartition("/")[2])
+        self.redirect()
+
+    def redirect(self):
         name = self.path.rpartition("/")[2]
         content = self.server.files.get(name)
-        self.server.heads.append(name)
         if content is None or not self.path.startswith(self.prefix):
             self.answer(404, X_Error_Code="EntryNotFound", Content_Length=0)
             return
@@ -287,7 +290,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if not self.path.startswith("/storage/"):
-            self.answer(404, Content_Length=0)  # the client's own telemetry
+            self.redirect()
             return
         name = self.path.rpartition("/")[2]
         content = self.server.files[name]
