@@ -30,10 +30,33 @@ def main(milestone_id, folder):
             yield inputs, targets
 
     module.token_batches = recorded
+    muons, orthogonalized = watch_muon(module)
     losses = module.main(module.Hyperparameters(**overrides))
     rank = int(os.environ["RANK"])
-    record = dict(losses=losses, streams=streams)
+    buffers = sum("momentum_buffer" in state for muon in muons for state in muon.state.values())
+    record = dict(
+        losses=losses, streams=streams, orthogonalized=len(orthogonalized), buffers=buffers
+    )
     Path(folder, f"rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def watch_muon(module):
+    """Two lists that fill while the module trains: its Muon optimizers, and an entry for each call
+    of newton_schulz. They stay empty for a milestone without Muon."""
+    muons, calls = [], []
+    if hasattr(module, "Muon"):
+        newton_schulz, init = module.newton_schulz, module.Muon.__init__
+
+        def counted(*args, **kwargs):
+            calls.append(None)
+            return newton_schulz(*args, **kwargs)
+
+        def noted(self, *args, **kwargs):
+            muons.append(self)
+            init(self, *args, **kwargs)
+
+        module.newton_schulz, module.Muon.__init__ = counted, noted
+    return muons, calls
 
 
 def batch_hash(inputs, targets):

@@ -22,7 +22,10 @@ MICRO = dict(
     kernel_warmup_steps=1, compile=False, bf16=False, adam_lr=3e-3,
 )
 # What each milestone needs besides, so that 20 steps move the loss by more than 0.5.
-MICRO_OF = {"00": dict(warmup_steps=2, adam_lr=6e-3), "01": dict(muon_lr=1e-2, cooldown_steps=5)}
+MICRO_OF = {
+    "00": dict(warmup_steps=2, adam_lr=6e-3),
+    **{id: dict(muon_lr=1e-2, cooldown_steps=5) for id in ("01", "02", "03")},
+}
 
 
 def by_id(milestone):

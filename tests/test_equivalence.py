@@ -19,6 +19,7 @@ from snapshots import (
     micro_overrides,
     run_recorded,
 )
+from speedrun.manifest import load_manifest
 from speedrun.runlog import read_log
 
 WORLD_SIZES = (1, 2, 4)
@@ -97,6 +98,32 @@ def test_every_world_size_logs_the_same_train_losses(recorded):
     assert len(reference) == MICRO["train_steps"]
     for records in recorded.values():  # they are logged with four digits
         np.testing.assert_allclose(records[0]["train_losses"], reference, rtol=0, atol=2.1e-4)
+
+
+def test_each_rank_orthogonalizes_its_share(recorded, request):
+    # The micro model has 12 matrices from 02 on; 01 has 8, of which Q, K and V count as three.
+    milestone = request.node.callspec.params["recorded"]
+    buffers = {"00": 0, "01": 8}.get(milestone.id, 12)
+    calls = 0 if milestone.id == "00" else 12
+    steps = MICRO["train_steps"] + MICRO["kernel_warmup_steps"]
+    for world_size, records in recorded.items():
+        share = 1 if milestone.id in ("00", "01", "02") else world_size
+        for record in records:
+            assert record["buffers"] == buffers / share
+            assert record["orthogonalized"] == steps * calls / share
+
+
+SYSTEMS = [milestone for milestone in WRITTEN if milestone.kind == "systems"]
+
+
+@pytest.mark.parametrize("milestone", SYSTEMS, ids=by_id)
+def test_a_systems_milestone_has_its_parents_losses(milestone, shards, tmp_path):
+    parent = load_manifest().get(milestone.parent)
+    losses = [
+        load_snapshot(m).main(micro_args(m, shards, tmp_path / m.id)) for m in (parent, milestone)
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
+    assert losses[0][0][1] - losses[0][-1][1] > 0.5
 
 
 @pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)

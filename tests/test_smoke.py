@@ -111,6 +111,8 @@ def test_logits_without_targets(milestone):
     module = load_snapshot(milestone)
     args = module.Hyperparameters(**MICRO)
     model = module.GPT(args).eval()
+    for param in model.parameters():  # at init some milestones' tokens do not see each other
+        torch.nn.init.normal_(param, std=0.2)
     inputs = torch.randint(args.vocab_size, (2, 7))  # shorter than seq_len, as sampling wants
     logits = model(inputs)
     assert logits.shape == (2, 7, args.vocab_size) and logits.dtype == torch.float32
@@ -136,7 +138,7 @@ def test_seed(milestone, shards, tmp_path):
 
 
 @snapshots
-def test_bf16_switches_training_alone(milestone):
+def test_bf16_rounds_and_nothing_else_does(milestone):
     module = load_snapshot(milestone)
     models = []
     for bf16 in (False, True):
@@ -145,7 +147,9 @@ def test_bf16_switches_training_alone(milestone):
     inputs = torch.randint(64, (2, 32))
     exact, rounded = (model.train()(inputs, inputs) for model in models)
     assert 0 < abs(exact - rounded) < 0.05
-    assert torch.equal(*(model.eval()(inputs, inputs) for model in models))
+    exact, rounded = (model.eval()(inputs, inputs) for model in models)
+    validates_in_float32 = milestone.id in ("00", "01")
+    assert torch.equal(exact, rounded) == validates_in_float32
 
 
 # ---- bad input: one line, exit code not 0, nothing written ----

@@ -74,7 +74,7 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None]) -> 
     called from the main thread. Raises OSError if the command or the report cannot be started.
     """
     environment = {
-        "OMP_WAIT_POLICY": "passive",  # threads that spin while they wait starve a shared CPU
+        "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
         **os.environ,
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
