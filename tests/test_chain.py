@@ -3,11 +3,13 @@
 Run: .venv/bin/python -m pytest tests/test_chain.py
 """
 
+import subprocess
+
 import pytest
 
 from snapshots import WRITTEN, by_id
 from speedrun.blocks import FREE, changed_blocks, diff_size, split_blocks
-from speedrun.manifest import load_manifest
+from speedrun.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in WRITTEN if milestone.parent]
 links = pytest.mark.parametrize("milestone", CHILDREN, ids=by_id)
@@ -37,6 +39,20 @@ def test_budget(milestone):
     size = diff_size(*sources_of(milestone))
     assert size.lines <= milestone.budget.diff_lines
     assert size.blocks <= milestone.budget.diff_blocks
+
+
+def committed(path):
+    """A file's text in the last commit; the test skips where there is none to ask."""
+    shown = subprocess.run(["git", "-C", str(REPOSITORY), "show", f"HEAD:{path}"],
+                           capture_output=True, encoding="utf-8")
+    if shown.returncode:
+        pytest.skip("not in a git checkout")
+    return shown.stdout
+
+
+def test_the_learners_script_starts_as_the_first_milestone():
+    # As committed: your own copy may be further.
+    assert committed("train/train_gpt.py") == committed("history/00_baseline/train_gpt.py")
 
 
 EXAMPLE = '''"""Card."""

@@ -1,0 +1,99 @@
+"""Repairs are carried down the chain, and only where the old block stands.
+
+Run: .venv/bin/python -m pytest tests/test_propagate.py
+"""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.propagate import ALREADY, CARRIED, DIFFERS, Repair, carry, descendants, repairs
+
+OLD = '"""Card."""\n\nimport os\n\n\n# Adds.\ndef f(x):\n    return x\n\n\ndef g():\n    return 2\n'
+NEW = OLD.replace("return x", "y = x\n    return y").replace("Card", "Other card")
+
+
+def test_a_repair_is_found_and_carried():
+    (repair,) = repairs(OLD, NEW, [])
+    assert repair == Repair(
+        "f", "# Adds.\ndef f(x):\n    return x", "# Adds.\ndef f(x):\n    y = x\n    return y"
+    )
+    child = OLD.replace("return 2", "return 3")
+    fate, text = carry(repair, child)
+    assert (fate, text) == (CARRIED, NEW.replace("return 2", "return 3").replace("Other c", "C"))
+    assert carry(repair, text) == (ALREADY, text)
+    for other in (OLD.replace("return x", "return -x"), OLD.replace("def f", "def h")):
+        assert carry(repair, other) == (DIFFERS, other)
+
+
+@pytest.mark.parametrize("before, after, wanted, message", [
+    (OLD, NEW, ["card"], "card is every file's own"),
+    (OLD, NEW, ["g"], "block g did not change"),
+    (OLD, NEW, ["k"], "block k does not exist"),
+    (OLD, OLD.replace("def g", "def k"), [], "block g was removed"),
+    (OLD, OLD + "\n\ndef k():\n    pass\n", [], "block k was added"),
+])
+def test_what_cannot_be_carried(before, after, wanted, message):
+    with pytest.raises(ValueError, match=message):
+        repairs(before, after, wanted)
+
+
+def test_descendants():
+    manifest = load_manifest()
+    assert [m.id for m in descendants(manifest, manifest.get("01"))][:2] == ["02", "03"]
+    assert "01" not in [m.id for m in descendants(manifest, manifest.get("02"))]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A repository of its own with the files that the command needs."""
+    for folder in ("history", "train", "tools"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for command in (["init", "-q"], ["add", "-A"],
+                    ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "as it is"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    return tmp_path
+
+
+def propagate(clone, *arguments):
+    return subprocess.run(
+        [sys.executable, "tools/propagate.py", *arguments], cwd=clone, capture_output=True,
+        encoding="utf-8",
+    )
+
+
+def test_the_command(clone):
+    scripts = sorted(clone.glob("history/*/train_gpt.py"))
+    first = scripts[0].read_text(encoding="utf-8")
+    repaired = first.replace("is too small", "is far too small")
+    repaired = repaired.replace('"""Two linear maps with a GELU', '"""Two maps with a GELU')
+    scripts[0].write_text(repaired, encoding="utf-8")
+    ended = propagate(clone, "00")
+    assert ended.returncode == 0, ended.stderr
+    for script in [*scripts[1:], clone / "train" / "train_gpt.py"]:
+        assert "is far too small" in script.read_text(encoding="utf-8")
+    assert (clone / "train" / "train_gpt.py").read_text(encoding="utf-8") == repaired
+    assert "Two maps with a GELU" in scripts[1].read_text(encoding="utf-8")
+    # 02 has an MLP of its own, which stays and is told.
+    assert "differs        history/02_modern_arch/train_gpt.py  MLP" in ended.stdout
+    assert "GELU" not in scripts[2].read_text(encoding="utf-8")
+    again = propagate(clone, "00", "--block", "main: setup")
+    assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["00"], "has no changed block since HEAD"),
+    (["0O"], "00"),
+    (["00", "--since", "nowhere"], "no old text of history/00_baseline/train_gpt.py"),
+    (["00", "--block"], "expected one argument"),
+])
+def test_wrong_input_is_one_line(clone, arguments, message):
+    ended = propagate(clone, *arguments)
+    assert ended.returncode != 0
+    assert ended.stderr.startswith("error: ")
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1

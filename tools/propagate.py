@@ -1,0 +1,70 @@
+"""Carry a repair to a milestone's descendants: you edit the earliest milestone that has the fault,
+this command edits the rest.
+
+    python tools/propagate.py 00                      every block that differs from the last commit
+    python tools/propagate.py 00 --block parse_args   this one; may be repeated
+    python tools/propagate.py 00 --since HEAD~3       ... from an older commit
+
+A descendant that holds the old block byte for byte gets the new one; the others are listed. The
+learner's script, which starts as a copy of the first milestone, counts as one of its descendants.
+"""
+
+import argparse
+import subprocess
+import sys
+
+from speedrun.cli import Parser
+from speedrun.dataset import short
+from speedrun.manifest import REPOSITORY, ManifestError, load_manifest
+from speedrun.propagate import DIFFERS, carry, descendants, repairs
+
+
+def main() -> int:
+    """Parses, carries, prints; returns the exit code."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("id", help="the milestone that was edited")
+    parser.add_argument("--block", action="append", default=[], metavar="NAME",
+                        help="the block to carry (default: all that changed)")
+    parser.add_argument("--since", default="HEAD", metavar="REVISION",
+                        help="the commit that still has the old text (default: HEAD)")
+    args = parser.parse_args()
+    manifest = load_manifest()
+    milestone = manifest.get(args.id)
+    scripts = [descendant.script for descendant in descendants(manifest, milestone)]
+    learners = REPOSITORY / "train" / "train_gpt.py"
+    if milestone.parent is None and learners.exists():
+        scripts.append(learners)
+
+    before = committed(milestone.script.relative_to(REPOSITORY).as_posix(), args.since)
+    found = repairs(before, milestone.script.read_text(encoding="utf-8"), args.block)
+    if not found:
+        raise ValueError(f"{short(milestone.script)} has no changed block since {args.since}")
+    missed = 0
+    for script in scripts:
+        text = script.read_text(encoding="utf-8")
+        for repair in found:
+            fate, text = carry(repair, text)
+            print(f"{fate:<13}  {short(script)}  {repair.block}")
+            missed += fate == DIFFERS
+        script.write_text(text, encoding="utf-8", newline="\n")
+    if missed:
+        print(f"{missed} to look at by hand", file=sys.stderr)
+    return 0
+
+
+def committed(path: str, revision: str) -> str:
+    """The text of a file of the repository in a commit; ValueError, one line, if git has none."""
+    shown = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "show", f"{revision}:{path}"], capture_output=True,
+    )
+    if shown.returncode:
+        reason = shown.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise ValueError(f"no old text of {path}: {reason}")
+    return shown.stdout.decode("utf-8").replace("\r\n", "\n")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ManifestError, ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
