@@ -30,11 +30,12 @@ def m01():
 
 # ---- whole models ----
 
-TENSORS = {"00": 50, "01": 49, "02": 73, "03": 73}
+TENSORS = {"00": 50, "01": 49, "02": 73, "03": 73, "04": 99}
 # Of the records' init at full size, on uniform tokens. From 02 on the blocks are identities at
 # first and the logit of the input token is sqrt(768) |E[token]| = 16, all others are N(0, 1/3).
 INITIAL_LOSS = {
     "00": (10.94, 11.05), "01": (10.90, 11.03), "02": (15.95, 16.05), "03": (15.95, 16.05),
+    "04": (10.8258, 10.8259),  # ln 50304: the head is zero
 }
 
 
@@ -95,7 +96,10 @@ def small_model(module, amplitude):
     )
     model = module.GPT(args)
     with torch.no_grad():
-        for k, param in enumerate(model.parameters()):
+        matrices = [param for param in model.parameters() if param.ndim == 2]
+        if model.lm_head.weight is not model.embed.weight:  # the head comes second
+            matrices.insert(1, matrices.pop())
+        for k, param in enumerate(matrices):
             index = torch.arange(param.numel(), dtype=torch.float64)
             param.copy_((amplitude * torch.sin(0.37 * index + k)).view_as(param))
     tokens = torch.tensor([(5 * i * i + 3 * i + 1) % 64 for i in range(17)])
@@ -108,25 +112,36 @@ def small_optimizers(module, model):
     if hasattr(module, "NormalizedAdamW"):
         adamw = module.NormalizedAdamW
         return [adamw(model.parameters(), lr=1.5e-3, betas=betas, eps=1e-8, weight_decay=0.1)]
-    adamw = torch.optim.AdamW([model.embed.weight], lr=3.6e-3, betas=betas, weight_decay=0.0)
-    matrices = list(model.blocks.parameters())
     if not dist.is_initialized():  # from 03 on Muon asks for its rank; conftest.py cleans up
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return [adamw, module.Muon(matrices, lr=3.6e-4, momentum=0.95, bf16=False, compile=False)]
+    if hasattr(module, "muon_momentum"):
+        scalars = [param for param in model.parameters() if param.ndim < 2]
+        adam = torch.optim.Adam([
+            dict(params=[model.embed.weight], lr=0.6), dict(params=scalars, lr=0.04),
+            dict(params=[model.lm_head.weight], lr=0.008),
+        ], betas=betas)
+        muon_lr = 0.04
+    else:
+        adam = torch.optim.AdamW([model.embed.weight], lr=3.6e-3, betas=betas, weight_decay=0.0)
+        muon_lr = 3.6e-4
+    matrices = [param for param in model.blocks.parameters() if param.ndim == 2]
+    return [adam, module.Muon(matrices, lr=muon_lr, momentum=0.95, bf16=False, compile=False)]
 
 
 SMALL_LOSS = {
     "00": {0.1: 4.190855, 0.5: 4.410321}, "01": {0.1: 4.178563, 0.5: 4.389413},
-    "02": {0.5: 4.17032}, "03": {0.5: 4.17032},
+    "02": {0.5: 4.17032}, "03": {0.5: 4.17032}, "04": {0.5: 4.53226},
 }
 SMALL_TRAINING = {
     **dict.fromkeys(("02", "03"), [4.17032, 4.11120, 4.05333, 3.99674, 3.94143, 3.88739, 3.83460]),
     "00": [4.41032, 4.36508, 4.32142, 4.27922, 4.23839, 4.19881, 4.16040],
+    "04": [4.53226, 4.08818, 3.89353, 3.75444, 3.62450, 3.47965, 3.37756],
     "01": [4.38941, 4.32751, 4.26684, 4.20763, 4.14999, 4.09395, 4.03954],
 }
 # Q (or QKV), attention out, MLP up, MLP down of layer 0, and the tied table
 SMALL_GRADIENTS = {
     **dict.fromkeys(("02", "03"), [0.073948, 0.040525, 0.022987, 0.233198, 0.942402]),
+    "04": [0.043586, 0.063554, 0.068352, 0.410978, 0.072631],
     "00": [0.070062, 0.040204, 0.033690, 0.348524, 0.975286],
     "01": [0.457269, 0.134459, 0.083626, 0.310217, 1.097911],
 }
@@ -155,7 +170,10 @@ def test_small_training(milestone):
     module = load_snapshot(milestone)
     model, inputs, targets = small_model(module, 0.5)
     optimizers, losses = small_optimizers(module, model), []
-    for _ in SMALL_TRAINING[milestone.id]:
+    for step in range(len(SMALL_TRAINING[milestone.id])):
+        if hasattr(module, "muon_momentum"):
+            momentum = module.muon_momentum(step, module.Hyperparameters())
+            optimizers[1].param_groups[0]["momentum"] = momentum
         loss = model(inputs, targets)
         losses.append(loss.item())
         loss.backward()
@@ -330,6 +348,125 @@ def test_02_norm_and_rotation_commute():
     assert difference.abs().max() < 1e-6
 
 
+@pytest.fixture
+def fresh04():
+    """Milestone 04's small model as it is initialised, and a batch of 2 x 8 tokens."""
+    torch.manual_seed(0)
+    module = load_snapshot(BY_ID["04"])
+    args = module.Hyperparameters(
+        vocab_size=64, num_layers=4, num_heads=2, model_dim=32, seq_len=8, compile=False, bf16=False
+    )
+    tokens = torch.randint(64, (2, 9))
+    return module, module.GPT(args), tokens[:, :-1], tokens[:, 1:]
+
+
+def test_04_gradients_arrive_one_layer_after_the_other(fresh04):
+    module, model, inputs, targets = fresh04
+    optimizers = small_optimizers(module, model)
+    names = {
+        "head": ["lm_head.weight"],
+        "out": ["embed.weight"] + [f"blocks.{i}.{part}.c_proj.weight"
+                                   for i in range(4) for part in ("attn", "mlp")],
+    }
+    moved = []
+    for _ in range(3):
+        model.zero_grad()
+        model(inputs, targets).backward()
+        # what Adam or Muon would make of round-off is not what this test is about
+        moved.append({n for n, p in model.named_parameters() if p.grad.abs().max() > 1e-7})
+        for optimizer in optimizers:
+            optimizer.step()
+    assert moved[0] == set(names["head"])
+    matrices = {name for name, param in model.named_parameters() if param.ndim == 2}
+    assert moved[1] & matrices == {*names["head"], *names["out"]}
+    assert moved[2] & matrices == matrices
+    assert model.blocks[0].attn.value_lambda.grad.abs() < 1e-7  # mixes a value with itself
+    assert model.blocks[1].attn.value_lambda.grad.abs() > 1e-7
+
+
+def test_04_scalars_do_not_matter_at_first(fresh04):
+    module, model, inputs, targets = fresh04
+    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
+    before = model(inputs, targets)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.lambdas.copy_(torch.tensor([0.7, 0.4]))
+            block.attn.value_lambda.fill_(0.2)
+        model.skip_weights.copy_(torch.tensor([0.3, 2.0]))
+    torch.testing.assert_close(model(inputs, targets), before)
+
+
+def test_04_skips_are_last_in_first_out(fresh04):
+    module, model, inputs, targets = fresh04
+    seen = []  # the input and the output of each block
+
+    def count(number):
+        def forward(x, first_v, x0):
+            seen.append((x.clone(), x + number))
+            return x + number, "the first values"
+        return forward
+
+    for number, block in enumerate(model.blocks, start=1):
+        block.forward = count(10.0**number)
+    with torch.no_grad():
+        model.skip_weights.copy_(torch.tensor([0.5, 0.25]))
+        model(inputs)
+    torch.testing.assert_close(seen[2][0], seen[1][1] + 0.5 * seen[1][1])
+    torch.testing.assert_close(seen[3][0], seen[2][1] + 0.25 * seen[0][1])
+
+
+def test_04_values_are_mixed_with_the_first_layers(fresh04, monkeypatch):
+    module, model, inputs, targets = fresh04
+    mixed = []
+
+    def spy(q, k, v, **kwargs):
+        mixed.append(v.transpose(1, 2))
+        return v
+
+    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.value_lambda.fill_(0.25)
+        model(inputs)
+    x = module.norm(module.norm(model.embed(inputs)))  # all that a block sees at init
+    raw = [block.attn.c_v(x).view(2, 8, 2, 16) for block in model.blocks]
+    for layer in range(4):
+        torch.testing.assert_close(mixed[layer], 0.75 * raw[layer] + 0.25 * raw[0])
+
+
+def test_04_softcap(fresh04, monkeypatch):
+    module, model, inputs, targets = fresh04
+    values = torch.tensor([0.0, 1, 5, 15, 30, 60])
+    monkeypatch.setattr(model.lm_head, "forward", lambda x: values)
+    expected = [0, 0.999630, 4.954212, 13.863515, 22.847825, 28.920827]
+    assert model(inputs).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_04_dtypes():
+    module = load_snapshot(BY_ID["04"])
+    with torch.device("meta"):
+        model = module.GPT(module.Hyperparameters(bf16=True))
+    stored = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
+    assert len(stored) == 26
+    assert all(name.split(".")[-1] in ("value_lambda", "lambdas", "skip_weights") for name in
+               stored - {"embed.weight"})
+    others = {p.dtype for name, p in model.named_parameters() if name not in stored}
+    assert others == {torch.float32}
+
+
+@pytest.mark.parametrize("shape, rms", [
+    ((768, 768), 1.333e-3), ((3072, 768), 1.374e-3), ((768, 3072), 6.868e-4),
+])
+def test_04_muon_moves(shape, rms):
+    module = load_snapshot(BY_ID["04"])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    param = torch.nn.Parameter(torch.zeros(shape))
+    param.grad = torch.randn(shape)
+    module.Muon([param], lr=0.04, momentum=0.95, bf16=True, compile=False).step()
+    assert param.square().mean().sqrt().item() == pytest.approx(rms, rel=0.01)
+
+
 # ---- optimizers ----
 
 
@@ -441,10 +578,10 @@ def test_03_worked_example(tmp_path):
     # Two ranks, three matrices: what each rank writes and what both apply.
     source = tmp_path / "example.py"
     source.write_text(WORKED_EXAMPLE.format(script=BY_ID["03"].script), encoding="utf-8")
-    ended = run_ranks(2, source)
+    ended = run_ranks(2, source, tmp_path)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    moves = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(moves) == 2
+    files = [tmp_path / f"rank{rank}.json" for rank in (0, 1)]
+    moves = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     wide = [-0.984307, 0.100012, 1.184331, 0.975759, 0.702542, 0.429325]
     tall = [-0.984307, 0.975759, 0.100012, 0.702542, 1.184331, 0.429325]
     for move in moves:
@@ -452,7 +589,8 @@ def test_03_worked_example(tmp_path):
 
 
 WORKED_EXAMPLE = """
-import importlib.util, json, torch, torch.distributed as dist
+import importlib.util, json, sys, torch, torch.distributed as dist
+from pathlib import Path
 spec = importlib.util.spec_from_file_location("train_gpt", r"{script}")
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -463,7 +601,8 @@ params = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
 for param, grad in zip(params, grads):
     param.grad = grad.clone()
 module.Muon(params, lr=1.0, momentum=0.95, bf16=False, compile=False).step()
-print(json.dumps([-x for param in params for x in param.flatten().tolist()]), flush=True)
+moves = json.dumps([-x for param in params for x in param.flatten().tolist()])
+Path(sys.argv[1], f"rank{{dist.get_rank()}}.json").write_text(moves, encoding="utf-8")
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -489,6 +628,7 @@ LR_TABLE = {
     "00": {0: 5.859e-6 / 1.5e-3, 127: 0.5, 255: 1.0, 256: 1.0, 1000: 1.45828 / 1.5,
            12416: 0.81818 / 1.5, 24575: 0.136420 / 1.5},
     "01": {0: 1.0, 4399: 1.0, 4400: 1.0, 4401: 0.999444, 5300: 0.5, 6199: 1 / 1800},
+    "04": {0: 1.0, 2100: 1.0, 2101: 0.998889, 2550: 0.5, 2999: 0.001111},
     **dict.fromkeys(("02", "03"), {0: 1.0, 3650: 1.0, 3651: 0.999310, 4375: 0.5, 5099: 0.000690}),
 }
 
@@ -499,6 +639,13 @@ def test_learning_rate_table(milestone):
     args = module.Hyperparameters()
     for step, expected in LR_TABLE[milestone.id].items():
         assert module.lr_multiplier(step, args) == pytest.approx(expected, rel=1e-4, abs=5e-7)
+
+
+def test_04_momentum_table():
+    module = load_snapshot(BY_ID["04"])
+    table = {0: 0.85, 1: 0.8502, 100: 0.87, 250: 0.90, 499: 0.9498, 500: 0.95, 2999: 0.95}
+    for step, expected in table.items():
+        assert module.muon_momentum(step, module.Hyperparameters()) == pytest.approx(expected)
 
 
 def test_schedules_without_warmup_or_cooldown(m00, m01):

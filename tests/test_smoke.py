@@ -140,10 +140,11 @@ def test_seed(milestone, shards, tmp_path):
 @snapshots
 def test_bf16_rounds_and_nothing_else_does(milestone):
     module = load_snapshot(milestone)
-    models = []
-    for bf16 in (False, True):
-        torch.manual_seed(0)
-        models.append(module.GPT(module.Hyperparameters(**MICRO | {"bf16": bf16})))
+    models = [module.GPT(module.Hyperparameters(**MICRO | {"bf16": bf16}))
+              for bf16 in (False, True)]
+    for params in zip(*(model.parameters() for model in models), strict=True):
+        torch.nn.init.normal_(params[0], std=0.2)
+        params[1].data.copy_(params[0])
     inputs = torch.randint(64, (2, 32))
     exact, rounded = (model.train()(inputs, inputs) for model in models)
     assert 0 < abs(exact - rounded) < 0.05
@@ -188,7 +189,7 @@ BAD_INPUT = {
     "no heads": (leave, dict(num_heads=0), "num_heads=0 is too small"),
     "no layers": (leave, dict(num_layers=0), "num_layers=0 is too small"),
     "negative steps": (leave, dict(train_steps=-1), "train_steps=-1 is too small"),
-    "negative rate": (leave, dict(adam_lr=-1e-3), "adam_lr=-0.001 is too small"),
+    "negative rate": (leave, dict(adam_eps=-1e-3), "adam_eps=-0.001 is too small"),
     "heads": (leave, dict(num_heads=3), "model_dim=32 is not a multiple of num_heads=3"),
 }
 
@@ -248,7 +249,7 @@ def test_token_beyond_the_vocabulary(milestone, shards, tmp_path):
     ("--no_such_name=1", "--no_such_name=1 is not --name=value with a name of: train_files, "),
     ("--train_steps=abc", "--train_steps takes a value of type int, not 'abc'"),
     ("--train_steps=1.5", "--train_steps takes a value of type int, not '1.5'"),
-    ("--adam_lr=fast", "--adam_lr takes a value of type float, not 'fast'"),
+    ("--adam_eps=tiny", "--adam_eps takes a value of type float, not 'tiny'"),
     ("--compile=yes", "--compile takes a value of type bool, not 'yes'"),
     ("--train_steps", "--train_steps is not --name=value"),
     ("train_steps=1", "train_steps=1 is not --name=value"),
@@ -265,9 +266,9 @@ def test_bad_option(milestone, option, message, capsys):
 def test_options_keep_the_type_of_the_default(milestone):
     module = load_snapshot(milestone)
     args = module.parse_args(
-        ["--train_steps=7", "--adam_lr=1e-2", "--save_checkpoint=True", "--log_dir=a=b"]
+        ["--train_steps=7", "--adam_eps=1e-2", "--save_checkpoint=True", "--log_dir=a=b"]
     )
-    expected = dict(train_steps=7, adam_lr=0.01, save_checkpoint=True, log_dir="a=b")
+    expected = dict(train_steps=7, adam_eps=0.01, save_checkpoint=True, log_dir="a=b")
     assert asdict(args) == asdict(module.Hyperparameters()) | expected
 
 
