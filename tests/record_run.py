@@ -1,5 +1,5 @@
-"""Started by tests under torchrun: trains a milestone and records, per rank, its losses and a hash
-of every micro-batch that `token_batches` dealt.
+"""Started by tests, one process per rank: trains a milestone and records its losses, a hash of
+every micro-batch that `token_batches` dealt, and who orthogonalized.
 
 Arguments: milestone id, folder with overrides.json; writes rank<r>.json there.
 """
@@ -32,7 +32,7 @@ def main(milestone_id, folder):
     module.token_batches = recorded
     muons, orthogonalized = watch_muon(module)
     losses = module.main(module.Hyperparameters(**overrides))
-    rank = int(os.environ["RANK"])
+    rank = int(os.environ.get("RANK", 0))
     buffers = sum("momentum_buffer" in state for muon in muons for state in muon.state.values())
     record = dict(
         losses=losses, streams=streams, orthogonalized=len(orthogonalized), buffers=buffers

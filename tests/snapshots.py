@@ -60,11 +60,12 @@ def as_options(overrides):
 
 
 def run_ranks(world_size, program, *arguments, timeout=300):
-    """Runs a Python program under torchrun on this machine; returns the finished process."""
+    """Runs a Python program on this machine, several ranks under torchrun and one plainly; returns
+    the finished process."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc_per_node={world_size}", str(program), *map(str, arguments),
+        sys.executable, *(launcher if world_size > 1 else []), str(program), *map(str, arguments)
     ]
     return subprocess.run(
         command, cwd=REPOSITORY, env=environment, timeout=timeout, capture_output=True,
@@ -73,7 +74,7 @@ def run_ranks(world_size, program, *arguments, timeout=300):
 
 
 def run_recorded(milestone, overrides, world_size, folder):
-    """Trains under torchrun and returns what tests/record_run.py wrote, one dict per rank."""
+    """Trains and returns what tests/record_run.py wrote, one dict per rank."""
     folder.mkdir(parents=True)
     (folder / "overrides.json").write_text(json.dumps(overrides), encoding="utf-8")
     ended = run_ranks(world_size, TESTS / "record_run.py", milestone.id, folder)

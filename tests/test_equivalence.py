@@ -130,7 +130,9 @@ def test_a_systems_milestone_has_its_parents_losses(milestone, shards, tmp_path)
 def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     losses = [
-        module.main(micro_args(milestone, shards, tmp_path / str(size), micro_batch_size=size))
+        module.main(micro_args(
+            milestone, shards, tmp_path / str(size), micro_batch_size=size, train_steps=10
+        ))
         for size in (4, 16)
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
@@ -142,7 +144,9 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
 def test_kernel_warmup_leaves_no_trace(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     losses = [
-        module.main(micro_args(milestone, shards, tmp_path / str(n), kernel_warmup_steps=n))
+        module.main(micro_args(
+            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=5
+        ))
         for n in (0, 3)
     ]
     assert losses[0] == losses[1]
