@@ -183,6 +183,8 @@ def test_steps_may_come_as_a_setting(tmp_path):
     settings = ["train_steps=20", "val_loss_every=5"]
     plan = make_plan("01", scale="tiny", out=tmp_path / "run", settings=settings)
     assert option(plan, "cooldown_steps") == 6
+    momentum = make_plan("04", scale="tiny", out=tmp_path / "run", settings=settings)
+    assert option(momentum, "momentum_warmup_steps") == 3
     settings.append("cooldown_steps=20")
     plan = make_plan("01", scale="tiny", out=tmp_path / "run", settings=settings)
     assert option(plan, "cooldown_steps") == "20"

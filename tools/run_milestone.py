@@ -1,7 +1,7 @@
 """Run a milestone, the learner's script or any train_gpt.py, and sum the run up.
 
-    python tools/run_milestone.py 01                   tiny on a CPU, about a minute
-    python tools/run_milestone.py 05 --nproc 8         eight GPUs, the record's numbers
+    python tools/run_milestone.py 01                   tiny on a CPU, a minute or two
+    python tools/run_milestone.py 04 --nproc 8         eight GPUs, the record's numbers
     python tools/run_milestone.py train --steps 50     your own train/train_gpt.py
     python tools/run_milestone.py DIR/train_gpt.py --set adam_lr=1e-3
 """

@@ -426,10 +426,11 @@ def main(args):
     model = DistributedDataParallel(model)  # averages the gradients over the ranks
 
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
+    embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
     adam_groups = [
-        dict(params=[raw_model.embed.weight], lr=args.embed_lr),
-        dict(params=[raw_model.lm_head.weight], lr=args.head_lr),
+        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=head_params, lr=args.head_lr),
         dict(params=scalar_params, lr=args.scalar_lr),
     ]
     optimizers = [

@@ -5,7 +5,8 @@ They are {name: value} of a script's defaults and overrides, values as numbers o
 
 import math
 
-SCHEDULE = ("warmup_steps", "cooldown_steps")  # phases that some records count in steps
+# phases that some records count in steps
+SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
 
 
 def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> int | None:
