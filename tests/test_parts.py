@@ -30,12 +30,12 @@ def m01():
 
 # ---- whole models ----
 
-TENSORS = {"00": 50, "01": 49, "02": 73, "03": 73, "04": 99}
+TENSORS = {"00": 50, "01": 49, "02": 73, "03": 73, "04": 99, "05": 99}
 # Of the records' init at full size, on uniform tokens. From 02 on the blocks are identities at
 # first and the logit of the input token is sqrt(768) |E[token]| = 16, all others are N(0, 1/3).
 INITIAL_LOSS = {
     "00": (10.94, 11.05), "01": (10.90, 11.03), "02": (15.95, 16.05), "03": (15.95, 16.05),
-    "04": (10.8258, 10.8259),  # ln 50304: the head is zero
+    **dict.fromkeys(("04", "05"), (10.8258, 10.8259)),  # ln 50304: the head is zero
 }
 
 
@@ -79,7 +79,7 @@ def test_full_size_trains(milestone, shards, tmp_path):
     kept = ("train_files", "val_files", "log_dir", "warmup_steps", "cooldown_steps")
     losses = module.main(module.Hyperparameters(
         **{name: value for name, value in overrides.items() if name in kept},
-        micro_batch_size=1, total_batch_size=1024, val_tokens=1024, train_steps=2,
+        seq_len=1024, micro_batch_size=1, total_batch_size=1024, val_tokens=1024, train_steps=2,
         kernel_warmup_steps=0, compile=False, bf16=False,
     ))
     assert losses[-1][1] < losses[0][1] - 0.1
@@ -130,18 +130,19 @@ def small_optimizers(module, model):
 
 SMALL_LOSS = {
     "00": {0.1: 4.190855, 0.5: 4.410321}, "01": {0.1: 4.178563, 0.5: 4.389413},
-    "02": {0.5: 4.17032}, "03": {0.5: 4.17032}, "04": {0.5: 4.53226},
+    "02": {0.5: 4.17032}, "03": {0.5: 4.17032},
+    **dict.fromkeys(("04", "05"), {0.5: 4.53226}),  # no document begins among the tokens
 }
 SMALL_TRAINING = {
     **dict.fromkeys(("02", "03"), [4.17032, 4.11120, 4.05333, 3.99674, 3.94143, 3.88739, 3.83460]),
     "00": [4.41032, 4.36508, 4.32142, 4.27922, 4.23839, 4.19881, 4.16040],
-    "04": [4.53226, 4.08818, 3.89353, 3.75444, 3.62450, 3.47965, 3.37756],
+    **dict.fromkeys(("04", "05"), [4.53226, 4.08818, 3.89353, 3.75444, 3.62450, 3.47965, 3.37756]),
     "01": [4.38941, 4.32751, 4.26684, 4.20763, 4.14999, 4.09395, 4.03954],
 }
 # Q (or QKV), attention out, MLP up, MLP down of layer 0, and the tied table
 SMALL_GRADIENTS = {
     **dict.fromkeys(("02", "03"), [0.073948, 0.040525, 0.022987, 0.233198, 0.942402]),
-    "04": [0.043586, 0.063554, 0.068352, 0.410978, 0.072631],
+    **dict.fromkeys(("04", "05"), [0.043586, 0.063554, 0.068352, 0.410978, 0.072631]),
     "00": [0.070062, 0.040204, 0.033690, 0.348524, 0.975286],
     "01": [0.457269, 0.134459, 0.083626, 0.310217, 1.097911],
 }
@@ -172,7 +173,8 @@ def test_small_training(milestone):
     optimizers, losses = small_optimizers(module, model), []
     for step in range(len(SMALL_TRAINING[milestone.id])):
         if hasattr(module, "muon_momentum"):
-            momentum = module.muon_momentum(step, module.Hyperparameters())
+            args = module.Hyperparameters(momentum_warmup_steps=500)  # of 04
+            momentum = module.muon_momentum(step, args)
             optimizers[1].param_groups[0]["momentum"] = momentum
         loss = model(inputs, targets)
         losses.append(loss.item())
@@ -348,11 +350,11 @@ def test_02_norm_and_rotation_commute():
     assert difference.abs().max() < 1e-6
 
 
-@pytest.fixture
-def fresh04():
-    """Milestone 04's small model as it is initialised, and a batch of 2 x 8 tokens."""
+@pytest.fixture(params=["04", "05"])
+def fresh04(request):
+    """The small model of 04 or a descendant as it is initialised, and a batch of 2 x 8 tokens."""
     torch.manual_seed(0)
-    module = load_snapshot(BY_ID["04"])
+    module = load_snapshot(BY_ID[request.param])
     args = module.Hyperparameters(
         vocab_size=64, num_layers=4, num_heads=2, model_dim=32, seq_len=8, compile=False, bf16=False
     )
@@ -401,7 +403,7 @@ def test_04_skips_are_last_in_first_out(fresh04):
     seen = []  # the input and the output of each block
 
     def count(number):
-        def forward(x, first_v, x0):
+        def forward(x, first_v, x0, *mask):
             seen.append((x.clone(), x + number))
             return x + number, "the first values"
         return forward
@@ -436,9 +438,10 @@ def test_04_values_are_mixed_with_the_first_layers(fresh04, monkeypatch):
 
 def test_04_softcap(fresh04, monkeypatch):
     module, model, inputs, targets = fresh04
-    values = torch.tensor([0.0, 1, 5, 15, 30, 60])
+    values = torch.tensor([0.0, 1, -1, 5, 10, 15, 30, 40, 60])
     monkeypatch.setattr(model.lm_head, "forward", lambda x: values)
-    expected = [0, 0.999630, 4.954212, 13.863515, 22.847825, 28.920827]
+    expected = [0, 0.999630, -0.999630, 4.954212, 9.645383, 13.863515, 22.847825, 26.101849,
+                28.920827]
     assert model(inputs).tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -629,6 +632,7 @@ LR_TABLE = {
            12416: 0.81818 / 1.5, 24575: 0.136420 / 1.5},
     "01": {0: 1.0, 4399: 1.0, 4400: 1.0, 4401: 0.999444, 5300: 0.5, 6199: 1 / 1800},
     "04": {0: 1.0, 2100: 1.0, 2101: 0.998889, 2550: 0.5, 2999: 0.001111},
+    "05": {0: 1.0, 1110: 1.0, 1111: 0.9984375, 1430: 0.5, 1749: 0.0015625},
     **dict.fromkeys(("02", "03"), {0: 1.0, 3650: 1.0, 3651: 0.999310, 4375: 0.5, 5099: 0.000690}),
 }
 

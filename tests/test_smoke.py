@@ -84,7 +84,8 @@ def test_plain_run(milestone, shards, tmp_path):
         rank=0, world_size=1, device="cpu",
     )
     count = args.val_tokens // (args.micro_batch_size * args.seq_len)
-    loss = np.mean([model.eval()(*next(batches)).item() for _ in range(count)])
+    window = [module.window_size(20, args)] if hasattr(module, "window_size") else []
+    loss = np.mean([model.eval()(*next(batches), *window).item() for _ in range(count)])
     assert abs(loss - float(lines[-1].split("val_loss:")[1].split()[0])) < 1e-4
 
     # Nothing else was written, and the log is never overwritten.
