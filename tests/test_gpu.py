@@ -12,6 +12,7 @@ import pytest
 from snapshots import WRITTEN, as_options, by_id, micro_overrides
 from speedrun.device import visible_gpus
 from speedrun.runlog import read_log
+from speedrun.script import default_hyperparameters
 
 
 def environment_with_gpus():
@@ -29,23 +30,44 @@ def has_gpu():
             os.environ["CUDA_VISIBLE_DEVICES"] = hidden
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not has_gpu(), reason="no CUDA device")
+def run(milestone, shards, log_dir, cuda=True, **options):
+    """Trains a micro model on the GPU or the CPU and returns its log."""
+    overrides = micro_overrides(milestone, shards, log_dir, **options)
+    environment = environment_with_gpus()
+    if not cuda:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    ended = subprocess.run(
+        [sys.executable, milestone.script, *as_options(overrides)], env=environment,
+        capture_output=True, encoding="utf-8",
+    )
+    assert ended.returncode == 0, ended.stderr
+    log = read_log(log_dir / "log.txt")
+    assert (log.environment["device"] != "cpu") == cuda
+    return log
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
+WITH_FLEX = [m for m in WRITTEN if "flex_attention" in default_hyperparameters(m.script)]
+
+
 @pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 def test_gpu_losses_follow_the_cpus(milestone, shards, tmp_path):
-    curves = []
-    for device, options in {"cpu": {}, "cuda": dict(compile=True, bf16=True)}.items():
-        overrides = micro_overrides(milestone, shards, tmp_path / device, **options)
-        environment = environment_with_gpus()
-        if device == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        ended = subprocess.run(
-            [sys.executable, milestone.script, *as_options(overrides)], env=environment,
-            capture_output=True, encoding="utf-8",
-        )
-        assert ended.returncode == 0, ended.stderr
-        log = read_log(tmp_path / device / "log.txt")
-        assert (log.environment["device"] == "cpu") == (device == "cpu")
-        curves.append([loss for _, loss in log.val_curve])
+    cpu = run(milestone, shards, tmp_path / "cpu", cuda=False)
+    cuda = run(milestone, shards, tmp_path / "cuda", compile=True, bf16=True)
+    curves = [[loss for _, loss in log.val_curve] for log in (cpu, cuda)]
     assert curves[0][0] == pytest.approx(curves[1][0], abs=1e-3)
     assert curves[0] == pytest.approx(curves[1], abs=0.05)  # bfloat16 rounds, training drifts
+
+
+@pytest.mark.parametrize("milestone", WITH_FLEX, ids=by_id)
+def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path):
+    # The backward pass of FlexAttention exists on a GPU alone.
+    sizes = dict(seq_len=256, micro_batch_size=1, window_start=32, window_end=192, bf16=False)
+    curves = []
+    for flex in (False, True):
+        log = run(milestone, shards, tmp_path / str(flex), flex_attention=flex, compile=True,
+                  **sizes)
+        assert log.environment["attention"].startswith("FlexAttention" if flex else "dense mask")
+        curves.append([loss for _, loss in log.val_curve])
+    assert curves[0] == pytest.approx(curves[1], abs=1e-2)  # TF32 inside the kernels
+    assert curves[0][0] - curves[0][-1] > 0.5
