@@ -155,10 +155,11 @@ def test_both_paths_have_the_same_loss(m05):
     inputs, targets = torch.randint(2, 64, (2, 2, 300))
     inputs[0, 100] = inputs[1, 7] = 1
     losses = []
-    for size in (1, 17, 150, None):
+    for size in (1, 17, 150, 300, None):
         window = None if size is None else torch.tensor(size, dtype=torch.int32)
         losses.append(dense(inputs, targets, window).item())
         assert flex(inputs, targets, window).item() == pytest.approx(losses[-1], abs=1e-5)
+    assert losses[-1] == losses[-2], "without a window all of the document is visible"
     assert len({round(loss, 4) for loss in losses}) == 4, "the window must matter"
 
 
@@ -286,9 +287,16 @@ def test_every_rank_starts_at_its_own_sequence(m05):
     (dict(flex_attention=True), "FlexAttention has no backward pass on a CPU"),
     (dict(seq_len=32_768, micro_batch_size=1, total_batch_size=32_768, val_tokens=32_768),
      "seq_len=32768 is too long for a dense mask"),
+    (dict(seq_len=32_768, micro_batch_size=1, total_batch_size=32_768, val_tokens=32_768,
+          compile=True), "seq_len=32768 is too long for a dense mask"),
 ])
 def test_refusals(m05, overrides, message, shards, tmp_path):
     with pytest.raises(SystemExit) as refusal:
         m05.main(micro_args(M05, shards, tmp_path / "log", **overrides))
     assert refusal.value.code.startswith(f"error: {message}") and "\n" not in refusal.value.code
     assert not (tmp_path / "log").exists()
+
+
+def test_a_document_may_begin_with_token_0(m05, shards, tmp_path):
+    args = micro_args(M05, shards, tmp_path / "log", bos_id=0, train_steps=0, kernel_warmup_steps=0)
+    assert len(m05.main(args)) == 1

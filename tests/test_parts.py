@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_parts.py
 import json
 import math
 import os
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -68,6 +69,28 @@ def test_defaults_are_the_records(milestone):
     assert args.train_steps == milestone.train_steps
     assert args.total_batch_size == 8 * args.micro_batch_size * args.seq_len  # 8 GPUs, one go each
     assert args.val_tokens == 10_485_760
+
+
+BETAS = dict(adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8)
+MUON = dict(muon_lr=3.6e-4, muon_momentum=0.95, adam_lr=3.6e-3, weight_decay=0.0, **BETAS)
+UNTIED = dict(muon_lr=0.04, muon_momentum_start=0.85, muon_momentum=0.95, embed_lr=0.6,
+              head_lr=0.008, scalar_lr=0.04, cooldown_steps=900, momentum_warmup_steps=500, **BETAS)
+RATES = {
+    "00": dict(adam_lr=1.5e-3, weight_decay=0.1, warmup_steps=256, **BETAS),
+    "01": dict(cooldown_steps=1800, **MUON),
+    **dict.fromkeys(("02", "03"), dict(cooldown_steps=1450, **MUON)),
+    "04": UNTIED,
+    "05": {**UNTIED, "muon_lr": 0.05, "adam_beta1": 0.8, "cooldown_steps": 640,
+           "momentum_warmup_steps": 300, "window_start": 64, "window_end": 1792},
+}
+
+
+@snapshots
+def test_rates_are_the_records(milestone):
+    args = asdict(load_snapshot(milestone).Hyperparameters())
+    assert RATES[milestone.id].items() <= args.items()
+    rates = {name for name in args if name.endswith(("_lr", "_steps", "beta1", "beta2", "decay"))}
+    assert rates - {"train_steps", "kernel_warmup_steps"} <= RATES[milestone.id].keys()
 
 
 @pytest.mark.slow
