@@ -69,19 +69,19 @@ def propagate(clone, *arguments):
 def test_the_command(clone):
     scripts = sorted(clone.glob("history/*/train_gpt.py"))
     first = scripts[0].read_text(encoding="utf-8")
-    repaired = first.replace("is too small", "is far too small")
+    repaired = first.replace("with one line on stderr", "with a single line on stderr")
     repaired = repaired.replace('"""Two linear maps with a GELU', '"""Two maps with a GELU')
     scripts[0].write_text(repaired, encoding="utf-8")
     ended = propagate(clone, "00")
     assert ended.returncode == 0, ended.stderr
     for script in [*scripts[1:], clone / "train" / "train_gpt.py"]:
-        assert "is far too small" in script.read_text(encoding="utf-8")
+        assert "with a single line on stderr" in script.read_text(encoding="utf-8")
     assert (clone / "train" / "train_gpt.py").read_text(encoding="utf-8") == repaired
     assert "Two maps with a GELU" in scripts[1].read_text(encoding="utf-8")
     # 02 has an MLP of its own, which stays and is told.
     assert "differs        history/02_modern_arch/train_gpt.py  MLP" in ended.stdout
     assert "GELU" not in scripts[2].read_text(encoding="utf-8")
-    again = propagate(clone, "00", "--block", "main: setup")
+    again = propagate(clone, "00", "--block", "fail")
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
 
 

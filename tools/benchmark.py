@@ -7,14 +7,11 @@ The steps are those of the tiny scale; the loader reads the record's micro-batch
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-from speedrun.cli import Parser, positive
+from speedrun.cli import Parser, positive, run_command
 from speedrun.dataset import BUILTIN, check_shards, make_builtin, patterns
-from speedrun.launch import RunError
-from speedrun.manifest import ManifestError
 from speedrun.script import find_script
 
 
@@ -57,7 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ManifestError, RunError, ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, ValueError)

@@ -13,9 +13,9 @@ import argparse
 import subprocess
 import sys
 
-from speedrun.cli import Parser
+from speedrun.cli import Parser, run_command
 from speedrun.dataset import short
-from speedrun.manifest import REPOSITORY, ManifestError, load_manifest
+from speedrun.manifest import REPOSITORY, load_manifest
 from speedrun.propagate import DIFFERS, carry, descendants, repairs
 
 
@@ -64,7 +64,4 @@ def committed(path: str, revision: str) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ManifestError, ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, ValueError)

@@ -7,15 +7,14 @@
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, positive
+from speedrun.cli import Parser, natural, positive, run_command
 from speedrun.dataset import short
-from speedrun.launch import Nodes, RunError
-from speedrun.manifest import ManifestError
-from speedrun.plan import make_plan
+from speedrun.device_batch import fit_micro_batch
+from speedrun.launch import Nodes
+from speedrun.plan import AUTO, make_plan
 from speedrun.runner import run
 from speedrun.summary import print_summary, to_json
 
@@ -31,6 +30,7 @@ def main() -> int:
         save_checkpoint=args.save_checkpoint,
     )
     print(*plan.notes, sep="\n", file=stream, flush=True)
+    plan = fit_micro_batch(plan, stream, search=not args.dry_run, use_cache=not args.no_cache)
     if args.dry_run:
         print(plan.quoted_command)
         return 0
@@ -58,8 +58,10 @@ def parse_args() -> argparse.Namespace:
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
     add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
     add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
-    add("--device-batch", type=positive, metavar="N",
-        help="sequences per forward pass on a device (the batch of a step stays the same)")
+    add("--device-batch", type=positive_or_auto, metavar="N|auto",
+        help="sequences per forward pass on a device (the batch of a step stays the same); auto: "
+        "the most that fit a GPU's memory, found by short trials and remembered")
+    add("--no-cache", action="store_true", help="let --device-batch auto search again")
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="any hyperparameter of the script; may be repeated; has the last word")
     add("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/<id>-<time>)")
@@ -69,20 +71,16 @@ def parse_args() -> argparse.Namespace:
     add("--nnodes", type=positive, default=1, metavar="N", help="machines of the run")
     add("--node-rank", type=natural, default=0, metavar="N", help="which of them this is, from 0")
     add("--rdzv-endpoint", metavar="HOST:PORT", help="where machine 0 is met")
-    add("--dry-run", action="store_true", help="print the command and run nothing")
+    add("--dry-run", action="store_true", help="print the command and run nothing, "
+        "not even trials: --device-batch auto answers only if it remembers")
     add("--json", action="store_true", help="print the summary as JSON, all else on stderr")
     return parser.parse_args()
 
 
+def positive_or_auto(text: str) -> int | str:
+    """The value of --device-batch."""
+    return text if text == AUTO else positive(text)
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # nobody reads us any more, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except (RunError, ManifestError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 1))
+    run_command(main)

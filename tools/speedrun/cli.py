@@ -1,6 +1,14 @@
 """What the commands have in common: arguments, and errors in one line."""
 
 import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from speedrun.launch import RunError
+from speedrun.manifest import ManifestError
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,6 +26,36 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """An int from 0 on, for argparse."""
     return _at_least(0, text)
+
+
+def not_negative(text: str) -> float:
+    """A finite float from 0 on, for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not (number >= 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return number
+
+
+def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
+    """Ends the process with the exit code of `main`; an error of the user's becomes one line.
+
+    Those are RunError (with its own exit code), ManifestError, OSError and `errors`. A reader that
+    has gone, as in `... | head`, ends it silently.
+    """
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (RunError, ManifestError, OSError, *errors) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "status", 1))
 
 
 def _at_least(least, text):

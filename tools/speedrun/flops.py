@@ -1,5 +1,6 @@
 """Counts the arithmetic of a training step from the model itself; needs torch."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -62,3 +63,19 @@ def _mean_visible(module, args, T):
     else:
         windows = [T]
     return sum(visible_pairs(T, window) for window in windows) / (T * len(windows))
+
+
+def measured_peak() -> tuple[str, float]:
+    """This machine's device, named as in the logs, and its FLOP/s in a large matrix product: of
+    bfloat16 on a GPU, of float32 on a CPU; the best of ten."""
+    on_gpu = torch.cuda.is_available()
+    n, dtype = (8192, torch.bfloat16) if on_gpu else (2048, torch.float32)
+    a = torch.randn(n, n, dtype=dtype, device="cuda" if on_gpu else "cpu")
+    seconds = []
+    for _ in range(11):  # the first one warms up
+        start = time.perf_counter()
+        a @ a
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return torch.cuda.get_device_name() if on_gpu else "cpu", 2 * n**3 / min(seconds[1:])

@@ -29,6 +29,10 @@ class RunError(Exception):
         self.status = status
 
 
+class Stopped(RunError):
+    """A run that a signal to this process ended; the exit code is 128 + the signal's number."""
+
+
 @dataclass(frozen=True)
 class Nodes:
     """The machines of a run: how many, which one this is, and host:port of machine 0."""

@@ -7,8 +7,8 @@ from signal import SIGINT
 from typing import TextIO
 
 from speedrun.dataset import BUILTIN, make_builtin, short
-from speedrun.failure import explain, rank_stderr
-from speedrun.launch import RunError, launch
+from speedrun.failure import Failure, explain, rank_stderr
+from speedrun.launch import RunError, Stopped, launch
 from speedrun.plan import Plan
 from speedrun.progress import follow
 from speedrun.runlog import read_log
@@ -20,47 +20,55 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
 
     The folder plan.out then holds log.txt, train_gpt.py, summary.json and, of each rank that wrote
     to stderr, stderr_rank<N>.txt. Returns the summary; None on a node other than 0, where there is
-    no log. Raises RunError if the run cannot start, fails or is stopped; what it logged is kept.
+    no log. Raises RunError if the run cannot start or fails, Stopped if a signal to this process
+    ends it; what it logged is kept.
+    """
+    out_is_new = not plan.out.exists()
+    failure = execute(plan, stream)
+    if failure is None:
+        return _sum_up(plan)
+    log = plan.out / "log.txt"
+    if not log.exists() and (failure.spoken or failure.stopped):
+        _discard(plan.out, out_is_new)  # the error line says all that there is to know
+    so_far = f"\nthe log so far: {short(log)}" if log.exists() else ""
+    error = Stopped if failure.stopped else RunError
+    raise error(failure.text + so_far, failure.exit_code)
+
+
+def execute(plan: Plan, stream: TextIO) -> Failure | None:
+    """Runs the plan, shows it on a text stream and leaves all but the summary in plan.out.
+
+    Returns None, or why the run failed or was stopped. Raises RunError if it cannot start.
     """
     if importlib.util.find_spec("torch") is None:
         raise RunError("torch is not installed here: pip install -r requirements.txt")
     if plan.data == BUILTIN:
         make_builtin()
-    out_is_new = _prepare(plan)
+    _prepare(plan)
     report = plan.ranks_dir / "launcher.txt"
-    failure = None
     try:
         with follow(plan, stream) as show:
             ended = launch(plan.command, report, show)
-        if ended.exit_code and not ended.stopped_by:
+        if ended.stopped_by:
+            signum = ended.stopped_by
+            word = "interrupted" if signum == SIGINT else f"stopped by {signum.name}"
+            return Failure(word, 128 + signum, stopped=True)
+        if ended.exit_code:
             text = report.read_text(encoding="utf-8", errors="replace")
-            failure = explain(text, rank_stderr(plan.ranks_dir), ended.exit_code)
+            return explain(text, rank_stderr(plan.ranks_dir), ended.exit_code)
+        return None
     finally:
         _tidy(plan)
 
-    if failure is None and not ended.stopped_by:
-        return _sum_up(plan)
-    log = plan.out / "log.txt"
-    if not log.exists() and (failure is None or failure.spoken):
-        _discard(plan.out, out_is_new)  # the error line says all that there is to know
-    so_far = f"\nthe log so far: {short(log)}" if log.exists() else ""
-    if failure:
-        raise RunError(failure.text + so_far, failure.exit_code)
-    signum = ended.stopped_by
-    word = "interrupted" if signum == SIGINT else f"stopped by {signum.name}"
-    raise RunError(word + so_far, 128 + signum)
-
 
 def _prepare(plan):
-    """Makes the run's folder and copies the script; returns whether the folder is new."""
-    out_is_new = not plan.out.exists()
+    """Makes the run's folder and copies the script."""
     try:
         plan.ranks_dir.mkdir(parents=True)
         if plan.nodes.rank == 0:
             shutil.copyfile(plan.script.path, plan.out / "train_gpt.py")
     except OSError as error:
         raise RunError(f"cannot write in {plan.out}: {error.strerror}") from None
-    return out_is_new
 
 
 def _tidy(plan):

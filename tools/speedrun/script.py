@@ -4,13 +4,14 @@
 """
 
 import ast
+import hashlib
 import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY, Milestone, load_manifest
+from speedrun.manifest import REPOSITORY, Manifest, Milestone, load_manifest
 
 _OPERATIONS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -40,11 +41,28 @@ def find_script(target: str) -> Script:
     ManifestError, both with one line, where there is no such script.
     """
     manifest = load_manifest()
+    path, milestone = locate(target, manifest)
+    if milestone is not None:
+        return _milestone_script(manifest, milestone)
+    name = target if target == "train" else path.resolve().parent.name
+    hyperparameters = _hyperparameters(path)
+    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script).keys()
+                                                        ^ hyperparameters.keys()))
+    tiny = manifest.overrides(nearest, "tiny")
+    known = {key: value for key, value in tiny.items() if key in hyperparameters}
+    return Script(name or "run", path, None, hyperparameters, known, nearest)
+
+
+def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
+    """The file that `target` names, as for `find_script`, and the milestone that it is, if any.
+
+    The file is not looked into. Raises RunError or ManifestError, one line, if there is none.
+    """
     if target != "train" and not (target.endswith(".py") or "/" in target or os.sep in target):
         milestone = manifest.get(target)
         if not milestone.written or not milestone.script.is_file():
             raise RunError(f"milestone {milestone.name} is not written yet")
-        return _milestone_script(manifest, milestone)
+        return milestone.script, milestone
 
     path = REPOSITORY / "train" / "train_gpt.py" if target == "train" else Path(target)
     if path.is_dir():
@@ -53,14 +71,8 @@ def find_script(target: str) -> Script:
         raise RunError(f"{path} is not a file; give a milestone's id, train or a train_gpt.py")
     for milestone in manifest.written():
         if milestone.script.is_file() and milestone.script.samefile(path):
-            return _milestone_script(manifest, milestone)
-    name = target if target == "train" else path.resolve().parent.name
-    hyperparameters = _hyperparameters(path)
-    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script).keys()
-                                                        ^ hyperparameters.keys()))
-    tiny = manifest.overrides(nearest, "tiny")
-    known = {key: value for key, value in tiny.items() if key in hyperparameters}
-    return Script(name or "run", path, None, hyperparameters, known, nearest)
+            return milestone.script, milestone
+    return path, None
 
 
 def default_hyperparameters(script: Path) -> dict[str, object]:
@@ -82,6 +94,20 @@ def default_hyperparameters(script: Path) -> dict[str, object]:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
             }
     return {}
+
+
+def code_hash(script: Path) -> str:
+    """A hash of a script that comments, docstrings and layout do not change.
+
+    Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
+    """
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant):
+                del body[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
 def _milestone_script(manifest, milestone):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from speedrun.dataset import fingerprint
 from speedrun.device import peak_flops
+from speedrun.mfu import training_flops
 from speedrun.plan import Plan
 from speedrun.runlog import RunLog
 
@@ -49,8 +50,8 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
     device = log.environment.get("device", ", ".join(sorted(set(plan.gpus))) or None)
     peak = peak_flops(device) if device else None
-    flops = flops_per_token(log.hyperparameters)
-    known = tokens_per_s and flops and peak
+    can_count = tokens_per_s and peak
+    flops = can_count and training_flops(plan.out / "train_gpt.py", log.hyperparameters)
     validated = _last(log.steps, "val_loss")
     return Summary(
         milestone=plan.script.milestone.name if plan.script.milestone else None,
@@ -66,26 +67,11 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         train_time_s=timed.train_time_ms / 1000 if timed else None,
         step_avg_ms=step_avg_ms,
         tokens_per_s=tokens_per_s,
-        mfu=flops * tokens_per_s / (peak * world_size) if known else None,
+        mfu=flops * tokens_per_s / (peak * world_size) if flops else None,
         peak_memory_mib=log.peak_memory_mib,
         log=str(plan.out / "log.txt"),
         official=_official(plan, log),
     )
-
-
-def flops_per_token(hyperparameters: dict[str, object]) -> int | None:
-    """Training FLOPs per token, 6 (12 L C^2 + V C) + 6 L C T; None without these four numbers.
-
-    Forward and backward take 6 FLOPs for each weight that multiplies: 12 C^2 in each of L layers
-    and V C in the head. Attention scores and their use add 12 C T per layer (PaLM, arXiv
-    2204.02311, appendix B), of which causality needs half. Layers without attention, windows and
-    extra embeddings are not counted: it is a yardstick for a run, not a count for a variant.
-    """
-    L, C, V = (hyperparameters.get(name) for name in ("num_layers", "model_dim", "vocab_size"))
-    T = hyperparameters.get("train_seq_len", hyperparameters.get("seq_len"))
-    if None in (L, C, V, T):
-        return None
-    return 6 * (12 * L * C**2 + V * C) + 6 * L * C * T
 
 
 def to_json(summary: Summary) -> str:

@@ -1,0 +1,358 @@
+"""Comparing milestones: statistics, tables, picture and the command itself.
+
+Run: .venv/bin/python -m pytest tests/test_comparison.py
+"""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import pytest
+
+from snapshots import MICRO, WRITTEN, by_id, load_snapshot, micro_overrides
+from speedrun.comparison import Comparison, Entry, Run, choose_target, rows
+from speedrun.comparison_plot import curves_of, draw_comparison
+from speedrun.comparison_tables import columns, notes, print_comparison, to_csv, to_markdown
+from speedrun.figures import stored_hash
+from speedrun.flops import measured_peak, training_flops_per_token, visible_pairs
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY
+from speedrun.runlog import RULE
+from speedrun.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
+from speedrun.trials import parse_target
+
+BY_ID = {milestone.id: milestone for milestone in WRITTEN}
+COMMAND = [sys.executable, str(REPOSITORY / "tools" / "compare_milestones.py")]
+
+
+# ---- statistics ----
+
+
+def test_mean_curve_keeps_the_common_steps():
+    curves = [[(0, 5.0), (10, 4.0), (20, 3.0)], [(0, 7.0), (20, 2.0), (30, 1.0)]]
+    assert mean_curve(curves) == [(0, 6.0), (20, 2.5)]
+    assert mean_curve([]) == []
+
+
+def test_crossing_is_interpolated():
+    curve = [(0, 5.0), (10, 4.0), (20, 3.0), (30, 3.5)]
+    assert crossing(curve, 3.25) == 17.5
+    assert crossing(curve, 4.0) == 10
+    assert crossing(curve, 6.0) == 0
+    assert crossing(curve, 2.9) is None
+    assert crossing([], 1.0) is None
+
+
+def test_interpolate():
+    assert interpolate([(0, 0.0), (10, 4.0), (20, 5.0)], 15) == 4.5
+    assert interpolate([(0, 0.0), (10, 4.0)], 11) is None
+    assert interpolate([(3, 7.0)], 3) == 7.0
+
+
+def test_p_value_of_a_worked_example():
+    # mean 3.276, standard deviation 0.002, n = 5: t = -0.004 / (0.002 / sqrt(5)) = -4.4721,
+    # whose lower tail with 4 degrees of freedom is 0.00552
+    losses = [3.274, 3.274, 3.276, 3.278, 3.278]
+    assert standard_deviation(losses) == pytest.approx(0.002)
+    assert p_value(losses, 3.28) == pytest.approx(0.00552, abs=2e-5)
+    assert p_value(losses, 3.272) > 0.99
+    assert p_value(losses[:2], 3.28) is None
+    assert p_value([3.2, 3.2, 3.2], 3.28) is None
+
+
+# ---- figures of invented runs ----
+
+
+def entry(label, *curves, step_ms=10.0, **fields):
+    """An Entry whose runs have these validation curves and a clock of step_ms per step."""
+    runs = [
+        Run(log=f"{label}{i}", steps=curve[-1][0], val_curve=curve, seed=i,
+            seconds=[(step, step * step_ms / 1000) for step, _ in curve],
+            step_avg_ms=step_ms + i, peak_memory_mib=100 + i)
+        for i, curve in enumerate(curves)
+    ]
+    return Entry(label, tokens_per_step=1000, runs=runs, **fields)
+
+
+SLOW = [(0, 6.0), (100, 4.0), (200, 3.0)]
+FAST = [(0, 6.0), (100, 2.5), (200, 2.0)]
+
+
+def test_rows():
+    slow = entry("slow", SLOW, [(0, 6.0), (100, 4.2), (200, 3.2)])
+    fast = entry("fast", FAST, flops_per_token=6e6, peak_flops=1e12, world_size=2)
+    fast.failures.append("seed 1: out of memory")
+    nothing = Entry("nothing", failures=["seed 0: no data"])
+    comparison = Comparison([slow, fast, nothing], 3.1, "as asked")
+    a, b, c = rows(comparison)
+    assert (a.runs, a.steps, a.tokens) == (2, 200, 200_000)
+    assert a.val_loss == pytest.approx(3.1) and a.val_loss_sd == pytest.approx(0.141421, abs=1e-6)
+    assert a.tokens_to_target == pytest.approx(200_000) and a.seconds_to_target == pytest.approx(2)
+    assert a.step_avg_ms == 10.5 and a.step_avg_range == (10, 11)
+    assert a.tokens_per_s == pytest.approx(1e6 / 10.5) and a.mfu is None
+    assert a.speed_up == 1 and a.peak_memory_mib == 101
+    crossed = 100 * (6 - 3.1) / (6 - 2.5)  # steps
+    assert b.tokens_to_target == pytest.approx(1000 * crossed)
+    assert b.speed_up == pytest.approx(2 / (crossed / 100))
+    assert b.mfu == pytest.approx(6e6 * 1e5 / 2e12)
+    assert (b.failed, c.runs, c.failed, c.val_loss) == (1, 0, 1, None)
+    shown = notes(comparison)
+    assert "failed: fast, seed 1: out of memory" in shown
+    assert columns(comparison)["runs"] == ["2", "1, 1 failed", "0, 1 failed"]
+
+
+def test_a_target_out_of_reach_is_a_dash():
+    comparison = Comparison([entry("slow", SLOW), entry("fast", FAST)], 2.2, "as asked")
+    a, b = rows(comparison)
+    assert a.tokens_to_target is None and b.tokens_to_target is not None
+    assert b.speed_up is None, "nothing to be faster than"
+    assert columns(comparison)["tokens to 2.2"][0] == "—"
+
+
+def test_target():
+    tiny = entry("00", SLOW, vocab_size=257)
+    assert choose_target([tiny, entry("01", FAST, vocab_size=257)]) == (
+        3.0, "the final loss of 00")
+    assert choose_target([entry("public", SLOW)])[0] == 3.28
+    assert choose_target([Entry("00", vocab_size=257)])[0] is None
+
+
+def test_p_is_told_only_against_a_fixed_target():
+    curves = [[(0, 6.0), (100, loss)] for loss in (3.1, 3.12, 3.14)]
+    one = entry("a", *curves)
+    assert rows(Comparison([one], 3.2, "as asked"))[0].p_value < 0.05
+    assert rows(Comparison([one], 3.2, "the final loss of a"))[0].p_value is None
+
+
+def test_json_round_trip():
+    comparison = Comparison([entry("a", SLOW, FAST)], 3.28, "the records'", "command", "abc")
+    again = Comparison.from_json(comparison.to_json())
+    assert rows(again) == rows(comparison)
+    assert again.to_json() == comparison.to_json()
+    for text in ("{}", "[]", '{"entries": [{"no": 1}]}', "nonsense"):
+        with pytest.raises(ValueError):
+            Comparison.from_json(text)
+
+
+def test_csv_and_markdown():
+    comparison = Comparison([entry("a", SLOW), entry("b", FAST)], 3.0, "as asked")
+    table = list(csv.DictReader(io.StringIO(to_csv(comparison))))
+    assert [line["label"] for line in table] == ["a", "b"]
+    assert float(table[1]["val_loss"]) == 2.0 and table[0]["mfu"] == ""
+    text = to_markdown(comparison)
+    assert text.count("\n") == 4 and "| b |" in text and "MFU" not in text
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_no_terminal_width_cuts_a_figure(width, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    comparison = Comparison([entry("slow", SLOW), entry("fast", FAST)], 3.0, "as asked")
+    terminal = Terminal()
+    print_comparison(comparison, terminal)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert "…" not in text
+    for cells in columns(comparison).values():
+        assert all(cell in text for cell in cells if cell != "—")
+    table = [line for line in text.splitlines() if not line.startswith(("target", "val loss"))]
+    assert max(map(len, table)) <= width
+
+
+def test_picture(tmp_path):
+    comparison = Comparison([entry("a", SLOW, FAST), Entry("nothing")], 3.0, "as asked")
+    path = tmp_path / "curves.png"
+    draw_comparison(comparison, path, {"a": [[0, 6.5], [150, 3.3]]})
+    first = stored_hash(path)
+    draw_comparison(comparison, path, {})
+    assert first and first != stored_hash(path)
+    assert curves_of(comparison.entries[0])["tokens"][0] == [(0, 6.0), (0.1, 4.0), (0.2, 3.0)]
+    assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
+
+
+# ---- FLOPs ----
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+def test_flops_of_the_records(milestone):
+    args = load_snapshot(milestone).Hyperparameters()
+    T, V = args.seq_len, args.vocab_size
+    visible = (T + 1) / 2
+    if milestone.id == "05":  # the mean over the steps of the schedule
+        windows = [64 * (1 + 27 * step // 1750) for step in range(1750)]
+        visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
+    expected = 6 * (12 * 12 * 768**2 + V * 768) + 12 * 12 * 768 * visible
+    assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
+
+
+def test_visible_pairs():
+    for T, window in [(7, 3), (7, 7), (7, 20), (7, 1)]:
+        pairs = sum(0 <= q - k < window for q in range(T) for k in range(T))
+        assert visible_pairs(T, window) == pairs
+
+
+def test_measured_peak():
+    device, flops = measured_peak()
+    assert device == "cpu" and 1e9 < flops < 1e14
+
+
+# ---- targets ----
+
+
+def test_targets(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "log.txt").write_text("", encoding="utf-8")
+    assert parse_target(str(run)).log == parse_target(str(run / "log.txt")).log == run / "log.txt"
+    assert parse_target("02").script == "02"
+    own = parse_target("02:muon_lr=1e-3,adam_lr=2e-3")
+    assert own.script == "02" and own.settings == ("muon_lr=1e-3", "adam_lr=2e-3")
+    with pytest.raises(RunError, match="no such log"):
+        parse_target(str(tmp_path / "missing.txt"))
+
+
+# ---- the command ----
+
+
+def compare(*arguments, cwd=None):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, encoding="utf-8",
+                          cwd=cwd)
+
+
+def micro_settings(id, shards, **more):
+    """--set options of a micro run that takes a second or two."""
+    more |= dict(train_steps=4, val_loss_every=2)
+    overrides = micro_overrides(BY_ID[id], shards, "unused", **more)
+    del overrides["log_dir"]
+    return [f"--set={name}={value}" for name, value in overrides.items()]
+
+
+def write_log(path, name, losses, hyperparameters=None, script="print(1)"):
+    """A log in this project's format, or with hyperparameters=None a public one."""
+    head = f"{script}\n{RULE}\n"
+    if hyperparameters is not None:
+        head += f"hyperparameters:{json.dumps(hyperparameters)}\n"
+    lines = [f"step:{step}/200 val_loss:{loss:.4f} train_time:{10 * step}ms step_avg:10.00ms\n"
+             for step, loss in losses]
+    path = path / name
+    path.write_text(head + f"{RULE}\n" + "".join(lines), encoding="utf-8")
+    return path
+
+
+def test_logs_of_three_seeds_are_one_entry(tmp_path):
+    logs = [
+        write_log(tmp_path, f"seed{seed}.txt", [(0, 6), (200, 3.27 + seed / 1000)],
+                  dict(seed=seed, log_dir=f"logs/{seed}", total_batch_size=1000, vocab_size=50304))
+        for seed in range(3)
+    ]
+    other = write_log(tmp_path, "other.txt", [(0, 6), (200, 3.3)],
+                      dict(seed=0, total_batch_size=2000, vocab_size=50304))
+    public = write_log(tmp_path, "public.txt", [(0, 6), (200, 3.29)])
+    ended = compare(*logs, other, public, "--csv", tmp_path / "table.csv")
+    assert ended.returncode == 0, ended.stderr
+    with open(tmp_path / "table.csv", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [line["runs"] for line in table] == ["3", "1", "1"]
+    assert float(table[0]["val_loss"]) == pytest.approx(3.271)
+    assert float(table[0]["p_value"]) < 0.01 and table[1]["p_value"] == ""
+    assert "p: one-sided t-test" in ended.stdout
+
+
+def test_public_styles_and_a_cut_line(tmp_path):
+    llmc = tmp_path / "llmc.log"
+    llmc.write_text("s:0 tel:11.0\ns:0 trl:11.0 lr:0.1 norm:1\ns:250 tel:3.2\ns:500 tel:3.",
+                    encoding="utf-8")
+    late = tmp_path / "late.log"
+    late.write_text("step:0/100 val_loss:10.8258 train_time:0ms step_avg:0.02ms\n"
+                    "step:100/100 val_loss:3.2755 train_time:9000ms step_avg:90.00ms\n"
+                    "peak memory allocated: 34217 MiB reserved: 49936 MiB\n"
+                    "step:101/100 val_loss:3.1 train_ti", encoding="utf-8")
+    ended = compare(llmc, late, "--csv", tmp_path / "table.csv")
+    assert ended.returncode == 0, ended.stderr
+    with open(tmp_path / "table.csv", encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert (float(first["val_loss"]), first["steps"]) == (3.2, "250")
+    assert (float(second["val_loss"]), second["steps"]) == (3.2755, "100")
+    assert second["peak_memory_mib"] == "34217"
+
+
+def test_trains_in_turn_and_survives_a_failure(shards, tmp_path):
+    settings = [option for option in micro_settings("01", shards) if "kernel" not in option]
+    ended = compare(
+        "01", "01:muon_lr=0.02", "01:vocab_size=3", "--scale", "tiny", "--repeat", 2, "--seed", 5,
+        "--out", tmp_path / "runs", "--json", tmp_path / "runs.json", "--png", tmp_path / "c.png",
+        "--markdown", tmp_path / "c.md", *settings,
+    )
+    assert ended.returncode == 1, ended.stderr
+    starts = re.findall(r"^\[\d/6\] (.*): \S+-seed[56]$", ended.stdout, re.MULTILINE)
+    assert starts == [
+        "01_muon, seed 5", "01_muon muon_lr=0.02, seed 5", "01_muon vocab_size=3, seed 5",
+        "01_muon, seed 6", "01_muon muon_lr=0.02, seed 6", "01_muon vocab_size=3, seed 6",
+    ]
+    made = Comparison.from_json((tmp_path / "runs.json").read_text(encoding="utf-8"))
+    good, other, bad = made.entries
+    assert [run.seed for run in good.runs] == [5, 6] and [len(e.runs) for e in made.entries] == [
+        2, 2, 0]
+    assert good.runs[0].val_curve != good.runs[1].val_curve != other.runs[1].val_curve
+    assert good.milestone == "01" and good.options["vocab_size"] == str(MICRO["vocab_size"])
+    assert len(bad.failures) == 2 and "beyond vocab_size=3" in bad.failures[0]
+    assert "failed: 01_muon vocab_size=3, seed 5" in ended.stdout
+    assert (tmp_path / "c.png").stat().st_size > 10_000
+    assert "01_muon muon_lr=0.02" in (tmp_path / "c.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGINT is sent the POSIX way")
+def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
+    endless = "01:train_steps=1000000"
+    process = subprocess.Popen(
+        [*COMMAND, "01", endless, "--scale", "tiny", "--out", str(tmp_path / "runs"),
+         "--csv", str(tmp_path / "table.csv"), *micro_settings("01", shards)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+    )
+    log = tmp_path / "runs" / "1-01_train_steps=1000000-seed0" / "log.txt"
+    deadline = time.monotonic() + 300
+    while not (log.exists() and "step:3/" in log.read_text("utf-8")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert error.startswith("error: interrupted")
+    with open(tmp_path / "table.csv", encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert (first["runs"], second["runs"]) == ("1", "0")
+    assert first["val_loss"] and first["label"] in out
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["0O"], 1, 'no milestone "0O"'),
+    (["14"], 1, "not written yet"),
+    (["01:no_such_rate=1"], 1, "no hyperparameter no_such_rate"),
+    (["missing/log.txt"], 1, "there is no such log"),
+    (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
+    (["01", "--repeat", "0"], 2, "--repeat"),
+    ([], 2, "TARGET"),
+])
+def test_wrong_input_is_one_line(arguments, code, message):
+    ended = compare(*arguments)
+    assert ended.returncode == code
+    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+    assert message in ended.stderr and ended.stdout == ""
+
+
+def test_a_file_that_is_no_log(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("nothing to see\n", encoding="utf-8")
+    ended = compare(path)
+    assert ended.returncode == 1 and "is not a training log" in ended.stderr
+    path.write_text('hyperparameters:{"train_steps": 3}\n', encoding="utf-8")
+    assert "before its first step line" in compare(path).stderr

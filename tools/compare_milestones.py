@@ -1,0 +1,95 @@
+"""Compare milestones, scripts and logs in one table: loss, tokens, time, speed.
+
+    python tools/compare_milestones.py 00 01 02 04 --scale tiny --repeat 3
+    python tools/compare_milestones.py 03 04 --nproc 8 --steps 200
+    python tools/compare_milestones.py 02 02:muon_lr=1e-3 02:muon_lr=4e-3     settings of its own
+    python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
+
+Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ in the seed
+alone are runs of one entry.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from speedrun.cli import Parser, natural, positive, run_command
+from speedrun.comparison import Comparison
+from speedrun.comparison_tables import print_comparison, to_csv, to_markdown
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.mfu import add_mfu
+from speedrun.trials import compare
+
+WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
+
+
+def main() -> int:
+    """Parses, trains or reads, prints; returns the exit code."""
+    args = parse_args()
+    for name in (*WRITERS, "png"):
+        path = getattr(args, name)
+        if path and not path.absolute().parent.is_dir():
+            raise RunError(f"--{name} {path}: there is no folder {path.absolute().parent}")
+    comparison, stopped = compare(
+        args.targets, range(args.seed, args.seed + args.repeat),
+        args.out or REPOSITORY / "runs" / time.strftime("compare-%Y%m%d-%H%M%S"), sys.stdout,
+        target=args.target, settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
+        nproc=args.nproc,
+        command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),
+    )
+    add_mfu(comparison.entries, args.measure_peak)
+    print_comparison(comparison, sys.stdout)
+
+    for name, write in WRITERS.items():
+        if path := getattr(args, name):
+            path.write_text(write(comparison), encoding="utf-8")
+    if args.png and any(entry.runs for entry in comparison.entries):
+        from speedrun.comparison_plot import draw_comparison
+
+        draw_comparison(comparison, args.png, official_curves(comparison, args.official))
+    if stopped:
+        raise RunError(f"{stopped}\nthe table holds what had finished", stopped.status)
+    return 1 if any(entry.failures for entry in comparison.entries) else 0
+
+
+def official_curves(comparison: Comparison, wanted: bool) -> dict[str, list]:
+    """label -> official curve, of the entries that are milestones, if they are wanted."""
+    manifest = load_manifest()
+    return {
+        entry.label: [list(point) for point in manifest.get(entry.milestone).curve]
+        for entry in comparison.entries if wanted and entry.milestone
+    }
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line; a wrong one ends the process with one line and exit code 2."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("targets", nargs="+", metavar="TARGET",
+        help="to train: a milestone (01, muon), train or a script, possibly with :NAME=VALUE,... of"
+        " its own; to read: a log.txt or the folder of a run")
+    add("--scale", choices=["record", "tiny"],
+        help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
+    add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
+    add("--repeat", type=positive, default=1, metavar="N", help="runs of each script, by seed")
+    add("--seed", type=natural, default=0, metavar="N", help="seed of the first of them")
+    add("--set", action="append", default=[], metavar="NAME=VALUE",
+        help="a hyperparameter of all scripts; may be repeated")
+    add("--nproc", type=positive, metavar="N", help="ranks (default: one per GPU, 1 without)")
+    add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--out", type=Path, metavar="DIR", help="folder of the runs (default: runs/compare-<time>)")
+    add("--target", type=float, metavar="LOSS",
+        help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
+    add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
+    add("--measure-peak", action="store_true",
+        help="MFU against a large matmul's speed on this machine where no data sheet is known")
+    for name in (*WRITERS, "png"):
+        add(f"--{name}", type=Path, metavar="FILE", help=f"also write the result as {name}")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_command(main)

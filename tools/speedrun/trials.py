@@ -1,0 +1,176 @@
+"""Turns the targets of a comparison into entries: trains scripts in turn, and reads logs."""
+
+import hashlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.comparison import Comparison, Entry, choose_target, run_from_log
+from speedrun.dataset import fingerprint, short
+from speedrun.launch import RunError, Stopped
+from speedrun.plan import Plan, make_plan
+from speedrun.runlog import RULE, read_log
+from speedrun.runner import run
+from speedrun.script import code_hash
+
+WITH_SETTINGS = re.compile(r"(?P<script>.+?):(?P<settings>\w+=.*)")
+# What the runs of one entry may differ in.
+NOT_COMPARED = ("seed", "log_dir")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target as it was typed: a script to train, with settings of its own, or a log to read."""
+
+    text: str
+    script: str | None = None
+    settings: tuple[str, ...] = ()
+    log: Path | None = None
+
+
+@dataclass
+class Trials:
+    """Entries in the order of their targets; the first plan, and what ended the trials early."""
+
+    entries: list[Entry]
+    plan: Plan | None = None
+    stopped: Stopped | None = None
+
+
+def parse_target(text: str) -> Target:
+    """The Target in `text`: a log.txt or the folder of a run, else a milestone, train or script,
+    possibly with hyperparameters of its own (`02:muon_lr=1e-3,adam_lr=2e-3`).
+
+    Raises RunError for the path of a log that is not there.
+    """
+    path = Path(text)
+    if (path / "log.txt").is_file():
+        return Target(text, log=path / "log.txt")
+    if path.is_file() and path.suffix != ".py":
+        return Target(text, log=path)
+    if path.suffix in (".txt", ".log"):
+        raise RunError(f"{text}: there is no such log")
+    match = WITH_SETTINGS.fullmatch(text)
+    if match is None:
+        return Target(text, script=text)
+    return Target(text, script=match["script"], settings=tuple(match["settings"].split(",")))
+
+
+def compare(
+    texts: Sequence[str], seeds: Sequence[int], out: Path, stream, *, target: float | None = None,
+    settings: Sequence[str] = (), command: str = "", **options,
+) -> tuple[Comparison, Stopped | None]:
+    """Trains or reads the targets called `texts`, and says what stopped that early, or None.
+
+    seeds: of the runs of each script; out: the folder that will hold them; stream: a text stream
+    for a line per run; target: the loss to reach, nats per token (None: see choose_target);
+    settings: "name=value" for all scripts; options: those of make_plan. Raises RunError or
+    ManifestError, in one line, before anything runs.
+    """
+    targets = [parse_target(text) for text in texts]
+
+    def plan_of(number, seed):
+        name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", targets[number].text)
+        own = [*settings, *targets[number].settings, f"seed={seed}"]
+        folder = out / f"{number}-{name}-seed{seed}"
+        return make_plan(targets[number].script, settings=own, out=folder, **options)
+
+    trials = gather(targets, plan_of, seeds, stream)
+    reason = "as asked"
+    if target is None:
+        target, reason = choose_target(trials.entries)
+    data = trials.plan.data if trials.plan else None
+    corpus = fingerprint(data) if data else None
+    return Comparison(trials.entries, target, reason, command, corpus), trials.stopped
+
+
+def gather(
+    targets: Sequence[Target], plan_of: Callable[[int, int], Plan], seeds: Sequence[int], stream
+) -> Trials:
+    """The entries of the targets: logs are read, then scripts trained, once per seed.
+
+    Scripts take turns, A B A B, so that a slow hour harms all alike. plan_of makes the Plan of a
+    target's number and a seed; it is called for all of them first. stream: a text stream for a
+    line per run. A run that fails becomes a failure of its entry; a signal ends the trials, and
+    what has finished is kept. Raises RunError for a file that is no log, and what plan_of raises.
+    """
+    entries = _read_logs(targets)  # by the target's number
+    scripts = [number for number, target in enumerate(targets) if not target.log]
+    turns = [(number, seed, plan_of(number, seed)) for seed in seeds for number in scripts]
+    for number, _, plan in turns[: len(scripts)]:
+        entries[number] = _entry_of(plan, targets[number])
+    in_order = {id(entries[number]): entries[number] for number in range(len(targets))}
+    trials = Trials(list(in_order.values()), turns[0][2] if turns else None)
+    for turn, (number, seed, plan) in enumerate(turns, start=1):
+        head = f"[{turn}/{len(turns)}] {entries[number].label}, seed {seed}:"
+        print(head, short(plan.out), file=stream, flush=True)
+        try:
+            run(plan, sys.stderr if sys.stderr.isatty() else io.StringIO())
+        except Stopped as error:
+            trials.stopped = error
+            break
+        except RunError as error:
+            entries[number].failures.append(f"seed {seed}: {error}")
+            print(head, "failed:", error, file=stream, flush=True)
+        else:
+            log = plan.out / "log.txt"
+            _add_run(entries[number], log, read_log(log))
+            loss = entries[number].final_losses[-1:]
+            print(head, *(f"val_loss {x:.4f}" for x in loss), file=stream, flush=True)
+    return trials
+
+
+def _entry_of(plan, target):
+    milestone = plan.script.milestone
+    label = milestone.name if milestone else plan.script.name
+    own = [setting.removeprefix("--") for setting in target.settings]
+    return Entry(
+        label=" ".join([label, *own]),
+        milestone=milestone.id if milestone else None,
+        code=code_hash(plan.script.path),
+        options={k: v for k, v in plan.options.items() if k not in NOT_COMPARED},
+    )
+
+
+def _read_logs(targets):
+    """The entries of the logs among the targets, by the target's number. Logs of one script with
+    one set of hyperparameters but the seed are runs of one entry."""
+    entries, alike = {}, {}
+    for number, target in enumerate(targets):
+        if not target.log:
+            continue
+        try:
+            log = read_log(target.log)
+        except OSError as error:
+            raise RunError(f"{target.log}: {error.strerror}") from None
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        if not log.steps:
+            raise RunError(f"{target.log} ends before its first step line")
+        label = target.log.resolve().parent.name if target.log.name == "log.txt" else None
+        entry = alike.setdefault(_same(target.log, log), Entry(label or target.log.stem))
+        _add_run(entry, target.log, log)
+        entries[number] = entry
+    return entries
+
+
+def _same(path, log):
+    """A key that is equal for runs of one entry."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    script = text.partition(f"{RULE}\n")[0] if RULE in text else ""
+    compared = {k: v for k, v in log.hyperparameters.items() if k not in NOT_COMPARED}
+    if not script or not compared:
+        return str(path.resolve())  # a public log does not tell what it shares with another
+    return hashlib.sha256((script + json.dumps(compared, sort_keys=True)).encode()).hexdigest()
+
+
+def _add_run(entry, path, log):
+    entry.runs.append(run_from_log(path, log))
+    entry.vocab_size = log.hyperparameters.get("vocab_size")
+    entry.tokens_per_step = log.hyperparameters.get("total_batch_size")
+    entry.world_size = int(log.environment.get("world_size", 1))
+    entry.device = log.environment.get("device")

@@ -1,0 +1,75 @@
+"""Try each learning rate of a milestone at half and at twice its value of the tiny scale.
+
+    python tools/sweep.py 02
+    python tools/sweep.py 04 --factors 0.7,1.4 --only muon_lr
+
+All other hyperparameters, the tokens and the seed stay the same. Exits 0 if no change is better
+than the values in history/milestones.toml.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from speedrun.cli import Parser, natural, run_command
+from speedrun.comparison_tables import print_comparison
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY
+from speedrun.script import find_script
+from speedrun.trials import compare
+
+
+def main() -> int:
+    """Parses, trains, prints; returns the exit code."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="a milestone (01, muon), train, or the path of a script")
+    parser.add_argument("--factors", type=factors, default=[0.5, 2.0], metavar="X,Y",
+                        help="what each learning rate is multiplied by (default: 0.5,2)")
+    parser.add_argument("--only", metavar="NAME", help="one learning rate instead of all")
+    parser.add_argument("--seed", type=natural, default=0, metavar="N")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs")
+    args = parser.parse_args()
+
+    changes = [f"{args.target}:{name}={rate * factor:.4g}"
+               for name, rate in learning_rates(args.target, args.only).items()
+               for factor in args.factors]
+    out = args.out or REPOSITORY / "runs" / time.strftime("sweep-%Y%m%d-%H%M%S")
+    comparison, stopped = compare(
+        [args.target, *changes], [args.seed], out, sys.stdout, scale="tiny"
+    )
+    print_comparison(comparison, sys.stdout)
+    if stopped:
+        raise RunError(str(stopped), stopped.status)
+    entries = [entry for entry in comparison.entries if entry.final_losses]
+    best = min(entries, key=lambda entry: entry.final_losses[0], default=None)
+    if best is not comparison.entries[0]:
+        print(f"better than the manifest: {best.label if best else 'nothing finished'}")
+        return 1
+    print("no change is better than the manifest")
+    return 0
+
+
+def learning_rates(target: str, only: str | None) -> dict[str, float]:
+    """The learning rates of a target's tiny run, or the one called `only`.
+
+    Raises RunError if there is no such rate, and what find_script raises.
+    """
+    script = find_script(target)
+    values = {**script.hyperparameters, **script.tiny}
+    rates = {name: value for name, value in values.items() if name.endswith("_lr")}
+    if only is not None and only not in rates:
+        raise RunError(f"--only {only}: {target} has the learning rates {', '.join(rates)}")
+    return rates if only is None else {only: rates[only]}
+
+
+def factors(text: str) -> list[float]:
+    """Comma-separated numbers above 0, for argparse."""
+    numbers = [float(part) for part in text.split(",")]
+    if min(numbers) <= 0:
+        raise argparse.ArgumentTypeError(f"{text}: factors are above 0")
+    return numbers
+
+
+if __name__ == "__main__":
+    run_command(main)
