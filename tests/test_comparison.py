@@ -356,3 +356,18 @@ def test_a_file_that_is_no_log(tmp_path):
     assert ended.returncode == 1 and "is not a training log" in ended.stderr
     path.write_text('hyperparameters:{"train_steps": 3}\n', encoding="utf-8")
     assert "before its first step line" in compare(path).stderr
+
+
+def test_a_run_is_known_by_its_code(tmp_path):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    write_log(folder, "log.txt", [(0, 6), (200, 3.3)], dict(seed=0, muon_lr=0.1, vocab_size=257))
+    script = BY_ID["01"].script.read_text(encoding="utf-8")
+    (folder / "train_gpt.py").write_text(script.replace("# ", "#  "), encoding="utf-8")
+    ended = compare(folder, "--json", tmp_path / "runs.json")
+    assert ended.returncode == 0, ended.stderr
+    (found,) = Comparison.from_json((tmp_path / "runs.json").read_text(encoding="utf-8")).entries
+    assert (found.label, found.milestone) == ("01_muon", "01")
+    assert found.options == dict(muon_lr=0.1, vocab_size=257)
+    (folder / "train_gpt.py").write_text(script.replace("0.95", "0.96"), encoding="utf-8")
+    assert "my run" in compare(folder).stdout

@@ -8,11 +8,12 @@ than the values in history/milestones.toml.
 """
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, run_command
+from speedrun.cli import Parser, natural, positive, run_command
 from speedrun.comparison_tables import print_comparison
 from speedrun.launch import RunError
 from speedrun.manifest import REPOSITORY
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument("--factors", type=factors, default=[0.5, 2.0], metavar="X,Y",
                         help="what each learning rate is multiplied by (default: 0.5,2)")
     parser.add_argument("--only", metavar="NAME", help="one learning rate instead of all")
+    parser.add_argument("--steps", type=positive, metavar="N", help="shorter runs than the scale's")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                        help="a hyperparameter of all runs; may be repeated")
     parser.add_argument("--seed", type=natural, default=0, metavar="N")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs")
     args = parser.parse_args()
@@ -36,7 +40,8 @@ def main() -> int:
                for factor in args.factors]
     out = args.out or REPOSITORY / "runs" / time.strftime("sweep-%Y%m%d-%H%M%S")
     comparison, stopped = compare(
-        [args.target, *changes], [args.seed], out, sys.stdout, scale="tiny"
+        [args.target, *changes], [args.seed], out, sys.stdout, scale="tiny",
+        steps=args.steps, settings=args.set,
     )
     print_comparison(comparison, sys.stdout)
     if stopped:
@@ -65,9 +70,12 @@ def learning_rates(target: str, only: str | None) -> dict[str, float]:
 
 def factors(text: str) -> list[float]:
     """Comma-separated numbers above 0, for argparse."""
-    numbers = [float(part) for part in text.split(",")]
-    if min(numbers) <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: factors are above 0")
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0.0]
+    if not all(0 < number < math.inf for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text}: not numbers above 0, separated by commas")
     return numbers
 
 

@@ -79,7 +79,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """All of it as JSON."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Comparison":

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from speedrun.comparison import Comparison, Entry
@@ -30,20 +31,26 @@ def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-def data_hash(comparison: Comparison, official: dict[str, list]) -> str:
+def data_hash(
+    comparison: Comparison, official: dict[str, list], panels: Sequence[str] = tuple(AXES)
+) -> str:
     """The hexadecimal SHA-256 of all that the picture shows."""
     shown = [[entry.label, curves_of(entry)] for entry in comparison.entries]
-    text = json.dumps([shown, comparison.target, official])
+    text = json.dumps([shown, comparison.target, official, panels])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def draw_comparison(
-    comparison: Comparison, path: Path, official: dict[str, list[tuple[int, float]]]
+    comparison: Comparison,
+    path: Path,
+    official: dict[str, list[tuple[int, float]]],
+    panels: Sequence[str] = tuple(AXES),
 ) -> None:
-    """Writes a PNG, 2400 pixels wide: each run a thin line, the mean of an entry's a thick one.
+    """Writes a PNG: each run a thin line, the mean of an entry's a thick one.
 
     official: label -> curve [(step, loss), ...] of an entry's record, drawn dashed over steps and
-    tokens. Raises OSError if the file cannot be written.
+    tokens. panels: keys of AXES, those of which nothing is known are left out. Raises OSError if
+    the file cannot be written.
     """
     import matplotlib
 
@@ -52,12 +59,12 @@ def draw_comparison(
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     entries = [entry for entry in comparison.entries if entry.runs]
-    panels = [name for name in AXES if any(curves_of(entry)[name] for entry in entries)]
+    names = [name for name in panels if any(curves_of(entry)[name] for entry in entries)]
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(4 * len(panels), 4.6), dpi=200, sharey=True, squeeze=False,
+        1, len(names), figsize=(4 + 3 * len(names), 5), dpi=200, sharey=True, squeeze=False,
         facecolor="white", layout="constrained",
     )
-    for panel, name in zip(axes[0], panels, strict=True):
+    for panel, name in zip(axes[0], names, strict=True):
         for i, entry in enumerate(entries):
             color, marker = STYLES[i % len(STYLES)]
             curves = curves_of(entry)[name]
@@ -84,7 +91,8 @@ def draw_comparison(
     low, high = _limits(comparison, entries, official)
     axes[0][0].set_ylim(low, high)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, metadata={HASH_KEY: data_hash(comparison, official), "Software": None})
+    figure.savefig(path, metadata={
+        HASH_KEY: data_hash(comparison, official, panels), "Software": None})
     plt.close(figure)
 
 

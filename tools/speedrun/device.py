@@ -40,31 +40,41 @@ def visible_gpus() -> list[str]:
     Asks nvidia-smi and honours CUDA_VISIBLE_DEVICES (indices or the beginnings of UUIDs; as in
     CUDA, what follows an unknown entry is invisible). A machine without nvidia-smi has none.
     """
-    gpus = _all_gpus()
+    return _of_visible_gpus("name")
+
+
+def visible_memory() -> list[int]:
+    """Memory in MiB of the GPUs that `visible_gpus` names; 0 where nvidia-smi does not tell it."""
+    return [int(text) if text.isdecimal() else 0 for text in _of_visible_gpus("memory.total")]
+
+
+def _of_visible_gpus(what):
+    """What nvidia-smi tells of each visible GPU, in order: texts, numbers without their unit."""
+    gpus = _of_all_gpus(what)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [name for name, _ in gpus]
-    names = []
+        return [value for value, _ in gpus]
+    values = []
     for entry in filter(None, visible.replace(" ", "").split(",")):
         if entry.isdigit():
-            found = [name for name, _ in gpus][int(entry) :][:1]
+            found = [value for value, _ in gpus][int(entry) :][:1]
         else:
-            found = [name for name, uuid in gpus if uuid.startswith(entry)]
+            found = [value for value, uuid in gpus if uuid.startswith(entry)]
         if len(found) != 1:
             break
-        names += found
-    return names
+        values += found
+    return values
 
 
-def _all_gpus():
-    """(name, uuid) of every GPU of the machine."""
+def _of_all_gpus(what):
+    """(what, uuid) of every GPU of the machine."""
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is None:
         return []
-    query = [nvidia_smi, "--query-gpu=name,uuid", "--format=csv,noheader"]
+    query = [nvidia_smi, f"--query-gpu={what},uuid", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):  # installed, but no driver or no device
         return []
     rows = (line.rpartition(",") for line in answer.stdout.splitlines())
-    return [(name.strip(), uuid.strip()) for name, comma, uuid in rows if comma]
+    return [(value.strip(), uuid.strip()) for value, comma, uuid in rows if comma]

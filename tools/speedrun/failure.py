@@ -16,12 +16,14 @@ _FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d
 class Failure:
     """Why a run failed: `text` for the user, the exit code to end with (1..255).
 
-    `spoken` tells that the text is the script's own `error:` line, so nothing is left to look up.
+    `spoken` tells that the text is the script's own `error:` line, so nothing is left to look up;
+    `stopped` that a signal to the launching process ended the run.
     """
 
     text: str
     exit_code: int
     spoken: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from speedrun.manifest import REPOSITORY
 from speedrun.schema import nearest
 from speedrun.script import Script, find_script
 
+AUTO = "auto"  # the device batch that is to be found out
 BYTE_VOCABULARY = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
 
 
@@ -37,7 +38,8 @@ class Plan:
 
     options are the hyperparameters that are passed on (name -> value); data is the folder of the
     shards, or None where settings name the files; gpus are the names of the visible ones; notes are
-    lines that tell what was chosen, the scale first.
+    lines that tell what was chosen, the scale first; auto_batch tells that micro_batch_size is
+    still to become the largest that fits (speedrun.device_batch).
     """
 
     script: Script
@@ -49,6 +51,7 @@ class Plan:
     nodes: Nodes
     out: Path
     notes: list[str]
+    auto_batch: bool = False
 
     @property
     def ranks_dir(self) -> Path:
@@ -70,9 +73,14 @@ class Plan:
         return quote(self.command)
 
     @property
+    def hyperparameters(self) -> dict[str, object]:
+        """Those of the run: the script's defaults, with the options in their place."""
+        return {**self.script.hyperparameters, **self.options}
+
+    @property
     def tokens_per_step(self) -> int | None:
         """Tokens per optimizer step over all ranks, where options or script tell it."""
-        return whole({**self.script.hyperparameters, **self.options}.get("total_batch_size"))
+        return whole(self.hyperparameters.get("total_batch_size"))
 
 
 def make_plan(
@@ -81,7 +89,7 @@ def make_plan(
     scale: str | None = None,
     data: Path | None = None,
     steps: int | None = None,
-    device_batch: int | None = None,
+    device_batch: int | str | None = None,
     settings: Sequence[str] = (),
     nproc: int | None = None,
     nodes: Nodes | None = None,
@@ -91,10 +99,10 @@ def make_plan(
     """The Plan for a target: a milestone's id, `train` or the path of a train_gpt.py.
 
     scale: "record", "tiny" or None to choose; data: folder of shards; steps: optimizer steps;
-    device_batch: sequences per forward pass per rank; settings: "name=value" strings, which have
-    the last word; nproc: ranks on this machine (None: one per visible GPU, one without); nodes: the
-    machines, if several; out: folder for log and results (None: a fresh one below runs/). Raises
-    RunError or ManifestError, both with one line.
+    device_batch: sequences per forward pass per rank, or AUTO for as many as fit; settings:
+    "name=value" strings, which have the last word; nproc: ranks on this machine (None: one per
+    visible GPU, one without); nodes: the machines, if several; out: folder for log and results
+    (None: a fresh one below runs/). Raises RunError or ManifestError, both with one line.
     """
     script = find_script(target)
     nodes = _check_nodes(nodes or Nodes())
@@ -103,7 +111,7 @@ def make_plan(
     if gpus and (nproc or 0) > len(gpus):
         raise RunError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
 
-    scale, reason = _choose_scale(scale, data, gpus)
+    scale, reason = choose_scale(scale, data, gpus)
     notes = [f"scale: {scale} ({reason})"]
     options = dict(script.tiny) if scale == "tiny" else {}
     if scale == "tiny" and script.milestone is None:
@@ -128,7 +136,8 @@ def make_plan(
             notes.append(f"schedule: {changes} (in proportion to the steps)")
         options |= {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
     nproc = nproc or len(gpus) or 1
-    fitting = device_batch or fitting_micro_batch(
+    auto_batch = device_batch == AUTO and "micro_batch_size" not in settings
+    fitting = device_batch if device_batch not in (None, AUTO) else fitting_micro_batch(
         {**script.hyperparameters, **options, **settings}, nproc * nodes.count
     )
     if fitting is not None:
@@ -140,7 +149,7 @@ def make_plan(
     options |= settings
 
     out = _check_out(out, nodes) if out else _fresh_out(script.name)
-    return Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes)
+    return Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes, auto_batch)
 
 
 def _name_and_value(setting, script):
@@ -164,8 +173,9 @@ def _check_nodes(nodes):
     return nodes
 
 
-def _choose_scale(scale, data, gpus):
-    """The scale and the reason for it."""
+def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple[str, str]:
+    """The scale and the reason for it, from what was asked for (None: nothing) and the visible
+    GPUs."""
     if scale is not None:
         return scale, "as asked"
     if not gpus:

@@ -12,6 +12,7 @@ from pathlib import Path
 from speedrun.comparison import Comparison, Entry, choose_target, run_from_log
 from speedrun.dataset import fingerprint, short
 from speedrun.launch import RunError, Stopped
+from speedrun.manifest import load_manifest
 from speedrun.plan import Plan, make_plan
 from speedrun.runlog import RULE, read_log
 from speedrun.runner import run
@@ -151,11 +152,31 @@ def _read_logs(targets):
             raise RunError(str(error)) from None
         if not log.steps:
             raise RunError(f"{target.log} ends before its first step line")
-        label = target.log.resolve().parent.name if target.log.name == "log.txt" else None
-        entry = alike.setdefault(_same(target.log, log), Entry(label or target.log.stem))
-        _add_run(entry, target.log, log)
-        entries[number] = entry
+        key = _same(target.log, log)
+        if key not in alike:
+            alike[key] = _entry_of_log(target.log, log)
+        entries[number] = alike[key]
+        _add_run(entries[number], target.log, log)
+    labels = [entry.label for entry in alike.values()]
+    for entry in alike.values():
+        if labels.count(entry.label) > 1:  # one script with several sets of hyperparameters
+            entry.label += f" ({_folder(Path(entry.runs[0].log))})"
     return entries
+
+
+def _entry_of_log(path, log):
+    """The entry of a log; a milestone is known by the code beside its log."""
+    script, manifest = path.parent / "train_gpt.py", load_manifest()
+    code = code_hash(script) if script.is_file() else None
+    mine = [m for m in manifest.written() if code and code_hash(m.script) == code]
+    options = {k: v for k, v in log.hyperparameters.items() if k not in NOT_COMPARED}
+    label = mine[0].name if mine else _folder(path)
+    return Entry(label, milestone=mine[0].id if mine else None, code=code, options=options)
+
+
+def _folder(path):
+    """A log's own name, or that of its folder where all logs are called log.txt."""
+    return path.resolve().parent.name if path.name == "log.txt" else path.stem
 
 
 def _same(path, log):
@@ -169,7 +190,7 @@ def _same(path, log):
 
 
 def _add_run(entry, path, log):
-    entry.runs.append(run_from_log(path, log))
+    entry.runs.append(run_from_log(Path(short(path)), log))
     entry.vocab_size = log.hyperparameters.get("vocab_size")
     entry.tokens_per_step = log.hyperparameters.get("total_batch_size")
     entry.world_size = int(log.environment.get("world_size", 1))

@@ -1,0 +1,410 @@
+"""The largest micro batch that fits: the search, on simulated devices, and trials on the CPU.
+
+Run: .venv/bin/python -m pytest tests/test_device_batch.py
+"""
+
+import io
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import run_milestone
+from snapshots import MICRO, MICRO_OF, WRITTEN, as_options, by_id, load_snapshot
+from speedrun import device, device_batch
+from speedrun.device_batch import fit_micro_batch, largest_fitting, trial_options
+from speedrun.failure import Failure
+from speedrun.hyperparameters import SCHEDULE, micro_batches
+from speedrun.launch import Nodes, RunError
+from speedrun.plan import AUTO, make_plan
+from speedrun.runlog import RULE, read_log
+
+GPU = "NVIDIA Simulated"
+
+
+# ---- the search ----
+
+
+class Device:
+    """A device whose memory holds `capacity` units and that counts what is held."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.held = 0
+        self.trials = 0
+
+    def train(self, sequences):
+        """A forward pass, a backward pass and an optimizer step; an activation takes a unit per
+        sequence, its gradient too."""
+        assert self.held == 0, "an earlier trial still holds memory"
+        self.trials += 1
+        activations = Tensor(self, sequences)
+        gradients = self.backward(activations)
+        assert self.held == activations.size + gradients.size
+        return True
+
+    def backward(self, activations):
+        return Tensor(self, activations.size)
+
+
+class Tensor:
+    """Takes memory until nobody refers to it."""
+
+    def __init__(self, device, size):
+        self.size = 0  # nothing to give back if there is no room
+        if device.held + size > device.capacity:
+            raise MemoryError
+        device.held += size
+        self.device, self.size = device, size
+
+    def __del__(self):
+        if self.size:
+            self.device.held -= self.size
+
+
+@pytest.mark.parametrize("start", [1, 48, 4096])
+def test_every_limit_is_found_in_few_trials_and_leaves_no_memory(start):
+    for limit in range(1, 4097):
+        # one unit too few for limit + 1, whose activations fit and whose gradients do not
+        device = Device(2 * limit + 1)
+        assert largest_fitting(device.train, range(1, 4097), start) == limit
+        assert device.held == 0
+        assert device.trials <= 2 * math.log2(4096) + 2
+
+
+@pytest.mark.parametrize("candidates", [[1, 2, 3, 5, 6, 10, 15, 30], [1, 7, 49], [1]])
+def test_only_candidates_are_tried(candidates):
+    for limit in range(1, candidates[-1] + 2):
+        for start in range(1, candidates[-1] + 2):
+            tried = []
+            largest = largest_fitting(lambda n: tried.append(n) or n <= limit, candidates, start)  # noqa: B023
+            assert largest == max(n for n in candidates if n <= limit)
+            assert set(tried) <= set(candidates) and len(tried) == len(set(tried))
+
+
+@pytest.mark.parametrize("candidates", [range(1, 4097), [1], []])
+def test_nothing_may_fit(candidates):
+    assert largest_fitting(Device(1).train, candidates, start=64) is None
+
+
+def test_the_first_trial_is_the_usual_one():
+    tried, powers = [], [2**i for i in range(10)]
+    assert largest_fitting(lambda n: tried.append(n) or n <= 64, powers, 64) == 64
+    assert tried == [64, 128]
+
+
+def test_other_errors_pass():
+    with pytest.raises(ZeroDivisionError):
+        largest_fitting(lambda n: 1 // 0, [1, 2])
+
+
+# ---- what divides ----
+
+
+@pytest.mark.parametrize("batch, val_tokens, world_size, sizes", [
+    (1200, 12000, 1, [1, 2, 3, 4, 6, 12]), (1200, 12000, 2, [1, 2, 3, 6]),
+    (1200, 800, 1, [1, 2, 4]),  # a validation of eight sequences
+    (1200, None, 4, [1, 3]), (1200, 1200, 5, []), (1200, 1250, 1, []), (None, 1200, 1, []),
+])
+def test_micro_batches_divide_a_step_and_a_validation(batch, val_tokens, world_size, sizes):
+    hyperparameters = dict(total_batch_size=batch, val_tokens=val_tokens, seq_len=100)
+    assert micro_batches(hyperparameters, world_size) == sizes
+
+
+# ---- the GPUs' memory ----
+
+
+def fake_nvidia_smi(folder, monkeypatch, rows):
+    """Puts a program nvidia-smi on the PATH that knows the rows of (name, memory.total, uuid)."""
+    program = folder / "nvidia-smi"
+    columns = dict(zip(("name", "memory.total", "uuid"), zip(*rows, strict=True), strict=True))
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\ncolumns = {columns!r}\n"
+        "what = sys.argv[1].removeprefix('--query-gpu=').split(',')\n"
+        "unit = '' if 'nounits' in sys.argv[-1] else ' MiB'\n"
+        "for row in zip(*(columns[name] for name in what)):\n"
+        "    print(', '.join(v + unit * (w == 'memory.total') for w, v in zip(what, row)))\n",
+        encoding="utf-8")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="a script stands for nvidia-smi")
+
+
+@posix
+def test_memory_of_the_visible_gpus(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, [
+        ("A", "24564", "GPU-aa"), ("B", "[N/A]", "GPU-bb"), ("C", "8192", "GPU-cc")])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert device.visible_gpus() == ["C", "B"] and device.visible_memory() == [8192, 0]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert device.visible_memory() == [24564, 0, 8192]
+
+
+# ---- a plan and its answer, with a stand-in for the trials ----
+
+SIZES = dict(MICRO, total_batch_size=24 * 32, val_tokens=24 * 32)  # 24 sequences
+MIB_PER_SEQUENCE = 100
+
+
+class Trials:
+    """Stands in for speedrun.runner.execute: devices of `memory` MiB run out of it."""
+
+    def __init__(self, memory, stderr="torch.OutOfMemoryError: CUDA out of memory. Tried to"):
+        self.memory = memory
+        self.stderr = stderr
+        self.micro_batches = []
+        self.failure = Failure("rank 0 ended with exit code 1", 1)
+
+    def __call__(self, plan, stream):
+        self.micro_batches.append(plan.options["micro_batch_size"])
+        needed = MIB_PER_SEQUENCE * plan.options["micro_batch_size"]
+        if needed > self.memory:
+            (plan.out / "stderr_rank0.txt").write_text("a warning\n", encoding="utf-8")
+            (plan.out / "stderr_rank1.txt").write_text(self.stderr, encoding="utf-8")
+            return self.failure
+        print(f"step:2/2 val_loss:5\npeak_memory:{needed}MiB", file=stream)
+        return None
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path, shards):
+    """Makes plans for a machine whose GPUs have the given MiB, and the trials on it."""
+    monkeypatch.setattr(device_batch, "CACHE", tmp_path / "runs" / "cache.json")
+
+    def make(*memory, settings=(), trials=None, milestone=WRITTEN[1], **options):
+        names = [GPU] * len(memory)
+        monkeypatch.setattr("speedrun.plan.visible_gpus", lambda: names)
+        monkeypatch.setattr(device_batch, "visible_memory", lambda: list(memory))
+        trials = trials or Trials(min(memory, default=0))
+        monkeypatch.setattr(device_batch, "execute", trials)
+        overrides = {**SIZES, **MICRO_OF.get(milestone.id, {})}
+        fixed = overrides.keys() - {"micro_batch_size", "train_steps", *SCHEDULE}
+        settings = [*(f"{name}={overrides[name]}" for name in fixed), *settings]
+        options = dict(device_batch=AUTO, data=shards, out=tmp_path / "run") | options
+        plan = make_plan(str(milestone.script), scale="tiny", settings=settings, **options)
+        return plan, trials
+
+    return make
+
+
+def fit(plan, **options):
+    """The micro batch that the plan gets, and the lines that were said about it."""
+    stream = io.StringIO()
+    fitted = fit_micro_batch(plan, stream, **options)
+    return fitted.options.get("micro_batch_size"), stream.getvalue().splitlines()
+
+
+def test_largest_divisor_within_the_margin(machine):
+    plan, trials = machine(1400)
+    # of 1400 MiB a trial may take 1190: twelve sequences do not run out of memory, yet take 1200
+    assert fit(plan) == (8, [
+        "trying micro_batch_size 4: 0.4 GiB", "trying micro_batch_size 8: 0.8 GiB",
+        "trying micro_batch_size 12: 1.2 GiB, too much",
+        f"micro_batch_size: 8 (largest that fits {GPU}, 0.8 of 1.4 GiB)",
+    ])
+    assert plan.tokens_per_step == 24 * 32
+
+
+def test_the_smallest_gpu_decides(machine):
+    plan, _ = machine(80_000, 500)  # two ranks, 12 sequences each
+    assert fit(plan)[0] == 4
+    plan, _ = machine(80_000, 500, nproc=1)  # the small one has no rank
+    assert fit(plan, use_cache=False)[0] == 4  # but its trials run out of memory
+    plan, _ = machine(80_000, 500, nproc=1, trials=Trials(80_000))
+    assert fit(plan, use_cache=False)[0] == 24
+
+
+def test_the_whole_batch_may_fit(machine):
+    assert fit(machine(10**6)[0])[0] == 24
+
+
+def test_an_answer_is_remembered(machine):
+    plan, trials = machine(1400)
+    assert fit(plan)[0] == 8 and len(trials.micro_batches) == 3
+    answer = (8, [f"micro_batch_size: 8 (largest that fits {GPU}, 0.8 of 1.4 GiB; cached)"])
+    assert fit(plan) == answer and fit(plan, search=False) == answer
+    assert fit(plan, use_cache=False)[0] == 8 and len(trials.micro_batches) == 6
+    plan, trials = machine(1400, settings=["seed=5"], steps=7)  # takes no more memory
+    assert fit(plan) == answer and not trials.micro_batches
+
+
+@pytest.mark.parametrize("change", [
+    dict(settings=["model_dim=64"]), dict(settings=["total_batch_size=1536"]), dict(nproc=1),
+    dict(milestone=WRITTEN[2]),
+])
+def test_what_changes_the_memory_is_tried_anew(machine, change):
+    fit(machine(1400, 1400)[0])
+    plan, trials = machine(1400, 1400, **change)
+    fit(plan)
+    assert trials.micro_batches
+
+
+def test_another_gpu_or_torch_is_tried_anew(machine, monkeypatch):
+    fit(machine(1400)[0])
+    plan, trials = machine(2000)
+    fit(plan)
+    assert trials.micro_batches
+    plan, trials = machine(2000)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
+    fit(plan)
+    assert trials.micro_batches
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[1, 2]", b"\xff\xfe", b'{"KEY": 8}', b'{"KEY": {"micro_batch_size": 8}}',
+    b'{"KEY": {"micro_batch_size": 5, "peak_memory_mib": 1}}',  # five does not divide 24
+])
+def test_a_broken_cache_counts_as_empty(machine, content):
+    plan, trials = machine(1400)
+    fit(plan)
+    key = next(iter(json.loads(device_batch.CACHE.read_text(encoding="utf-8"))))
+    device_batch.CACHE.write_bytes(content.replace(b"KEY", key.encode()))
+    assert fit(plan)[0] == 8 and len(trials.micro_batches) == 6
+    assert fit(plan)[1][-1].endswith("; cached)")
+    assert [file.name for file in device_batch.CACHE.parent.iterdir()] == ["cache.json"]
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(machine, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(device_batch, "CACHE", tmp_path / "file" / "cache.json")
+    best, lines = fit(machine(1400)[0])
+    assert best == 8 and "cannot be written" in lines[-2]
+
+
+def test_a_dry_run_tries_nothing(machine):
+    plan, trials = machine(1400)
+    usual = plan.hyperparameters["micro_batch_size"]
+    best, lines = fit(plan, search=False)
+    assert best == usual and not trials.micro_batches
+    assert lines == [f"micro_batch_size: {usual} (a dry run does not try what fits)"]
+
+
+def test_without_a_gpu_the_usual_micro_batch_stays(machine):
+    plan, trials = machine()
+    assert fit(plan) == (4, ["micro_batch_size: 4 (--device-batch auto needs a GPU)"])
+    assert not trials.micro_batches
+
+
+@pytest.mark.parametrize("options", [dict(settings=["micro_batch_size=2"]), dict(device_batch=2)])
+def test_a_number_has_the_last_word(machine, options):
+    plan, trials = machine(1400, **options)
+    best, lines = fit(plan)
+    assert int(best) == 2 and not lines and not trials.micro_batches
+
+
+def test_refusals_are_one_line(machine, monkeypatch, tmp_path):
+    def refused(pattern, *arguments, **options):
+        with pytest.raises(RunError, match=pattern) as caught:
+            fit(machine(*arguments, **options)[0])
+        assert "\n" not in str(caught.value)
+        return caught.value
+
+    refused(rf"not even one sequence of 32 tokens fits into 85% of the 0.1 GiB of {GPU}; try --set"
+            " seq_len=16 or a smaller model_dim", 99)
+    refused("not even one sequence", 110)  # it takes 100 of them
+    refused("one machine", 1400, nodes=Nodes(2, 0, "host:1"))
+    refused("not multiples of seq_len", 1400, settings=["val_tokens=33"])
+    refused("nvidia-smi does not tell", 0)
+    crash = Trials(500, stderr="ValueError: x")
+    assert refused("rank 0 ended", 1400, trials=crash).status == 1
+    stop = Trials(500)  # whatever the ranks say while they are stopped
+    stop.failure = Failure("interrupted", 130, stopped=True)
+    assert refused("^interrupted$", 1400, trials=stop).status == 130
+    silent = lambda plan, stream: None  # noqa: E731
+    refused("without a line peak_memory", 1400, trials=silent)
+    assert not device_batch.CACHE.exists()
+
+
+def test_a_script_without_the_sizes(machine, tmp_path):
+    plan, _ = machine(1400)
+    script = tmp_path / "other" / "train_gpt.py"
+    script.parent.mkdir()
+    script.write_text("class Hyperparameters:\n    train_files: str = ''\n    val_files: str = ''\n"
+                      "    seq_len: int = 8\n", encoding="utf-8")
+    plan = make_plan(str(script), device_batch=AUTO, data=plan.data, out=tmp_path / "run")
+    with pytest.raises(RunError, match="has no micro_batch_size, total_batch_size, train_steps"):
+        fit(plan)
+
+
+# ---- real trials ----
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+def test_every_milestone_can_be_tried(milestone, machine, tmp_path):
+    plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3"])
+    options = trial_options(plan, 6) | dict(log_dir=tmp_path / "log")
+    module = load_snapshot(milestone)
+    losses = module.main(module.parse_args(as_options(options)))
+    assert [step for step, _ in losses] == [2]
+    sizes = read_log(tmp_path / "log" / "log.txt").hyperparameters
+    assert (sizes["micro_batch_size"], sizes["kernel_warmup_steps"]) == (6, 2)
+    assert sizes["total_batch_size"] == 2 * sizes["val_tokens"] == 2 * 6 * 32
+    assert trial_options(plan, 24)["total_batch_size"] == 24 * 32  # no more than the run's own
+
+
+def simulated(tmp_path, limit):
+    """Milestone 01 on a CPU that runs out of memory in the backward pass of more than `limit`
+    sequences, and tells of 100 MiB for each."""
+    text = WRITTEN[1].script.read_text(encoding="utf-8")
+    for old, new in [
+        ("torch.cuda.is_available()", "False"),
+        ("loss.backward()", "loss.backward()\n"
+         f"                if args.micro_batch_size > {limit}:\n"
+         "                    raise torch.OutOfMemoryError('CUDA out of memory. Tried to')"),
+        ('    if device.type == "cuda":\n', "    if True:\n"),
+        ("torch.cuda.max_memory_allocated()", "100 * args.micro_batch_size * 2**20"),
+    ]:
+        assert old in text
+        text = text.replace(old, new)
+    script = tmp_path / "simulated" / "train_gpt.py"
+    script.parent.mkdir()
+    script.write_text(text, encoding="utf-8")
+    return script
+
+
+@posix
+def test_the_command(tmp_path, monkeypatch, shards, capfd):
+    script = simulated(tmp_path, limit=1)
+    fake_nvidia_smi(tmp_path, monkeypatch, [(GPU, "1000", f"GPU-{i}") for i in range(2)])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(device_batch, "CACHE", tmp_path / "cache.json")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(device_batch.tempfile, "tempdir", str(temporary))
+    settings = {**MICRO, **MICRO_OF["01"], "total_batch_size": 4 * 32, "train_steps": 3,
+                "kernel_warmup_steps": 0}
+    del settings["micro_batch_size"]
+    command = ["run_milestone.py", script, "--data", shards, "--device-batch", "auto",
+               *(f"--set={name}={value}" for name, value in settings.items())]
+
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", [str(word) for word in (*command, *more)])
+        assert run_milestone.main() == 0
+        return capfd.readouterr()
+
+    lines = run("--out", tmp_path / "run").out.splitlines()
+    answer = f"micro_batch_size: 1 (largest that fits {GPU}, 0.1 of 1.0 GiB"
+    # the record's 64 is more than the two sequences that each rank has
+    assert lines[1:4] == [
+        "trying micro_batch_size 2: out of memory", "trying micro_batch_size 1: 0.1 GiB",
+        f"{answer})"]
+    log = read_log(tmp_path / "run" / "log.txt")
+    assert log.hyperparameters["micro_batch_size"] == 1 and log.environment["world_size"] == 2
+    assert log.hyperparameters["total_batch_size"] == 4 * 32 and log.last.step == 3
+    assert not list(temporary.iterdir())
+
+    seen = run("--dry-run")
+    assert "--micro_batch_size=1" in seen.out and f"{answer}; cached)" in seen.err.splitlines()
+
+
+def test_a_wrong_device_batch_is_one_line():
+    command = [sys.executable, run_milestone.__file__, "00", "--device-batch", "atuo"]
+    ended = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert RULE not in ended.stderr and "atuo" in ended.stderr
