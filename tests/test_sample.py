@@ -1,0 +1,427 @@
+"""Sampling from checkpoints: known answers, streams of random numbers, vocabularies, refusals.
+
+Run: .venv/bin/python -m pytest tests/test_sample.py
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import tiktoken
+import torch
+
+import sample
+from snapshots import WRITTEN, by_id, load_snapshot, micro_args
+from speedrun.checkpoint import load_run
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY
+from speedrun.sampling import generate, next_token, random_stream
+from speedrun.text import vocabulary_of
+
+COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sample.py")]
+
+# A script whose model makes the token after the last one almost certain, or all alike.
+FAKE = '''
+from dataclasses import dataclass
+
+import torch
+
+@dataclass
+class Hyperparameters:
+    vocab_size: int = 257
+    seq_len: int = 8
+    compile: bool = False
+    bf16: bool = False
+    flex_attention: bool = False
+    certainty: float = 50.0
+    favourite: int = -1
+
+class GPT(torch.nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        assert not (args.compile or args.bf16 or args.flex_attention), "switched on"
+        self.args = args
+        self.weight = torch.nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, inputs):
+        assert not self.training and not torch.is_grad_enabled()
+        assert inputs.ndim == 2 and 0 < inputs.size(1) <= self.args.seq_len
+        following = (inputs + 1) % self.args.vocab_size
+        if self.args.favourite >= 0:
+            following = following * 0 + self.args.favourite
+        one_hot = torch.nn.functional.one_hot(following, self.args.vocab_size)
+        return one_hot.float() * self.args.certainty + self.weight.sum()
+'''
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Makes a run's folder for the fake script; takes hyperparameters that replace the defaults."""
+
+    def make(**hyperparameters):
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        (folder / "train_gpt.py").write_text(FAKE, encoding="utf-8")
+        defaults = dict(vocab_size=257, seq_len=8, compile=True, bf16=True, flex_attention=True,
+                        certainty=50.0, favourite=-1)  # as on a machine with CUDA
+        save(folder, defaults | hyperparameters)
+        return folder
+
+    return make
+
+
+def save(folder, hyperparameters, **more):
+    checkpoint = dict(step=7, hyperparameters=hyperparameters, model={"weight": torch.zeros(2, 3)})
+    torch.save(checkpoint | more, folder / "checkpoint.pt")
+
+
+@pytest.fixture
+def byte_gpt2(monkeypatch):
+    """A tiktoken encoding with GPT-2's document token, in which every other token is a byte."""
+    encoding = tiktoken.Encoding(
+        "bytes", pat_str=r"[\s\S]", mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={"<|endoftext|>": 50256},
+    )
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"gpt2": encoding}[name])
+
+
+@pytest.fixture
+def text_of(capsys):
+    """Samples in this process; returns what was printed on stdout and on stderr."""
+
+    def run(run, *options):
+        assert sample.main([str(run), *map(str, options)]) == 0
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return run
+
+
+# ---- checkpoints of the milestones ----
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+def test_every_milestone_writes(milestone, shards, tmp_path, text_of, capsys):
+    args = micro_args(milestone, shards, tmp_path / "run", save_checkpoint=True, train_steps=5,
+                      vocab_size=257, val_loss_every=0, kernel_warmup_steps=0)
+    module = load_snapshot(milestone)
+    module.main(args)
+    capsys.readouterr()  # its log
+    shutil.copy(milestone.script, tmp_path / "run")
+
+    model = module.GPT(args)
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    tokens = [256, *b"def"]
+    with torch.no_grad():  # beyond the context, so that it slides
+        for _ in range(args.seq_len + 4):
+            logits = model.eval()(torch.tensor([tokens[-args.seq_len:]]))
+            tokens.append(int(logits[0, -1].argmax()))
+    assert 256 not in tokens[1:]
+    expected = bytes(tokens[1:]).decode("utf-8", "replace")
+
+    greedy = ["--prompt", "def", "--tokens", args.seq_len + 4, "--temperature", 0]
+    out, err = text_of(tmp_path / "run", *greedy)
+    assert out.removesuffix("\n") == expected.removesuffix("\n")
+    assert "step 5" in err and "bytes" in err
+    assert text_of(tmp_path / "run" / "checkpoint.pt", *greedy)[0] == out
+
+    drawn = [text_of(tmp_path / "run", "--prompt", "a", "--tokens", 40, "--temperature", 1,
+                     "--seed", seed)[0] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+# ---- known answers ----
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5, 1])
+def test_known_answer(fake, text_of, temperature):
+    options = ["--prompt", "abc", "--tokens", 5, "--temperature", temperature]
+    assert text_of(fake(), *options)[0] == "abcdefgh\n"
+
+
+def test_the_context_slides_over_a_long_prompt(fake, text_of):
+    letters = "abcdefghijkl"
+    out, err = text_of(fake(), "--prompt", letters, "--tokens", 3)
+    assert out == letters + "mno\n"
+    assert "12 tokens; the model sees the last 8" in err
+    assert "the last" not in text_of(fake(), "--prompt", letters[:8], "--tokens", 3)[1]
+
+
+def test_the_context_has_a_limit(fake):
+    assert load_run(fake(seq_len=65_536)).context == 16_384  # as for the snapshots' dense masks
+    assert load_run(fake(seq_len=512)).context == 512
+
+
+def test_an_empty_prompt_starts_from_the_document_token(fake, text_of):
+    assert text_of(fake(), "--prompt", "", "--tokens", 3)[0] == "\0\1\2\n"
+
+
+def test_the_end_of_a_document_ends_the_text(fake, text_of):
+    run = fake()
+    sys_bytes = os.fsdecode(b"\xfd")  # as Python hands on bytes of a command line
+    out, err = text_of(run, "--prompt", sys_bytes, "--tokens", 9)
+    assert out == 3 * "\N{REPLACEMENT CHARACTER}" + "\n"
+    assert "ended after 2 tokens" in err
+    out, err = text_of(run, "--prompt", sys_bytes, "--tokens", 5, "--no-stop")
+    assert out == 3 * "\N{REPLACEMENT CHARACTER}" + "\n\0\1\n"
+    assert "ended" not in err
+
+
+def test_a_line_end_is_added_only_where_there_is_none(fake, text_of):
+    assert text_of(fake(), "--prompt", "\b", "--tokens", 2)[0] == "\b\t\n"
+
+
+def test_prompts_from_files_and_stdin(fake, text_of, tmp_path, monkeypatch):
+    run = fake()
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"\xffab")
+    expected = "\N{REPLACEMENT CHARACTER}abc\n"
+    assert text_of(run, "--tokens", 1, "--prompt-file", file)[0] == expected
+    for options in [["--prompt", "-"], ["--prompt-file", "-"], []]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xffab")))
+        assert text_of(run, "--tokens", 1, *options)[0] == expected
+    terminal = io.TextIOWrapper(io.BytesIO(b"ab"))
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert text_of(run, "--tokens", 1)[0] == "\0\n"  # nobody is asked to type
+
+
+def test_a_terminal_gets_no_control_characters(fake, text_of, monkeypatch):
+    run = fake()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert text_of(run, "--prompt", "\x19", "--tokens", 3)[0] == "␙␚␛␜\n"
+    assert text_of(run, "--prompt", "\b", "--tokens", 3)[0] == "␈\t\n␋\n"
+
+
+# ---- streams of random numbers ----
+
+
+def samples(text):
+    return text.removesuffix("\n").split("\n" + "─" * 40 + "\n")
+
+
+def test_a_sample_does_not_depend_on_how_many_there_are(fake, text_of):
+    run = fake(certainty=0.0, vocab_size=64)
+    options = ["--prompt", "5", "--tokens", 12, "--temperature", 1]
+    (alone,) = samples(text_of(run, *options)[0])
+    three = samples(text_of(run, *options, "--num-samples", 3)[0])
+    assert len(three) == 3 and three[0] == alone
+    assert len({text.split()[1] for text in three}) == 3  # they part at the first new token
+    assert samples(text_of(run, *options, "--num-samples", 3)[0]) == three
+    other = samples(text_of(run, *options, "--num-samples", 3, "--seed", 1)[0])
+    assert not set(other) & set(three)
+
+
+def frequencies(logits, temperature=1.0, top_k=0, count=4000):
+    """Of the first tokens of many samples."""
+    logits = torch.tensor(logits)
+    drawn = Counter(next_token(logits, temperature, top_k, random_stream(3, sample))
+                    for sample in range(count))
+    return {id: times / count for id, times in drawn.items()}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_with_the_odds_of_the_model(temperature):
+    logits = [0.0, 1.0, -1.0, 2.0]
+    expected = torch.tensor(logits).div(temperature).softmax(0)
+    seen = frequencies(logits, temperature)
+    for id in range(4):  # four standard deviations of 4,000 draws
+        assert seen.get(id, 0) == pytest.approx(expected[id].item(), abs=0.032)
+
+
+def test_top_k_keeps_the_most_probable_in_their_proportion():
+    seen = frequencies([0.0, 1.0, -1.0, 2.0], top_k=2)
+    assert seen.keys() == {1, 3}
+    assert seen[3] == pytest.approx(torch.tensor(1.0).sigmoid().item(), abs=0.03)
+    assert frequencies([0.0, 1.0, -1.0, 2.0], top_k=1) == {3: 1.0}
+    assert len(frequencies([1.0, 1.0, 1.0, 1.0], top_k=2)) == 2  # also where all are alike
+    for everything in (0, 4, 99):
+        assert len(frequencies([1.0, 1.0, 1.0, 1.0], top_k=everything)) == 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-300, 1e-4])
+def test_a_cold_sample_is_greedy(temperature):
+    assert frequencies([0.0, 30.0, -30.0, 29.0], temperature, count=50) == {1: 1.0}
+
+
+def test_equal_samples_are_announced(fake, text_of):
+    options = ["--prompt", "a", "--tokens", 2, "--num-samples", 2]
+    assert "all samples are the same" in text_of(fake(), *options, "--temperature", 0)[1]
+    assert "all samples are the same" not in text_of(fake(), *options)[1]
+
+
+# ---- vocabularies ----
+
+
+@pytest.mark.parametrize("vocab_size, top_k", [(50304, 0), (50304, 60_000), (50304, 50_300)])
+def test_padding_is_never_drawn(fake, vocab_size, top_k):
+    run = load_run(fake(vocab_size=vocab_size, favourite=50300, certainty=9.0))
+    for temperature in (0, 1, 100):
+        new = generate(run, [50256], 50257, temperature, top_k, random_stream(0, 0))
+        assert all(next(new) < 50257 for _ in range(30))
+
+
+def test_the_command_knows_where_padding_begins(fake, text_of, byte_gpt2, monkeypatch):
+    sizes = []
+
+    def recording(trained, prompt, size, *options):
+        sizes.append(size)
+        return iter([65, 50256])
+
+    monkeypatch.setattr("speedrun.sampling.generate", recording)
+    for vocab_size in (50304, 50257, 257, 64):
+        text_of(fake(vocab_size=vocab_size), "--prompt", "1", "--tokens", 1)
+    assert sizes == [50257, 50257, 257, 64]
+
+
+def test_gpt2_text(fake, text_of, byte_gpt2):
+    out, err = text_of(fake(vocab_size=50304), "--prompt", "é<|endoftext|>", "--tokens", 2)
+    assert out == "é<|endoftext|>?@\n"  # the document token is no text
+    assert "GPT-2" in err
+    out, err = text_of(fake(vocab_size=50257, favourite=50256), "--prompt", "x")
+    assert out == "x\n" and "ended after 0 tokens" in err
+
+
+def test_gpt2_without_its_vocabulary_prints_numbers(fake, text_of, monkeypatch):
+    def unreachable(name):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", unreachable)
+    run = fake(vocab_size=50304)
+    out, err = text_of(run, "--prompt", "50000 50001", "--tokens", 2)
+    assert out == "50000 50001 50002 50003 \n"
+    assert "GPT-2's vocabulary cannot be had (ConnectionError)" in err
+    assert "TIKTOKEN_CACHE_DIR" in err
+    assert text_of(run, "--prompt", "50254", "--tokens", 9)[0] == "50254 50255 \n"
+    for prompt in ("some text", "50257", "-1"):  # padding is no token either
+        with pytest.raises(RunError, match="must be numbers of tokens, 0 to 50256"):
+            sample.main([str(run), f"--prompt={prompt}"])
+
+
+def test_an_unknown_vocabulary_prints_numbers(fake, text_of):
+    run = fake(vocab_size=64)
+    out, err = text_of(run, "--prompt", "61", "--tokens", 4)
+    assert out == "61 62 63 0 1 \n" and "no known vocabulary has 64 tokens" in err
+    with pytest.raises(RunError, match="prompt must not be empty"):
+        sample.main([str(run), "--prompt", ""])
+
+
+def test_an_unknown_vocabulary_may_have_a_document_token():
+    vocabulary, why = vocabulary_of(64, 3)
+    assert vocabulary.bos == 3 and why
+    assert vocabulary_of(257, 3)[0].bos == 256  # there the data's counts
+
+
+def test_characters_that_are_spread_over_tokens():
+    decode = vocabulary_of(257, None)[0].decoder()
+    text = [decode(byte) for byte in "aé€".encode()]
+    assert text == ["a", "", "é", "", "", "€"] and decode(None) == ""
+    assert [decode(0xE2), decode(0x82), decode(None)] == ["", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+# ---- refusals ----
+
+
+class Malicious:
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.file),)
+
+
+def refuse(run, message):
+    with pytest.raises(RunError, match=message) as caught:
+        sample.main([str(run), "--prompt", "a", "--tokens", "2"])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 450
+
+
+def test_pickled_code_is_refused_and_not_run(fake, tmp_path):
+    run = fake()
+    save(run, Malicious(tmp_path / "made"))
+    ended = subprocess.run([*COMMAND, str(run), "--prompt", "a"], capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr.startswith("error: ") and "holds pickled code" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "made").exists()
+
+
+def test_damaged_files_are_refused(fake):
+    run = fake()
+    file = run / "checkpoint.pt"
+    whole = file.read_bytes()
+    for size in (0, 1, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        refuse(run, "is no checkpoint, or its end is missing")
+    weights = whole.index(bytes(24))  # the zeros of the model
+    file.write_bytes(whole[:weights] + b"\1" + whole[weights + 1:])
+    refuse(run, "is damaged: wrong check sum")
+    torch.save([1, 2], file)
+    refuse(run, "is not a snapshot's checkpoint")
+    torch.save(dict(step=1, model={}), file)
+    refuse(run, "is not a snapshot's checkpoint")
+
+
+def test_missing_files_are_refused(fake, tmp_path):
+    run = fake()
+    refuse(tmp_path / "none", "is neither a run's folder nor a checkpoint")
+    (run / "train_gpt.py").unlink()
+    refuse(run, "has no train_gpt.py beside it")
+    (run / "checkpoint.pt").unlink()
+    refuse(run, r"holds no checkpoint.pt; .*run_milestone.py ID --save-checkpoint")
+    with pytest.raises(RunError, match="--prompt-file .*: No such file"):
+        sample.main([str(fake()), "--prompt-file", str(tmp_path / "none")])
+
+
+def test_a_checkpoint_of_another_script_is_refused(fake):
+    run = fake()
+    shutil.copy(WRITTEN[0].script, run / "train_gpt.py")
+    refuse(run, "is not of .*only one of the two has adam_beta1, adam_beta2, .*…$")
+    script = run / "train_gpt.py"
+    script.write_text(FAKE.replace("zeros(2, 3)", "zeros(3, 2)"), encoding="utf-8")
+    refuse(run, "does not fit .*size mismatch for weight")
+    run = fake()
+    for weights in ({}, {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}):
+        save(run, torch.load(run / "checkpoint.pt")["hyperparameters"], model=weights)
+        refuse(run, "does not fit .*(Missing|Unexpected) key")
+
+
+@pytest.mark.parametrize("script, message", [
+    ("import torch\n", "has no class Hyperparameters"),
+    ("this is no Python", "is not a Python script"),
+    (FAKE + "\nraise SystemExit('trains at once')\n", "does not fit .*trains at once"),
+    (FAKE.replace("class GPT", "class GPT2"), "does not fit .*no attribute 'GPT'"),
+])
+def test_scripts_that_are_no_snapshots_are_refused(fake, script, message):
+    run = fake()
+    (run / "train_gpt.py").write_text(script, encoding="utf-8")
+    refuse(run, message)
+
+
+@pytest.mark.parametrize("certainty", [float("nan"), float("inf")])
+def test_a_diverged_model_is_refused(fake, certainty):
+    refuse(fake(certainty=certainty), "logits are not finite")
+
+
+def test_a_python_without_torch_is_refused(fake):
+    bare = [sys.executable, "-S", *COMMAND[1:]]  # no site-packages
+    ended = subprocess.run([*bare, str(fake()), "--prompt", "a"], capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr == "error: torch is not installed here: pip install -r requirements.txt\n"
+
+
+@pytest.mark.parametrize("option", [
+    "--tokens=-1", "--tokens=0", "--temperature=-0.1", "--temperature=nan", "--temperature=inf",
+    "--temperature=warm", "--top-k=-1", "--seed=-1", "--num-samples=0", "--prompt-file=x",
+])
+def test_wrong_options(fake, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sample.main(["run", "--prompt", "a", option])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1

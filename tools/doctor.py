@@ -1,0 +1,54 @@
+"""Tell what this machine can run, and what to do about what is missing.
+
+    python tools/doctor.py            one screen
+    python tools/doctor.py --json     the same for programs
+
+ok: fine · none: not here and not needed · note: runs, but not as it could · fix: repair this first.
+The exit code is 1 if something has to be repaired before the written milestones run at the scale
+that run_milestone.py chooses here, else 0.
+"""
+
+import argparse
+import sys
+
+LEAST_PYTHON = (3, 11)
+
+
+def main(argv=None):
+    """Parses (None: the command line), probes, prints; returns the exit code."""
+    if sys.version_info < LEAST_PYTHON:  # before what an older one cannot import
+        this = ".".join(map(str, sys.version_info[:3]))
+        sys.exit("error: this is Python " + this + "; Python 3.11 or newer is needed")
+    from speedrun.cli import Parser
+
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(argv)
+
+    from speedrun.checkup import examine
+    from speedrun.findings import print_report, to_json
+    from speedrun.machine import probe
+    from speedrun.manifest import load_manifest
+
+    manifest = load_manifest()
+    machine = probe()
+    ways = {}
+    if machine.torch:
+        from speedrun.paths import way_of
+
+        ways = {milestone.id: way_of(milestone) for milestone in manifest.written()}
+    report = examine(machine, manifest, ways)
+    if args.json:
+        print(to_json(report))
+    else:
+        print_report(report, sys.stdout)
+    return 1 if report.to_fix else 0
+
+
+if __name__ == "__main__":
+    if sys.version_info < LEAST_PYTHON:
+        main()
+    from speedrun.cli import run_command
+
+    sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
+    run_command(main)

@@ -1,0 +1,136 @@
+"""Let a trained model write: text from the checkpoint of any milestone.
+
+    python tools/sample.py runs/01-20250101-120000 --prompt "def "
+    echo "import os" | python tools/sample.py runs/01-20250101-120000 --num-samples 3
+    python tools/sample.py runs/x/checkpoint.pt --prompt-file p.txt --temperature 0
+
+A run has a checkpoint if it was made with: python tools/run_milestone.py ID --save-checkpoint
+The text goes to stdout, everything else to stderr. The same seed gives the same text again.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from speedrun.cli import Parser, natural, not_negative, positive, run_command
+from speedrun.dataset import short
+from speedrun.launch import RunError
+
+# What would move the cursor or change the terminal's state is shown as a symbol.
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+VISIBLE |= {127: 0x2421, **dict.fromkeys(range(128, 160), 0xFFFD)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parses (None: the command line), loads, writes; returns the exit code."""
+    args = parse_args(argv)
+    prompt = read_prompt(args.prompt, args.prompt_file)
+    if importlib.util.find_spec("torch") is None:
+        raise RunError("torch is not installed here: pip install -r requirements.txt")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads give a shared CPU away sooner
+
+    from speedrun.checkpoint import load_run  # torch, which takes seconds
+    from speedrun.sampling import generate, random_stream
+    from speedrun.text import vocabulary_of
+
+    trained = load_run(args.run)
+    vocabulary, why_numbers = vocabulary_of(trained.vocab_size, trained.bos_id)
+    if why_numbers:
+        note(why_numbers)
+    start = [] if vocabulary.bos is None else [vocabulary.bos]
+    ids = vocabulary.encode(prompt)
+    if not start + ids:
+        raise RunError("how a document starts is not known here, so the prompt must not be empty")
+    note(f"{short(args.run)}: step {trained.step}, on {trained.device.type}, "
+         f"tokens: {vocabulary.name}")
+    if len(ids) > trained.context:
+        note(f"the prompt has {len(ids)} tokens; the model sees the last {trained.context}")
+    if args.temperature == 0 and args.num_samples > 1:
+        note("temperature 0: all samples are the same")
+
+    for sample in range(args.num_samples):
+        if sample:
+            print("─" * 40)
+        new = generate(trained, start + ids, vocabulary.size, args.temperature, args.top_k,
+                       random_stream(args.seed, sample))
+        count = write(vocabulary, ids, new, args.tokens, args.stop)
+        if count < args.tokens:
+            note(f"the document ended after {count} tokens (--no-stop goes on)")
+    return 0
+
+
+def write(vocabulary, prompt, new, tokens, stop) -> int:
+    """Prints the prompt's ids and up to `tokens` more, each as soon as it is drawn; with `stop`
+    not beyond the end of the document. Returns how many there were more."""
+    decode = vocabulary.decoder()
+    is_terminal = sys.stdout.isatty()
+    last = ""
+
+    def show(text):
+        nonlocal last
+        last = text or last
+        print(text.translate(VISIBLE) if is_terminal else text, end="", flush=True)
+
+    count = 0
+    try:
+        show("".join(map(decode, prompt)))
+        while count < tokens:
+            id = next(new)
+            if stop and id == vocabulary.bos:
+                break
+            count += 1
+            show(decode(id))
+        show(decode(None))
+    finally:  # also before the line that tells of Ctrl-C
+        if not last.endswith("\n"):
+            print(flush=True)
+    return count
+
+
+def read_prompt(text: str | None, file: Path | None) -> bytes:
+    """The prompt as it was given on the command line, in a file or, for "-" and where there is
+    neither, on stdin unless that is a terminal. Raises RunError if the file cannot be read."""
+    if text == "-" or file == Path("-") or (text is None and file is None):
+        asked = text or file
+        return sys.stdin.buffer.read() if asked or not sys.stdin.isatty() else b""
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise RunError(f"--prompt-file {file}: {error.strerror}") from None
+    return text.encode("utf-8", "surrogateescape")  # bytes of the command line that are no UTF-8
+
+
+def note(line: str) -> None:
+    """Tells what is not part of the text."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """The command line; a wrong one ends the process with one line and exit code 2."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a run, or the path of its checkpoint.pt")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT",
+                        help="what to continue (default: stdin if it is no terminal, else nothing; "
+                        "nothing begins a document); - is stdin")
+    prompt.add_argument("--prompt-file", type=Path, metavar="FILE",
+                        help="the same from a file, as it is; - is stdin")
+    add("--tokens", type=positive, default=256, metavar="N", help="new tokens (default: 256)")
+    add("--temperature", type=not_negative, default=0.8, metavar="T",
+        help="0 always takes the most probable token, 1 the model's own odds (default: 0.8)")
+    add("--top-k", type=natural, default=0, metavar="K",
+        help="draw from the K most probable tokens (default: 0, from all)")
+    add("--seed", type=natural, default=0, metavar="N", help="of the draws (default: 0)")
+    add("--num-samples", type=positive, default=1, metavar="N", help="texts to write (default: 1)")
+    add("--no-stop", dest="stop", action="store_false",
+        help="go on where a document ends; the next one begins on a line of its own")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
+    run_command(main)
