@@ -16,12 +16,11 @@ import torch
 
 import doctor
 from snapshots import WRITTEN
-from speedrun import machine
-from speedrun.checkup import NEEDED
-from speedrun.findings import print_report
-from speedrun.machine import COMPILERS, REQUIREMENTS, Gpus, Packages, Torch
+from speedrun.checkup import NEEDED, machine
+from speedrun.checkup.findings import print_report
+from speedrun.checkup.machine import COMPILERS, REQUIREMENTS, Gpus, Packages, Torch
+from speedrun.checkup.paths import missing_names, way_of
 from speedrun.manifest import REPOSITORY
-from speedrun.paths import missing_names, way_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 GIB = 2**30
@@ -422,7 +421,7 @@ def test_plain_lines_are_aligned(computer, capsys):
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_a_terminal_of_any_width(computer, columns, monkeypatch):
-    from speedrun.findings import Check, Report
+    from speedrun.checkup.findings import Check, Report
 
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = io.StringIO()

@@ -16,11 +16,11 @@ import torch
 
 import sample
 from snapshots import WRITTEN, by_id, load_snapshot, micro_args
-from speedrun.checkpoint import load_run
 from speedrun.launch import RunError
 from speedrun.manifest import REPOSITORY
 from speedrun.sampling import generate, next_token, random_stream
-from speedrun.text import vocabulary_of
+from speedrun.sampling.checkpoint import load_run
+from speedrun.sampling.text import vocabulary_of
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sample.py")]
 

@@ -26,15 +26,15 @@ def main(argv=None):
     args = parser.parse_args(argv)
 
     from speedrun.checkup import examine
-    from speedrun.findings import print_report, to_json
-    from speedrun.machine import probe
+    from speedrun.checkup.findings import print_report, to_json
+    from speedrun.checkup.machine import probe
     from speedrun.manifest import load_manifest
 
     manifest = load_manifest()
     machine = probe()
     ways = {}
     if machine.torch:
-        from speedrun.paths import way_of
+        from speedrun.checkup.paths import way_of
 
         ways = {milestone.id: way_of(milestone) for milestone in manifest.written()}
     report = examine(machine, manifest, ways)

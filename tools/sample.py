@@ -14,13 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, not_negative, positive, run_command
+from speedrun.cli import Parser, natural, not_negative, positive, run_command, visible
 from speedrun.dataset import short
 from speedrun.launch import RunError
-
-# What would move the cursor or change the terminal's state is shown as a symbol.
-VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-VISIBLE |= {127: 0x2421, **dict.fromkeys(range(128, 160), 0xFFFD)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,9 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         raise RunError("torch is not installed here: pip install -r requirements.txt")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads give a shared CPU away sooner
 
-    from speedrun.checkpoint import load_run  # torch, which takes seconds
     from speedrun.sampling import generate, random_stream
-    from speedrun.text import vocabulary_of
+    from speedrun.sampling.checkpoint import load_run  # torch, which takes seconds
+    from speedrun.sampling.text import vocabulary_of
 
     trained = load_run(args.run)
     vocabulary, why_numbers = vocabulary_of(trained.vocab_size, trained.bos_id)
@@ -71,7 +67,7 @@ def write(vocabulary, prompt, new, tokens, stop) -> int:
     def show(text):
         nonlocal last
         last = text or last
-        print(text.translate(VISIBLE) if is_terminal else text, end="", flush=True)
+        print(visible(text) if is_terminal else text, end="", flush=True)
 
     count = 0
     try:

@@ -43,7 +43,7 @@ def split_blocks(source: str) -> list[Block]:
     Every line that is not blank belongs to exactly one block. Raises SyntaxError if the text is
     not Python, and ValueError if two blocks have the same name.
     """
-    lines = source.splitlines()
+    lines = source.split("\n")  # as the parser counts them; splitlines() also cuts at form feeds
     body = ast.parse(source).body
     blocks, imports = [], []
     taken = 0  # lines that belong to a block already
@@ -51,17 +51,20 @@ def split_blocks(source: str) -> list[Block]:
     def add(name, first, last):  # lines first..last, from 1
         blocks.append(Block(name, "\n".join(lines[first - 1 : last]), first))
 
+    def add_comments(first, last):  # those that belong to no statement
+        for number in range(first, last + 1):
+            if heading := HEADING.fullmatch(lines[number - 1]):
+                add(f"heading: {heading['title']}", number, number)
+            elif lines[number - 1].strip():
+                add(f"comment: {lines[number - 1]}", number, number)
+
     for node in body:
         first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
         last = node.end_lineno
         comments = first
         while comments - 1 > taken and lines[comments - 2].startswith("#"):
             comments -= 1
-        for number in range(taken + 1, comments):
-            if heading := HEADING.fullmatch(lines[number - 1]):
-                add(f"heading: {heading['title']}", number, number)
-            elif lines[number - 1].strip():
-                add(f"comment: {lines[number - 1]}", number, number)
+        add_comments(taken + 1, comments - 1)
         if node is body[0] and ast.get_docstring(ast.parse(source)) is not None:
             add("card", comments, last)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -77,6 +80,7 @@ def split_blocks(source: str) -> list[Block]:
         else:
             add(_name(node, lines[node.lineno - 1]), comments, last)
         taken = last
+    add_comments(taken + 1, len(lines))
     blocks = [
         Block(b.name, "\n".join(imports), b.line) if b.name == "imports" else b for b in blocks
     ]
@@ -94,7 +98,7 @@ def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
     """
     old = {block.name: block.text for block in split_blocks(parent)}
     new = {block.name: block.text for block in split_blocks(child)}
-    names = _merge(list(old), list(new))
+    names = merge_names(list(old), list(new))
     pairs = {name: (old.get(name, ""), new.get(name, "")) for name in names}
     return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
 
@@ -110,6 +114,15 @@ def diff_size(parent: str, child: str) -> DiffSize:
     return DiffSize(lines, len(counted))
 
 
+def merge_names(old: list[str], new: list[str]) -> list[str]:
+    """The names of both lists, in the order of `new`, each removed name where it stood."""
+    merged = []
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
+    return list(dict.fromkeys(merged))
+
+
 def _name(node, line):
     if isinstance(node, ast.If) and "__main__" in line:
         return "main guard"
@@ -117,12 +130,3 @@ def _name(node, line):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return ", ".join(ast.unparse(target) for target in targets)
     return getattr(node, "name", line.strip())
-
-
-def _merge(old, new):
-    """The names of both lists, in the order of `new`, each removed name where it stood."""
-    merged = []
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
-    return list(dict.fromkeys(merged))

@@ -10,6 +10,10 @@ from typing import NoReturn
 from speedrun.launch import RunError
 from speedrun.manifest import ManifestError
 
+# Characters that could steer a terminal, as pictures of themselves; a tab is none of them.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= dict.fromkeys(range(0x7F, 0xA0), "\N{REPLACEMENT CHARACTER}")
+
 
 class Parser(argparse.ArgumentParser):
     """Answers a wrong command line with one line."""
@@ -56,6 +60,11 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     except (RunError, ManifestError, OSError, *errors) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(getattr(error, "status", 1))
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as pictures of them."""
+    return text.translate(_PICTURES)
 
 
 def _at_least(least, text):

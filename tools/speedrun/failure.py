@@ -59,7 +59,7 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
     ]
     if not failed:
         tail = _tail(report) if launcher_exit_code >= 0 else ""  # killed: it could not say why
-        text = f"the launcher {_ending(launcher_exit_code)}{tail}"
+        text = f"the launcher {ending(launcher_exit_code)}{tail}"
         return Failure(text, _status(launcher_exit_code))
     first = min(
         failed,
@@ -67,7 +67,7 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
     )
     if first.error_line and first.exit_code != -SIGKILL:
         return Failure(first.error_line, _status(first.exit_code), spoken=True)
-    text = f"rank {first.rank} {_ending(first.exit_code)}{_tail(first.stderr)}"
+    text = f"rank {first.rank} {ending(first.exit_code)}{_tail(first.stderr)}"
     return Failure(text, _status(first.exit_code))
 
 
@@ -78,7 +78,8 @@ def _rank(rank, exit_code, file):
     return _Rank(rank, exit_code, text, file.stat().st_mtime)
 
 
-def _ending(exit_code):
+def ending(exit_code: int) -> str:
+    """How a process ended, in words; a negative exit code is the signal that killed it."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:

@@ -5,6 +5,7 @@
     <!-- end milestones -->
 """
 
+import posixpath
 from collections.abc import Iterable, Sequence
 
 from speedrun.manifest import Manifest, Milestone
@@ -31,16 +32,19 @@ def replace_between(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
 
 
-def milestone_table(manifest: Manifest, folder: str = "", written_only: bool = False) -> str:
-    """Return the table of the milestones; `folder` leads from its file to history/ ("history/").
+def milestone_table(manifest: Manifest, folder: str = ".", written_only: bool = False) -> str:
+    """Return the table of the milestones; `folder` holds its file, as seen from the root.
 
     written_only: leave out the milestones that have no snapshot yet, and say how many they are.
     """
-    head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind"]
+    def link(text, path):
+        return f"[{text}]({posixpath.relpath(path, folder)})"
+
+    head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind", "lesson"]
     rows = []
     for m in manifest.written() if written_only else manifest.milestones:
         rows.append([
-            f"[{m.id}]({folder}{m.name})" if m.written else m.id,
+            link(m.id, f"history/{m.name}") if m.written else m.id,
             f"**{m.title}.** {m.idea}" + ("" if m.written else " *Not yet written.*"),
             number_ranges(m.records) or UNKNOWN,
             _cell(m.minutes, "g"),
@@ -48,12 +52,13 @@ def milestone_table(manifest: Manifest, folder: str = "", written_only: bool = F
             _tokens(m),
             _cell(m.val_loss, ".4f"),
             m.kind,
+            link("read", m.lesson) if m.written and m.lesson else UNKNOWN,
         ])  # fmt: skip
     table = markdown(head, rows, right=["minutes", "steps", "tokens"])
     if written_only:
         table += (f"\n\nThese {len(rows)} of {len(manifest.milestones)} milestones are written; the"
                   f" others, down to {min(m.minutes for m in manifest.milestones):g} minutes, stand"
-                  f" with their figures in [the history]({folder}README.md).")
+                  f" with their figures in {link('the history', 'history/README.md')}.")
     return table
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from speedrun.checkpoint import Trained
 from speedrun.launch import RunError
+from speedrun.sampling.checkpoint import Trained
 
 
 def random_stream(seed: int, sample: int) -> torch.Generator:

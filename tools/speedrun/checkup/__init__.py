@@ -1,12 +1,12 @@
 """Judges a machine: what is fine, what is missing and not needed, what to repair."""
 
-from speedrun.accelerators import gpu_checks, kernel_checks, rank_check, reinstall
-from speedrun.findings import ABSENT, FIX, NOTE, OK, Check, MilestoneCheck, Report, count
+from speedrun.checkup.accelerators import gpu_checks, kernel_checks, rank_check, reinstall
+from speedrun.checkup.findings import ABSENT, FIX, NOTE, OK, Check, MilestoneCheck, Report, count
+from speedrun.checkup.machine import Machine
+from speedrun.checkup.storage import fetch, needed_shards, storage_checks
 from speedrun.hyperparameters import micro_batches
-from speedrun.machine import Machine
 from speedrun.manifest import Manifest
 from speedrun.plan import choose_scale
-from speedrun.storage import fetch, needed_shards, storage_checks
 
 NEEDED = ("numpy", "rich")  # imported by the snapshots and by run_milestone.py, besides torch
 LEAST_MEMORY = 2**29  # a rank at tiny scale was seen to take 0.43 GiB (05)
@@ -15,7 +15,7 @@ LEAST_MEMORY = 2**29  # a rank at tiny scale was seen to take 0.43 GiB (05)
 def examine(machine: Machine, manifest: Manifest, ways: dict) -> Report:
     """The Report on a machine and the written milestones.
 
-    ways: id -> speedrun.paths.Way of every written milestone; empty without torch.
+    ways: id -> speedrun.checkup.paths.Way of every written milestone; empty without torch.
     """
     milestones = manifest.written()
     scale, reason = choose_scale(None, None, list(machine.gpus.names))

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from speedrun.checkup.findings import ABSENT, FIX, NOTE, OK, Check, count
+from speedrun.checkup.machine import Machine
 from speedrun.dataset import FINEWEB, FINEWEB_SHARD_TOKENS, HEADER_BYTES, TOKEN_BYTES, fetch_command
-from speedrun.findings import ABSENT, FIX, NOTE, OK, Check, count
-from speedrun.machine import Machine
 from speedrun.manifest import Milestone
 from speedrun.tables import shards_read
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from speedrun.checkup.findings import ABSENT, FIX, NOTE, OK, Check, count, group
+from speedrun.checkup.machine import Machine
 from speedrun.device import peak_flops
-from speedrun.findings import ABSENT, FIX, NOTE, OK, Check, count, group
-from speedrun.machine import Machine
 
 RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: what the snapshots' micro-batches are made for
 BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
@@ -77,7 +77,7 @@ def rank_check(machine: Machine) -> Check:
 def kernel_checks(machine: Machine, ways: dict) -> Iterator[Check]:
     """Triton, FlexAttention, FP8 and FlashAttention-3, and which milestones use them.
 
-    ways: id -> speedrun.paths.Way, empty without torch.
+    ways: id -> speedrun.checkup.paths.Way, empty without torch.
     """
     torch = machine.torch
 

@@ -1,0 +1,654 @@
+"""A diff tells the change by block and by structure, in every view, and never hides a line.
+
+Run: .venv/bin/python -m pytest tests/test_diff_milestones.py
+"""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from snapshots import WRITTEN, by_id
+from speedrun.blocks import FREE, diff_size, split_blocks
+from speedrun.diff import compare
+from speedrun.diff import html as diff_html
+from speedrun.diff import time as diff_time
+from speedrun.diff.facts import moved_figures, moved_hyperparameters, read_side, told_by
+from speedrun.diff.lines import CHANGED, INDENTED, SAME, Gap, counts, shown
+from speedrun.diff.terminal import make_console, print_changes
+from speedrun.diff.views import print_side_by_side
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.runlog import RunLog
+
+CHILDREN = [milestone for milestone in WRITTEN if milestone.parent]
+links = pytest.mark.parametrize("milestone", CHILDREN, ids=by_id)
+
+FILE = '''"""Card."""
+
+import os
+
+# ---------- Optimizer ----------
+
+LIMIT = 3
+
+
+def first(x):
+    """Adds one."""
+    # why
+    y = x + 1
+    return max(y, LIMIT) + os.getpid() + sum(range(x))
+
+
+def second(values):
+    total = 0
+    for value in values:
+        total += value
+    return total
+
+
+# ---------- Model ----------
+
+
+class Pair:
+    """Two numbers."""
+
+    width: int = 2
+
+    def left(self):
+        return self.a
+
+    # The other one.
+    def right(self):
+        return self.b * 2
+
+    def both(self):
+        for value in (self.a, self.b):
+            print(value)
+'''
+FIRST = FILE[FILE.index("def first") : FILE.index("def second")]
+SECOND = FILE[FILE.index("def second") : FILE.index("# ---------- Model")]
+
+
+def changes(new, old=FILE):
+    """{block: its Change}"""
+    comparison = compare(old, new)
+    assert comparison.refused is None
+    return {change.name: change for change in comparison.changes}
+
+
+def replaced(old, new):
+    """The file with one piece of text replaced."""
+    assert FILE.count(old) == 1
+    return FILE.replace(old, new)
+
+
+def marked(change):
+    """The rows that are not the same on both sides, as `-old` and `+new`."""
+    return [mark + line.text for row in change.rows if row.mark != SAME
+            for mark, line in (("-", row.old), ("+", row.new)) if line]
+
+
+# ---- structure, not line noise ----
+
+
+def test_equal_files_have_no_change():
+    comparison = compare(FILE, FILE)
+    assert comparison.changes == () and len(comparison.unchanged) == len(split_blocks(FILE))
+
+
+def test_moved_function_is_moved():
+    (change,) = changes(FILE.replace(SECOND, "").replace(FIRST, SECOND + FIRST)).values()
+    assert (change.name, change.words, change.rows) == ("second", ("moved",), ())
+
+
+def test_function_moves_past_a_heading_not_the_heading():
+    heading = "# ---------- Model ----------\n\n\n"
+    (change,) = changes(replaced(SECOND + heading, heading + SECOND)).values()
+    assert (change.name, change.words) == ("second", ("moved",))
+
+
+def test_renamed_function_is_renamed():
+    new = FILE.replace("second", "add_up").replace("total = 0", "total = 1")
+    (change,) = changes(new).values()
+    assert (change.name, change.words) == ("add_up", ("renamed from second",))
+    assert marked(change) == ["-def second(values):", "+def add_up(values):",
+                              "-    total = 0", "+    total = 1"]
+
+
+@pytest.mark.parametrize("new", [
+    replaced("LIMIT = 3", "CAP = 3"),  # too short to be known again
+    replaced(SECOND, "def other(a):\n    with open(a) as file:\n        return file.read()\n\n\n"),
+])
+def test_blocks_that_are_not_alike_come_and_go(new):
+    added, removed = (
+        [c for c in changes(new).values() if c.words == (word,)] for word in ("added", "removed")
+    )
+    assert len(added) == len(removed) == 1
+    assert counts(added[0].rows)[1] == counts(removed[0].rows)[0] == 0
+
+
+def test_reading_order_has_removed_blocks_where_they_stood():
+    new = replaced("LIMIT = 3\n", "").replace(SECOND, "").replace("width: int = 2", "width = 2")
+    assert list(changes(new)) == ["LIMIT", "second", "Pair"]
+
+
+@pytest.mark.parametrize("old, new", [
+    (SECOND, SECOND.replace("    ", "  ")),
+    ("    return max(y, LIMIT) + os", "    return max(\n        y,\n        LIMIT,\n    ) + os"),
+    ("# The other one.\n    def right", "# The other one.\n\n    def right"),
+])
+def test_layout_alone_is_formatting_only(old, new):
+    (change,) = changes(replaced(old, new)).values()
+    assert (change.words, change.rows) == (("formatting only",), ())
+
+
+@pytest.mark.parametrize("old, new, word", [
+    ("# why", "# because", "comments only"),
+    ("    # why\n", "", "comments only"),
+    ("    # why\n    y = x + 1\n", "    y = x + 1\n    # why\n", "comments only"),
+    ("Adds one.", "Adds 1.", "docstring only"),
+    ('    """Adds one."""\n', "", "docstring only"),
+    ('Adds one."""\n    # why', 'Adds 1."""\n    # wherefore', "comments and docstring only"),
+    ("# The other one.", "# Another.", "comments only"),
+    ('"""Two numbers."""', '"""Two."""', "docstring only"),
+])
+def test_words_about_the_code_are_told_as_such(old, new, word):
+    (change,) = changes(replaced(old, new)).values()
+    assert change.words == (word,)
+    assert marked(change)
+
+
+def test_code_is_never_called_words():
+    for old, new in (("y = x + 1", "y = x + 2"), ("total += value", 'total += "value"'),
+                     ("        total += value\n", "        total += value\n        total += 1\n"),
+                     ("    return total", "        return total")):
+        (change,) = changes(replaced(old, new)).values()
+        assert change.words == ()
+        assert marked(change)
+
+
+def test_changed_constant_is_marked_in_its_line():
+    (change,) = changes(replaced("LIMIT = 3", "LIMIT = 3.5e-4")).values()
+    (row,) = change.rows
+    assert row.mark == CHANGED
+    assert [row.old.text[s:e] for s, e in row.old.spans] == ["3"]
+    assert [row.new.text[s:e] for s, e in row.new.spans] == ["3.5e-4"]
+
+
+def test_added_decorator_is_one_line():
+    (change,) = changes(replaced("def second", "@torch.no_grad()\ndef second")).values()
+    assert marked(change) == ["+@torch.no_grad()"]
+    (change,) = changes(replaced("    # The other", "    @property\n    # The other")).values()
+    assert marked(change) == ["+    @property"]
+
+
+LEFT = "    def left(self):\n        return self.a\n\n"
+
+
+def test_reordered_methods_are_told():
+    (change,) = changes(replaced(LEFT, "") + "\n" + LEFT.rstrip("\n") + "\n").values()
+    assert change.words == ("methods reordered: left",)
+    assert marked(change) == []
+    new = replaced(LEFT, "").replace("* 2", "* 3") + "\n" + LEFT.rstrip("\n") + "\n"
+    (change,) = changes(new).values()
+    assert change.words == ("methods reordered: left",)
+    assert marked(change) == ["-        return self.b * 2", "+        return self.b * 3"]
+
+
+def test_renamed_method_is_told():
+    (change,) = changes(replaced("def both", "def each")).values()
+    assert change.words == ("method renamed: both → each",)
+    assert marked(change) == ["-    def both(self):", "+    def each(self):"]
+
+
+def test_lines_put_below_a_condition_are_re_indented():
+    body = "    total = 0\n    for value in values:\n        total += value\n"
+    new = replaced(body, "    if values:\n" + re.sub("^", "    ", body, flags=re.M).rstrip(" "))
+    (change,) = changes(new).values()
+    assert counts(change.rows) == (1, 0, 3)
+    assert [row.new.text for row in change.rows if row.mark == INDENTED][0] == "        total = 0"
+    lines = [f"x{i} = {i}" for i in range(250)]  # too many to be looked at in pairs
+    old, new = "\n  ".join(["def f():", *lines]), "\n    ".join(["def f():\n  if 1:", *lines])
+    (change,) = changes(new, old).values()
+    assert counts(change.rows) == (1, 0, 250)
+
+
+def test_long_runs_are_folded():
+    lines = [f"    x = {i}" for i in range(30)]
+    old = "def f(x):\n" + "\n".join(lines)
+    (change,) = changes(old.replace("x = 15", "y = 15"), old).values()
+    items = shown(change.rows, context=2)
+    assert [item.lines for item in items if isinstance(item, Gap)] == [14, 12]
+    body = "\n".join(f"    {line}" for line in lines)
+    (change,) = changes(f"def f(x):\n    if x:\n{body}", old).values()
+    (gap,) = [item for item in shown(change.rows, context=2) if isinstance(item, Gap)]
+    assert gap == Gap(24, indented=True)
+
+
+# ---- nothing is hidden ----
+
+
+@pytest.mark.parametrize("old, new", [
+    ("00", "05"), ("05", "00"), ("03", "04"), (FILE, FILE.replace("value", "x").replace("_", "__")),
+], ids=["00-05", "05-00", "03-04", "made-up"])
+def test_rows_hold_every_line_of_a_block(old, new):
+    if len(old) == 2:
+        old, new = (load_manifest().get(id).script.read_text("utf-8") for id in (old, new))
+    for change in changes(new, old).values():
+        if not change.rows:
+            continue
+        for side, block, text in (("old", change.old, old), ("new", change.new, new)):
+            found = [line for row in change.rows if (line := getattr(row, side))]
+            assert sorted(line.text for line in found) == sorted(
+                block.text.split("\n") if block else [])
+            lines = text.split("\n")
+            assert all(lines[x.number - 1] == x.text for x in found if x.number)
+
+
+@links
+def test_neighbours_differ_as_declared(milestone):
+    parent = load_manifest().get(milestone.parent)
+    old, new = (m.script.read_text(encoding="utf-8") for m in (parent, milestone))
+    comparison = compare(old, new)
+    names = [change.name for change in comparison.changes if change.name not in FREE]
+    assert sorted(names) == sorted(milestone.changes)
+    assert sum(comparison.lines(counted_only=True)) == diff_size(old, new).lines
+    told = {word for change in comparison.changes for word in change.words}
+    assert told <= {"added", "removed", "docstring only"}
+
+
+@pytest.mark.parametrize("new, reason", [
+    (replaced("y = x + 1", "y = = 1"), "new is not Python: line 13: invalid syntax"),
+    (replaced("def second", "def first"), "new has no clear blocks: two blocks are called first"),
+    ("x = " + "(" * 1000 + ")" * 1000, "new is not Python: line 1: too many nested parentheses"),
+])
+def test_a_file_without_blocks_is_compared_line_by_line(new, reason):
+    comparison = compare(FILE, new)
+    assert comparison.refused == reason
+    (change,) = comparison.changes
+    assert [row.new.text for row in change.rows if row.new] == new.rstrip("\n").split("\n")
+    assert compare(new, new).changes == ()
+
+
+def test_comments_behind_the_last_statement_count():
+    (change,) = changes(FILE + "# the end\n").values()
+    assert change.words == ("added",)
+
+
+def test_a_form_feed_does_not_shift_the_lines():
+    (change,) = changes(replaced("LIMIT = 3\n", "\f\nLIMIT = 4\n")).values()
+    assert (change.name, marked(change)) == ("LIMIT", ["-LIMIT = 3", "+LIMIT = 4"])
+
+
+# ---- facts ----
+
+
+def test_figures_and_hyperparameters_that_moved(tmp_path):
+    old, new = read_side("03"), read_side("04")
+    m, n = old.milestone, new.milestone
+    assert moved_figures(old, new) == [
+        ("minutes", f"{m.minutes:g}", f"{n.minutes:g}"),
+        ("steps", f"{m.train_steps:,}", f"{n.train_steps:,}"),
+        ("tokens", f"{m.train_steps * m.tokens_per_step:,}",
+         f"{n.train_steps * n.tokens_per_step:,}"),
+        ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
+        ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
+    ]
+    moved = moved_hyperparameters(old, new)
+    assert ("muon_lr", "3.6e-4", "0.04") in moved and ("embed_lr", None, "0.6") in moved
+    assert ("adam_lr", "3.6e-3", None) in moved
+    copy = tmp_path / "copy.py"
+    copy.write_text(old.text.replace("524_288", "512 * 1024").replace("0.95", "0.9"), "utf-8")
+    assert [name for name, _, _ in moved_hyperparameters(old, read_side(str(copy)))] == [
+        "muon_momentum", "adam_beta2"]
+    assert moved_figures(old, read_side(str(copy))) == []
+    assert moved_figures(read_side(str(copy)), old) == []
+
+
+def test_the_ideas_between_two_milestones_are_told():
+    sides = {id: read_side(id) for id in ("02", "04")} | {"train": read_side("train")}
+    assert [m.id for m in told_by(sides["02"], sides["04"])] == ["03", "04"]
+    assert [m.id for m in told_by(sides["04"], sides["02"])] == ["02"]
+    assert [m.id for m in told_by(sides["train"], sides["04"])] == ["04"]
+    assert told_by(sides["04"], sides["train"]) == told_by(sides["04"], sides["04"]) == []
+
+
+# ---- the command ----
+
+
+def diff(*arguments, cwd=REPOSITORY, **environment):
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "tools" / "diff_milestones.py"), *map(str, arguments)],
+        cwd=cwd, capture_output=True, encoding="utf-8", timeout=60,
+        env={**os.environ, "COLUMNS": "40", **environment},
+    )
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files, one of which has no line end at its end."""
+    (tmp_path / "a.py").write_text(FILE, encoding="utf-8")
+    (tmp_path / "b.py").write_text(
+        replaced("LIMIT = 3", "LIMIT = 4  # " + "long " * 40).rstrip("\n"), encoding="utf-8")
+    return tmp_path
+
+
+def test_output_in_a_pipe_is_plain_and_whole():
+    ended = diff("03", "04")
+    assert ended.returncode == 0, ended.stderr
+    assert "\x1b" not in ended.stdout
+    head, _, body = ended.stdout.partition("\n── ")
+    for told in ("Learned shortcuts carry", "minutes     13.1 → 7.2", "#8–#11", "2 added"):
+        assert told in head
+    comparison = compare(read_side("03").text, read_side("04").text)
+    for change in comparison.changes:
+        for line in marked(change):
+            assert (f"{line[0]} {line[1:]}".rstrip() if line[1:] else line[0]) in body.split("\n")
+
+
+def test_stat(files):
+    old, new = read_side("03"), read_side("04")
+    size = diff_size(old.text, new.text)
+    lines = diff("03", "04", "--stat").stdout.splitlines()
+    assert re.fullmatch(r"blocks: \d+ changed, 2 added, \d+ unchanged", lines[2])
+    added, removed = re.search(r" and Hyperparameters: \+(\d+) -(\d+)$", lines[3]).groups()
+    assert int(added) + int(removed) == size.lines
+    parameters = [f"{side.milestone.parameters:,}" for side in (old, new)]
+    assert f"  parameters  {' → '.join(parameters)}" in lines
+    assert "  muon_lr                3.6e-4 → 0.04" in lines
+    assert diff("a.py", "b.py", "--stat", cwd=files).stdout.splitlines()[2:] == [
+        "blocks: 1 changed, 7 unchanged",
+        "lines: +1 -1; without card, imports and Hyperparameters: +1 -1", "  LIMIT  +1 -1"]
+
+
+def patched(text, patch):
+    """The text with a unified diff applied."""
+    lines, result, at = re.findall(r"[^\n]*\n|[^\n]+$", text), [], 0
+    patch = re.sub(r"\n\\ No newline at end of file", "\0", patch)
+    for line in patch.splitlines(keepends=True)[2:]:
+        if line.startswith("@@"):
+            start = int(re.match(r"@@ -(\d+)", line)[1]) - 1
+            result += lines[at:start]
+            at = start
+            continue
+        body = line[1:].replace("\0\n", "")
+        if line[0] != "+":
+            assert lines[at] == body
+            at += 1
+        if line[0] != "-":
+            result.append(body)
+    return "".join(result + lines[at:])
+
+
+def test_full_is_a_patch(files):
+    (files / "a.py").write_text(replaced("y = x", "\ty = '\x1b' + x"), encoding="utf-8")
+    for a, b in (("a.py", "b.py"), ("b.py", "a.py")):
+        ended = diff(a, b, "--full", cwd=files)
+        assert ended.stdout.startswith(f"--- {a}\n+++ {b}\n")
+        old, new = ((files / name).read_text("utf-8") for name in (a, b))
+        assert patched(old, ended.stdout) == new
+
+
+def test_full_of_one_block_has_the_numbers_of_the_file():
+    old, new = (read_side(id).text.split("\n") for id in ("03", "04"))
+    for header in re.findall(r"@@ -(\d+),\d+ \+(\d+),\d+ @@\n [^\n]*",
+                             diff("03", "04", "--full", "--blocks", "MLP").stdout):
+        a, b = map(int, header)
+        assert old[a - 1] == new[b - 1] == "    def __init__(self, args):"
+        break
+    else:
+        raise AssertionError("no hunk")
+
+
+def test_side_by_side_in_a_pipe_cuts_no_line(files):
+    lines = diff("a.py", "b.py", "--side-by-side", cwd=files).stdout.split("\n")
+    assert ["- LIMIT = 3 ", " + LIMIT = 4  # " + ("long " * 40).rstrip()] in [
+        line.split("│") for line in lines]
+
+
+@pytest.mark.parametrize("width", [20, 40, 120])
+def test_two_columns_stay_within_a_terminal(width):
+    comparison = compare(read_side("03").text, read_side("04").text).only(["MLP", "GPT"])
+    stream = io.StringIO()
+    print_side_by_side(Console(file=stream, force_terminal=True, width=width, soft_wrap=True),
+                       comparison)
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in stream.getvalue().split("\n")]
+    beside = [line for line in lines if " │" in line]
+    assert beside and all(len(line) <= width for line in beside)
+    right = "".join(line.partition(" │ ")[2] for line in beside)
+    assert "self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))" in right
+
+
+def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    print_changes(make_console(stream), compare(FILE, replaced("LIMIT = 3", "LIMIT = '\x1b[2J'")))
+    assert "\x1b[2J" not in stream.getvalue() and "␛" in stream.getvalue()
+    assert re.search(r"\x1b\[31m- LIMIT = \x1b\[0m\x1b\[1;4;31m3\x1b\[0m", stream.getvalue())
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    print_changes(make_console(stream), compare(FILE, replaced("LIMIT = 3", "LIMIT = 4")))
+    assert "- LIMIT = " in stream.getvalue() and "[31m" not in stream.getvalue()
+
+
+def test_syntax_error_is_one_line_and_a_plain_diff(files):
+    (files / "b.py").write_text(replaced("y = x + 1", "y = = 1"), encoding="utf-8")
+    ended = diff("a.py", "b.py", cwd=files)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "\ncompared line by line: b.py is not Python: line 13: invalid syntax\n" in ended.stdout
+    assert "\n-    y = x + 1\n+    y = = 1\n" in ended.stdout
+
+
+def test_nothing_to_show_is_said(files):
+    (files / "b.py").write_text(FILE.replace("\n\n\ndef", "\n\ndef"), encoding="utf-8")
+    (files / "c.py").write_bytes(FILE.replace("\n", "\r\n").encode())
+    assert diff("a.py", "a.py", cwd=files).stdout.endswith("\nno difference\n")
+    assert "the blocks are the same" in diff("a.py", "b.py", cwd=files).stdout
+    assert diff("a.py", "b.py", "--full", cwd=files).stdout.startswith("--- a.py")
+    assert "other line endings" in diff("a.py", "c.py", cwd=files).stdout
+
+
+@pytest.mark.parametrize("arguments, status, message", [
+    (["03"], 2, "required: B"),
+    (["03", "4x"], 1, 'no milestone "4x"; did you mean 04_skip_connections?'),
+    (["03", "05a"], 1, "05a_value_embeddings is not written yet"),
+    (["03", "none.py"], 1, "none.py is not a file"),
+    (["03", "04", "--blocks", "MLP", "Muno"], 1, 'no block is called "Muno"; did you mean Muon?'),
+    (["03", "04", "--blocks", "setup"], 1, "did you mean main: setup?"),
+    (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
+    (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
+    (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),
+    (["03", "04", "--html", "."], 1, "is no regular file"),
+    (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
+    (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
+    (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
+    (["a.py", "bad.py", "--blocks", "first"], 1, "no blocks to choose from: bad.py is not Python"),
+])
+def test_wrong_input_is_one_line(files, arguments, status, message):
+    (files / "binary.py").write_bytes(b"\xff\xfe\0x")
+    (files / "bad.py").write_text("def", encoding="utf-8")
+    before = (files / "b.py").read_bytes()
+    ended = diff(*arguments, cwd=files)
+    assert (ended.returncode, ended.stdout) == (status, "")
+    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+    assert message in ended.stderr
+    assert (files / "b.py").read_bytes() == before
+
+
+def test_help_imports_nothing_slow():
+    code = ("import sys, diff_milestones; "
+            "print(*{'rich', 'pygments', 'difflib', 'numpy', 'torch'} & set(sys.modules))")
+    run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY / "tools",
+                         capture_output=True, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
+
+
+# ---- the page ----
+
+
+class Reader(HTMLParser):
+    """Checks that tags are closed in order, and keeps what a reader sees."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.attributes, self.cells, self.marked = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag == "code":
+            self.cells.append((dict(self.last)["class"].split(), ""))
+        if tag == "div":
+            self.last = attrs
+        if tag not in ("meta", "!doctype"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "code" in self.open:
+            side, text = self.cells.pop()
+            self.cells.append((side, text + data))
+        if "mark" in self.open:
+            self.marked.append(data)
+
+
+def page(new, old=FILE, tmp_path=None):
+    """The page of two texts."""
+    for name, text in (("a.py", old), ("b.py", new)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    sides = [read_side(str(tmp_path / name)) for name in ("a.py", "b.py")]
+    return diff_html.make_page(*sides, compare(old, new, ("a", "b")))
+
+
+def test_page_shows_both_sides_and_marks_words(tmp_path):
+    seen = Reader(page(replaced("y = x + 1", "y = x + 2"), tmp_path=tmp_path))
+    sides = {side: [text for classes, text in seen.cells if side in classes] for side in "lr"}
+    (change,) = changes(replaced("y = x + 1", "y = x + 2")).values()
+    assert sides["l"] == [row.old.text for row in change.rows]
+    assert sides["r"] == [row.new.text for row in change.rows]
+    assert seen.marked == ["1", "2"]
+    assert ("section", "id", "b1") in seen.attributes and ("a", "href", "#b1") in seen.attributes
+
+
+def test_page_of_milestones_holds_every_changed_line():
+    sides = [read_side(id) for id in ("00", "05")]
+    comparison = compare(sides[0].text, sides[1].text)
+    seen = Reader(diff_html.make_page(*sides, comparison))
+    texts = {kind: [text for classes, text in seen.cells if kind in classes]
+             for kind in ("old", "new")}
+    lines = [line for change in comparison.changes for line in marked(change)]
+    assert sorted(texts["old"]) == sorted(x[1:] for x in lines if x[0] == "-")
+    assert sorted(texts["new"]) == sorted(x[1:] for x in lines if x[0] == "+")
+
+
+def test_page_escapes_everything_and_needs_no_network(tmp_path):
+    evil = "</code><script src=http://x.example/>&amp;<b a='\">"
+    text = page(replaced("# why", f"# {evil}\x1b"), tmp_path=tmp_path)
+    seen = Reader(text)
+    assert f"    # {evil}␛" in [cell for _, cell in seen.cells]
+    references = [a for a in seen.attributes if a[1] in ("src", "href", "srcset", "action", "data")]
+    assert all(value.startswith("#") for _, _, value in references)
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+    assert text.count("<script") == 1
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in style and "max-width: 800px" in style
+
+
+def test_page_of_a_file_without_blocks(tmp_path):
+    seen = Reader(page("def first(:\n", tmp_path=tmp_path))
+    assert "def first(:" in [text for classes, text in seen.cells if "new" in classes]
+
+
+def test_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    sides, target = [read_side("02"), read_side("03")], tmp_path / "x.html"
+    target.write_text("before", encoding="utf-8")
+    comparison = compare(sides[0].text, sides[1].text)
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        diff_html.write_page(target, *sides, comparison)
+    assert target.read_text("utf-8") == "before"
+    assert list(tmp_path.iterdir()) == [target]
+    ended = diff("02", "03", "--html", target)
+    assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
+    assert Reader(target.read_text("utf-8")).cells
+    assert target.stat().st_mode & 0o777 == 0o666 & ~diff_html._umask()
+
+
+# ---- timing ----
+
+
+def log_of(milliseconds):
+    """The text of a log whose steps took these times."""
+    lines, clock = [], 0.0
+    for step, ms in enumerate(milliseconds, start=1):
+        clock += ms
+        lines.append(f"step:{step}/{len(milliseconds)} train_loss:3.0000"
+                     f" train_time:{clock:.0f}ms step_avg:{clock / step:.2f}ms")
+    lines.append(f"step:{step}/{step} val_loss:3.0 train_time:{clock:.0f}ms step_avg:1.00ms")
+    return "\n".join(lines) + "\n"
+
+
+def test_step_times_come_from_the_clock():
+    log = RunLog()
+    for line in log_of([900.0, 10.25, 12.75, 20.0] + [7.0] * 200).splitlines():
+        log.feed(line)
+    times = diff_time.step_times(log)
+    assert times[:3] == pytest.approx([10.25, 12.75, 20.0], abs=0.05)
+    assert len(times) == 203 and times[-1] == 7.0
+    log = RunLog()
+    log.feed("step:1/1 train_time:900ms step_avg:900.00ms")
+    assert diff_time.step_times(log) == [900.0]
+    with pytest.raises(RunError, match="no step times"):
+        diff_time.step_times(RunLog())
+
+
+def test_scripts_take_turns(monkeypatch, tmp_path):
+    order = []
+
+    def fake(plan, stream):
+        order.append(plan.script.name)
+        assert plan.options["train_loss_every"] == "1" and plan.options["train_steps"] == 5
+        plan.out.mkdir(parents=True)
+        ms = {"03": 10.0, "04": 15.0}[plan.script.name] + order.count(plan.script.name)
+        header = 'environment:{"device": "cpu"}\nhyperparameters:{"total_batch_size": 4096}\n'
+        Path(plan.out, "log.txt").write_text(header + log_of([99.0] + [ms] * 4), encoding="utf-8")
+
+    monkeypatch.setattr(diff_time, "run", fake)
+    monkeypatch.setattr("speedrun.plan.REPOSITORY", tmp_path)
+    stream = io.StringIO()
+    timings = diff_time.time_in_turn(("03", "04"), ("A", "B"), stream, scale="tiny", nproc=1,
+                                     steps=5)
+    assert order == ["03", "04", "03", "04"]
+    assert len(list((tmp_path / "runs").iterdir())) == 4
+    assert [t.median for t in timings] == pytest.approx([11.5, 16.5], abs=0.05)
+    assert timings[0].tokens_per_s == pytest.approx(4_096_000 / 11.5, rel=0.01)
+    caption, rows = diff_time.timing_table(timings)
+    assert "tiny scale" in caption and "4 steps" in caption
+    assert rows[2][0] == "B" and rows[2][4] == f"{timings[1].median / timings[0].median:.3f}"
+    text = diff_html.make_page(read_side("03"), read_side("04"), compare("", ""), timings)
+    assert f"<td>{rows[2][4]}</td>" in text
+
+
+def test_a_failing_run_is_one_line(monkeypatch, tmp_path):
+    def fake(plan, stream):
+        raise RunError("rank 0 ended with exit code 3; the end of its stderr:\nTraceback\nE: boom"
+                       "\nthe log so far: x", 3)
+
+    monkeypatch.setattr(diff_time, "run", fake)
+    with pytest.raises(RunError) as error:
+        diff_time.time_in_turn(("03", "04"), ("A", "B"), io.StringIO(), scale="tiny", nproc=1)
+    assert str(error.value) == "A failed: rank 0 ended with exit code 3: E: boom"
+    assert error.value.status == 3

@@ -1,0 +1,110 @@
+"""Show what a milestone changes: the blocks that differ from another's, and nothing else.
+
+    python tools/diff_milestones.py 03 04                       the change, in reading order
+    python tools/diff_milestones.py 03 04 --stat                its size, figures and numbers
+    python tools/diff_milestones.py 03 04 --blocks Muon GPT     these blocks alone
+    python tools/diff_milestones.py train 01 --html diff.html   your script beside 01, on a page
+    python tools/diff_milestones.py 03 04 --time --nproc 8      and how fast each trains here
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from speedrun.cli import Parser, positive, run_command
+
+
+def main() -> int:
+    """Parses, compares, prints; returns the exit code."""
+    args = parse_args()
+    from speedrun.diff import compare
+    from speedrun.diff.facts import read_side
+
+    sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
+    old, new = read_side(args.a), read_side(args.b)
+    comparison = compare(old.text, new.text, (old.name, new.name)).only(args.blocks)
+    if args.html:
+        from speedrun.diff.html import check_target, write_page
+
+        check_target(args.html, (old.path, new.path))
+    if args.time:
+        from speedrun.diff.time import plan_run, print_timing, time_in_turn
+
+        for target in (args.a, args.b):  # what cannot run is told before anything is shown
+            plan_run(target, args.scale, args.nproc, args.steps)
+
+    if args.view or not args.html:
+        show(args, old, new, comparison)
+        sys.stdout.flush()
+    timings = []
+    if args.time:
+        timings = time_in_turn((args.a, args.b), (old.name, new.name), sys.stderr,
+                               scale=args.scale, nproc=args.nproc, steps=args.steps)
+        print_timing(timings, sys.stdout)
+    if args.html:
+        write_page(args.html, old, new, comparison, timings)
+        print(f"wrote {args.html}")
+    return 0
+
+
+def show(args: argparse.Namespace, old, new, comparison) -> None:
+    """Prints the comparison in the view that was asked for."""
+    from speedrun.diff import terminal, views
+    from speedrun.diff.words import no_change_line, summary_line
+
+    console = terminal.make_console(sys.stdout)
+    nothing = no_change_line(old, new, comparison)
+    if args.view == "full":
+        if nothing and (args.blocks or old.text == new.text):
+            console.print(nothing)
+        elif args.blocks:
+            views.print_unified_blocks(console, old, new, comparison.changes)
+        else:
+            views.print_unified(console, old, new)
+        return
+    if args.view == "stat":
+        terminal.print_stat(console, old, new, comparison)
+        return
+    terminal.print_top(console, old, new)
+    console.print("\n" + (nothing or summary_line(comparison)))
+    if args.view == "side-by-side":
+        views.print_side_by_side(console, comparison)
+    elif comparison.refused:
+        views.print_unified(console, old, new)
+    else:
+        terminal.print_changes(console, comparison)
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line; a wrong one ends the process with one line and exit code 2."""
+    parser = Parser(usage="%(prog)s A B [options]", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("A", "B"):
+        parser.add_argument(name.lower(), metavar=name,
+                            help="a milestone (03, muon), train, or the path of a Python file")
+    view = parser.add_argument_group("views").add_mutually_exclusive_group()
+    for name, text in (
+        ("full", "a unified diff of the whole files"),
+        ("side-by-side", "two columns"),
+        ("stat", "blocks, lines, figures and hyperparameters"),
+    ):
+        view.add_argument(f"--{name}", dest="view", action="store_const", const=name, help=text)
+    add = parser.add_argument
+    add("--blocks", nargs="+", action="extend", default=[], metavar="NAME",
+        help="only these blocks; behind A and B")
+    add("--html", type=Path, metavar="FILE", help="write one self-contained page (prints no view"
+        " but one that is asked for)")
+    add("--time", action="store_true", help="also run both in turn, A B A B, and time their steps")
+    add("--scale", choices=["record", "tiny"], help="with --time: sizes (default: record with GPUs"
+        " and data, else tiny)")
+    add("--nproc", type=positive, metavar="N", help="with --time: ranks (default: one per GPU)")
+    add("--steps", type=positive, metavar="N", help="with --time: steps of a run (default: 40)")
+    args = parser.parse_args()
+    for name in ("scale", "nproc", "steps"):
+        if getattr(args, name) is not None and not args.time:
+            parser.error(f"--{name} goes with --time")
+    return args
+
+
+if __name__ == "__main__":
+    run_command(main)

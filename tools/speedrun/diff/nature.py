@@ -1,0 +1,96 @@
+"""Tells what sort of change turns one piece of code into another: code, or only how it is told."""
+
+import ast
+import io
+import tokenize
+
+CODE, COMMENTS, DOCSTRING, FORMATTING = "code", "comments", "docstring", "formatting"
+
+_LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCK = "if 1:\n"  # makes a program of indented lines
+
+
+def nature(old: str, new: str) -> set[str]:
+    """What differs between two pieces of code, whole statements both (possibly indented).
+
+    Empty for equal texts, {CODE} if they do something else, else COMMENTS and DOCSTRING as it
+    applies, {FORMATTING} if it is none of these.
+    """
+    if old == new:
+        return set()
+    (old_code, old_docs), (new_code, new_docs) = _meaning(old), _meaning(new)
+    if old_code != new_code:
+        return {CODE}
+    a, b = _comments(old), _comments(new)
+    found = set()
+    if old_docs != new_docs:
+        found.add(DOCSTRING)
+    # A docstring more or less shifts all statements, so their numbers tell nothing then.
+    if [text for _, text in a] != [text for _, text in b] or (not found and a != b):
+        found.add(COMMENTS)
+    return found or {FORMATTING}
+
+
+def parse(text: str) -> ast.Module | None:
+    """The tree of whole statements, possibly indented; None if the text is something else."""
+    for program in (text, _BLOCK + text):
+        try:
+            tree = ast.parse(program)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return tree if program == text else ast.Module(tree.body[0].body, [])
+    return None
+
+
+def code_words(text: str) -> list[str]:
+    """The tokens of the code without comments, docstrings and layout; of a text without code, or
+    that is none, its words."""
+    words = [t.string for t in _tokens(text) if t.type not in {*_LAYOUT, tokenize.COMMENT}]
+    tree = parse(text)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+            value = node.body[0].value.value
+            words = [w for w in words if not (w[-1] in "\"'" and _is_literal(w, value))]
+    return words or text.split()
+
+
+def _is_literal(word, value):
+    try:
+        return ast.literal_eval(word) == value
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _meaning(text):
+    """(what the code does, its docstrings), comparable."""
+    tree, docstrings = parse(text), []
+    if tree is None:
+        return code_words(text), docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and (docstring := ast.get_docstring(node)) is not None:
+            docstrings.append(docstring)
+            del node.body[0]
+    return ast.dump(tree), docstrings
+
+
+def _comments(text):
+    """(number of the statement, comment) in order."""
+    found, statement = [], 0
+    for token in _tokens(text):
+        statement += token.type == tokenize.NEWLINE
+        if token.type == tokenize.COMMENT:
+            found.append((statement, token.string))
+    return found
+
+
+def _tokens(text):
+    """The tokens up to where the text stops being Python."""
+    found = []
+    indented = text.lstrip("\n")[:1].isspace()
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(_BLOCK * indented + text).readline):
+            found.append(token)
+    except (tokenize.TokenError, SyntaxError):
+        pass
+    return found[4 * indented :]  # without the tokens of `if 1:` and its line's end
