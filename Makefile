@@ -11,7 +11,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest
 
 lessons: .venv/installed  ## open the notebooks
-	$(BIN)/jupyter lab lessons
+	$(BIN)/jupyter lab lessons/start_here.ipynb
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from snapshots import MICRO, load_snapshot, micro_args
+from speedrun import attention_cost
+from speedrun.attention_cost import count_tiles
 from speedrun.manifest import load_manifest
 
 M05 = load_manifest().get("05")
@@ -300,3 +302,18 @@ def test_refusals(m05, overrides, message, shards, tmp_path):
 def test_a_document_may_begin_with_token_0(m05, shards, tmp_path):
     args = micro_args(M05, shards, tmp_path / "log", bos_id=0, train_steps=0, kernel_warmup_steps=0)
     assert len(m05.main(args)) == 1
+
+
+# ---- what it costs ----
+
+
+def test_tiles_grow_with_the_square_of_the_length_or_with_the_length(m05):
+    for n in (8, 16, 24):  # tiles in a row; a window of 1,024 tokens spans 9 of them
+        assert count_tiles(m05, 128 * n, 128 * n) == n * (n + 1) // 2
+        assert count_tiles(m05, 128 * n, 1024) == 36 + 9 * (n - 8)
+
+
+def test_attention_table(monkeypatch):
+    monkeypatch.setattr(attention_cost, "LENGTHS", (1024, 2048))
+    lines = attention_cost.attention_table(load_manifest()).splitlines()
+    assert lines[2:] == ["| 1,024 | 36 | 36 | 36 | 36 |", "| 2,048 | 136 | 68 | 108 | 54 |"]

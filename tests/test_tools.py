@@ -252,13 +252,16 @@ def test_broken_markers_are_refused(text, fault):
 
 
 def test_milestone_table_links_only_what_is_written(manifest):
-    rows = tables.milestone_table(manifest, folder="history/").splitlines()[2:]
+    rows = tables.milestone_table(manifest).splitlines()[2:]
     assert len(rows) == len(manifest.milestones)
     for m, row in zip(manifest.milestones, rows, strict=True):
         link = f"[{m.id}](history/{m.name})"
         assert (link in row) == m.written and ("Not yet written" in row) != m.written
-        assert row.count("|") == 9
+        assert row.count("|") == 10
+        assert (f"](lessons/{m.name}.ipynb)" in row) == m.written
         assert f"| {m.minutes:g} |" in row if m.minutes else "| — |" in row
+    inside = tables.milestone_table(manifest, folder="history")
+    assert "[00](00_baseline)" in inside and "](../lessons/00_baseline.ipynb)" in inside
 
 
 def test_record_table_has_every_record(manifest, records):
@@ -294,7 +297,7 @@ def test_committed_tables_and_pictures_are_fresh(capsys):
 
 
 def test_picture_is_small_and_wide():
-    png = (REPOSITORY / make_figures.PICTURE).read_bytes()
+    png = (REPOSITORY / "history" / "records.png").read_bytes()
     assert len(png) < 200_000
     assert int.from_bytes(png[16:20], "big") == 1600
 
@@ -303,7 +306,7 @@ def test_picture_is_small_and_wide():
 def copy(tmp_path):
     """A repository with every generated item, all fresh."""
     (tmp_path / "history").mkdir()
-    for name in ("milestones.toml", "records.json"):
+    for name in ("milestones.toml", "records.json", "tiny.json"):
         shutil.copy(REPOSITORY / "history" / name, tmp_path / "history")
     for table in make_figures.TABLES:
         path = tmp_path / table.file
@@ -354,7 +357,7 @@ def test_unreadable_manifest_is_an_error_line(copy, capsys):
 
 
 def test_stored_hash_of_something_else_is_none(tmp_path):
-    picture = (REPOSITORY / make_figures.PICTURE).read_bytes()
+    picture = (REPOSITORY / "history" / "records.png").read_bytes()
     for content in (b"", b"not a picture", picture[:40], picture[:-12]):
         (tmp_path / "x.png").write_bytes(content)
         assert figures.stored_hash(tmp_path / "x.png") is None

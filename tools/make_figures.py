@@ -10,9 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun import figures, tables
+from speedrun import figures, ladder, tables
+from speedrun.comparison import Comparison
 from speedrun.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.records import Record, load_records
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What everything is made from: history/milestones.toml, records.json and tiny.json."""
+
+    manifest: Manifest
+    records: tuple[Record, ...]
+    ladder: Comparison
 
 
 @dataclass(frozen=True)
@@ -21,34 +31,63 @@ class Table:
 
     file: str
     name: str
-    make: Callable[[Manifest, tuple[Record, ...]], str]
+    make: Callable[[Sources], str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that holds the hash of its data; `file` is a path inside the repository."""
+
+    file: str
+    hash: Callable[[Sources], str]
+    draw: Callable[[Sources, Path], None]
+
+
+def attention_table(sources: Sources) -> str:
+    """The table of counted tiles, with torch, which takes seconds to import."""
+    from speedrun.attention_cost import attention_table
+
+    return attention_table(sources.manifest)
 
 
 # To generate one more table: put the two markers into the file and a line in here.
 TABLES = (
-    Table("README.md", "milestones", lambda m, r: tables.milestone_table(
-        m, folder="history/", written_only=True)),
-    Table("history/README.md", "milestones", lambda m, r: tables.milestone_table(m)),
-    Table("history/README.md", "records", lambda m, r: tables.record_table(r, m)),
-    Table("data/README.md", "shards", lambda m, r: tables.shard_table(m)),
+    Table("README.md", "milestones", lambda s: tables.milestone_table(
+        s.manifest, written_only=True)),
+    Table("history/README.md", "milestones", lambda s: tables.milestone_table(
+        s.manifest, folder="history")),
+    Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest)),
+    Table("history/README.md", "attention", attention_table),
+    Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
+    Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
-PICTURE = "history/records.png"
+PICTURES = (
+    Picture("history/records.png", lambda s: figures.data_hash(s.records, s.manifest),
+            lambda s, path: figures.draw_records(s.records, s.manifest, path)),
+    Picture("history/tiny.png", lambda s: ladder.picture_hash(s.ladder),
+            lambda s, path: ladder.draw_ladder(s.ladder, path)),
+)
 
 
 def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
-    """Bring all tables and the picture under `root` up to date, or only look if `check` is set.
+    """Bring all tables and pictures under `root` up to date, or only look if `check` is set.
 
-    Returns (stale, errors), a line for each: what was stale, and what could not be looked at.
-    Raises ValueError or OSError when the manifest or the records cannot be read.
+    Returns (stale, errors), a line for each: what was stale, and what no rewriting can mend.
+    Raises ValueError or OSError when one of the sources cannot be read.
     """
-    manifest = load_manifest(root / "history" / "milestones.toml")
-    records = load_records(root / "history" / "records.json")
+    sources = Sources(
+        load_manifest(root / "history" / "milestones.toml"),
+        load_records(root / "history" / "records.json"),
+        ladder.load_ladder(root / "history" / "tiny.json"),
+    )
     stale, errors = [], []
+    for line in ladder.stale_entries(sources.ladder, sources.manifest):
+        errors.append(f"history/tiny.json: {line}; history/README.md has the command")
     for table in TABLES:
         path = root / table.file
         try:
             old = path.read_text(encoding="utf-8")
-            new = tables.replace_between(old, table.name, table.make(manifest, records))
+            new = tables.replace_between(old, table.name, table.make(sources))
         except FileNotFoundError:
             errors.append(f"{table.file}: the file is missing")
             continue
@@ -59,12 +98,13 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
             stale.append(f"{table.file}: table {table.name}")
             if not check:
                 path.write_text(new, encoding="utf-8")
-    picture = root / PICTURE
-    shown = figures.stored_hash(picture) if picture.exists() else None
-    if shown != figures.data_hash(records, manifest):
-        stale.append(PICTURE)
-        if not check:
-            figures.draw_records(records, manifest, picture)
+    for picture in PICTURES:
+        path = root / picture.file
+        shown = figures.stored_hash(path) if path.exists() else None
+        if shown != picture.hash(sources):
+            stale.append(picture.file)
+            if not check:
+                picture.draw(sources, path)
     return stale, errors
 
 

@@ -1,0 +1,78 @@
+"""The committed tiny runs: their table, and that they are of today's code and rates.
+
+Run: .venv/bin/python -m pytest tests/test_ladder.py
+"""
+
+import dataclasses
+
+import pytest
+
+from speedrun.comparison import Comparison, Entry, Run
+from speedrun.ladder import ladder_table, load_ladder, stale_entries
+from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.script import code_hash
+
+MANIFEST = load_manifest()
+COMMITTED = REPOSITORY / "history" / "tiny.json"
+
+
+def invented(*ids, final=2.0):
+    """A ladder with three runs of each milestone, each later one a tenth better."""
+    entries = []
+    for i, id in enumerate(ids):
+        milestone = MANIFEST.get(id)
+        runs = [
+            Run(log="", steps=200, seed=seed, seconds=[],
+                val_curve=[(0, 5.0), (200, final - 0.1 * i + seed / 100)])
+            for seed in range(3)
+        ]
+        entries.append(Entry(
+            milestone.name, milestone.id, code_hash(milestone.script),
+            dict(MANIFEST.overrides(milestone, "tiny"), val_loss_every="20"),
+            tokens_per_step=4096, runs=runs,
+        ))
+    return Comparison(entries, entries[0].curve[-1][1], "the final loss of 00_baseline")
+
+
+def test_committed_runs_are_fresh():
+    assert stale_entries(load_ladder(COMMITTED), MANIFEST) == []
+
+
+def test_committed_runs_are_comparable():
+    ladder = load_ladder(COMMITTED)
+    assert [entry.milestone for entry in ladder.entries] == [m.id for m in MANIFEST.written()]
+    for entry in ladder.entries:
+        assert sorted(run.seed for run in entry.runs) == [0, 1, 2]
+        assert entry.tokens_per_step == 4096 and entry.device == "cpu"
+        assert len({tuple(step for step, _ in run.val_curve) for run in entry.runs}) == 1
+    first = ladder.entries[0]
+    assert ladder.target == pytest.approx(sum(first.final_losses) / 3)
+
+
+def test_staleness_is_found():
+    ids = [milestone.id for milestone in MANIFEST.written()]
+    ladder = invented(*ids)
+    assert stale_entries(ladder, MANIFEST) == []
+    ladder.entries[1].code = "another"
+    ladder.entries[2].options["muon_lr"] = 7.0
+    ladder.entries[3].runs.pop()
+    del ladder.entries[4]
+    assert [line.split(":")[0] for line in stale_entries(ladder, MANIFEST)] == ids[1:5]
+
+
+def test_table():
+    lines = ladder_table(invented("00", "01", "02", "03"), MANIFEST).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["00_baseline", "819,200", "—", "2.0100 ± 0.0100", "3"]
+    assert cells[1][1] == "792,689"  # 4096 * 200 * (5 - 2.01) / (5 - 1.91)
+    assert cells[1][2] == "-3.2%"
+    assert cells[3][2].endswith("(systems: the same losses)")
+
+
+def test_table_says_where_a_milestone_needs_more():
+    ladder = invented("00", "01")
+    slow = ladder.entries[1]
+    slow.runs[:] = [
+        dataclasses.replace(run, val_curve=[(0, 5.0), (200, 2.3), (300, 1.9)]) for run in slow.runs
+    ]
+    assert "not fewer at this scale" in ladder_table(ladder, MANIFEST).splitlines()[-1]
