@@ -1,0 +1,75 @@
+"""Run notebooks again and keep their outputs, without the traces of this machine.
+
+    python tools/run_lessons.py                 all of them
+    python tools/run_lessons.py 01 start_here   these
+
+A notebook that fails keeps its old outputs.
+"""
+
+import argparse
+import sys
+import time
+
+from speedrun.cli import Parser, run_command
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY
+
+LESSONS = REPOSITORY / "lessons"
+SECONDS = 180  # more than a lesson may take
+
+
+def main() -> int:
+    """Parses, runs, writes; returns the exit code."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="beginning of a notebook's name")
+    args = parser.parse_args()
+    notebooks = sorted(LESSONS.glob("*.ipynb"))
+    for name in args.names:
+        if not any(path.name.startswith(name) for path in notebooks):
+            raise RunError(f"no notebook in lessons/ begins with {name}")
+    if args.names:
+        notebooks = [path for path in notebooks if path.name.startswith(tuple(args.names))]
+
+    import nbformat  # these take a second to import
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+    failed = 0
+    for path in notebooks:
+        notebook = nbformat.read(path, as_version=4)
+        start = time.perf_counter()
+        client = NotebookClient(notebook, timeout=SECONDS, record_timing=False,
+                                resources={"metadata": {"path": str(LESSONS)}})
+        try:
+            client.execute()
+        except (CellExecutionError, CellTimeoutError) as error:
+            failed += 1
+            print(f"{path.name} failed: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+            continue
+        clean(notebook)
+        nbformat.write(notebook, path)
+        print(f"{path.name} {time.perf_counter() - start:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+def clean(notebook) -> None:
+    """Strips what differs from machine to machine; joins the pieces of what a cell printed."""
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type != "code":
+            continue
+        joined = []
+        for output in cell.outputs:
+            last = joined[-1] if joined else {}
+            if output.output_type == last.get("output_type") == "stream" and (
+                output.name == last.name
+            ):
+                last.text += output.text
+            else:
+                joined.append(output)
+        cell.outputs = joined
+
+
+if __name__ == "__main__":
+    run_command(main)
