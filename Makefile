@@ -8,7 +8,7 @@ run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lessons: .venv/installed  ## open the notebooks
 	$(BIN)/jupyter lab lessons/start_here.ipynb

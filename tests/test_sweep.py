@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import sweep
+from speedrun.comparison import Comparison, Entry, Run
 from speedrun.launch import RunError
 from speedrun.manifest import REPOSITORY, load_manifest
 
@@ -30,22 +31,45 @@ def test_factors():
             sweep.factors(text)
 
 
-def test_a_better_rate_is_named(tmp_path):
-    # Of two steps, longer ones learn more.
-    def run(name, factor):
-        return subprocess.run(
-            [*COMMAND, "01", "--only", "adam_lr", "--steps", "2", "--factors", factor,
-             "--set", "val_tokens=4096", "--out", str(tmp_path / name)],
-            capture_output=True, encoding="utf-8",
-        )
+def sweep_with(monkeypatch, losses):
+    """The exit code of a sweep whose runs end at these losses (None: failed), the manifest's
+    first, and the targets that were compared."""
+    compared = []
 
-    worse = run("worse", "0.01")
-    assert worse.returncode == 0, worse.stderr
-    assert "no change is better than the manifest" in worse.stdout
-    assert "01_muon adam_lr=3.6e-05" in worse.stdout
-    better = run("better", "2")
-    assert better.returncode == 1
-    assert "better than the manifest: 01_muon adam_lr=0.0072" in better.stdout
+    def compare(targets, *args, **options):
+        compared.extend(targets)
+        entries = []
+        for target, loss in zip(targets, losses, strict=True):
+            curve = [(0, 5.0), (9, loss)]
+            runs = [] if loss is None else [Run(log="", steps=9, val_curve=curve, seconds=[])]
+            entries.append(Entry(target, runs=runs))
+        return Comparison(entries, None, ""), None
+
+    monkeypatch.setattr(sweep, "compare", compare)
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "01", "--factors", "0.5,4"])
+    return sweep.main(), compared
+
+
+def test_verdict(monkeypatch, capsys):
+    code, compared = sweep_with(monkeypatch, [2.0, 2.1, 2.2, 2.0, 2.3])
+    assert code == 0 and "no change is better" in capsys.readouterr().out
+    assert compared == ["01", "01:muon_lr=0.001", "01:muon_lr=0.008", "01:adam_lr=0.0018",
+                        "01:adam_lr=0.0144"]
+    code, _ = sweep_with(monkeypatch, [2.0, 2.1, 1.9, 1.95, None])
+    assert code == 1
+    assert "better than the manifest: 01:muon_lr=0.008" in capsys.readouterr().out
+    code, _ = sweep_with(monkeypatch, [None, None, None, None, None])
+    assert code == 1 and "nothing finished" in capsys.readouterr().out
+
+
+def test_it_trains(tmp_path):
+    ended = subprocess.run(
+        [*COMMAND, "01", "--only", "adam_lr", "--steps", "2", "--factors", "2",
+         "--set", "val_tokens=4096", "--out", str(tmp_path)],
+        capture_output=True, encoding="utf-8",
+    )
+    assert ended.returncode == 1, ended.stderr  # of two steps, longer ones learn more
+    assert "better than the manifest: 01_muon adam_lr=0.0072" in ended.stdout
 
 
 @pytest.mark.parametrize("arguments, code", [

@@ -44,7 +44,10 @@ def main() -> int:
             client.execute()
         except (CellExecutionError, CellTimeoutError) as error:
             failed += 1
-            print(f"{path.name} failed: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+            reason = str(error).splitlines()[0]
+            if isinstance(error, CellExecutionError):
+                reason = f"{error.ename}: {error.evalue}"
+            print(f"{path.name} failed: {reason}", file=sys.stderr)
             continue
         clean(notebook)
         nbformat.write(notebook, path)

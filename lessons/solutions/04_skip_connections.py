@@ -1,0 +1,202 @@
+"""Checks, hints and solutions of the exercises in lessons/04_skip_connections.ipynb."""
+
+import torch
+
+# ---- 1: paths in the record's model ----
+
+
+def check_paths_of_layer_2(answer):
+    value = float(answer)
+    meanings = {
+        1: "that counts the plain stream alone, without any skip",
+        2: "that counts the plain stream and the skip into layer 9, but layer 2's output also"
+           " travels inside the outputs of layers 3, 4 and 5, which are added again",
+        3: "that is the answer for the eight layers above; the record has twelve",
+        6: "that is layer 1's count; layers are numbered from 0",
+        7: "that is layer 0's count, and by how much the whole stream has grown",
+        64: "the stream does not double six times: each skip adds an encoder output, and those do"
+            " not grow with the decoder",
+    }
+    assert abs(value - 5) < 1e-6, (
+        f"expected the number of paths from layer 2's output to the last norm, got {value:g};"
+        f" {meanings.get(value, 'write down which later outputs contain it')}"
+    )
+
+
+# ---- 2: the U-net's order ----
+
+
+def unet(x, layers, weights):
+    skips, half = [], len(layers) // 2
+    for i, layer in enumerate(layers):
+        if i >= half:
+            x = x + weights[i - half] * skips.pop()
+        x = layer(x)
+        if i < half:
+            skips.append(x)
+    return x
+
+
+def _first_in_first_out(x, layers, weights):
+    skips, half = [], len(layers) // 2
+    for i, layer in enumerate(layers):
+        if i >= half:
+            x = x + weights[i - half] * skips.pop(0)
+        x = layer(x)
+        if i < half:
+            skips.append(x)
+    return x
+
+
+def _added_after_the_layer(x, layers, weights):
+    skips, half = [], len(layers) // 2
+    for i, layer in enumerate(layers):
+        x = layer(x)
+        if i < half:
+            skips.append(x)
+        else:
+            x = x + weights[i - half] * skips.pop()
+    return x
+
+
+def _inputs_kept(x, layers, weights):
+    skips, half = [], len(layers) // 2
+    for i, layer in enumerate(layers):
+        if i < half:
+            skips.append(x)
+        else:
+            x = x + weights[i - half] * skips.pop()
+        x = layer(x)
+    return x
+
+
+def _weights_from_the_end(x, layers, weights):
+    return unet(x, layers, list(weights)[::-1])
+
+
+def _no_skips(x, layers, weights):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def check_unet(answer):
+    layers = [lambda x: x + 1, lambda x: 2 * x, lambda x: 3 * x, lambda x: x + 10]
+    meanings = {
+        37: "the order is first in, first out; the last output must be added first",
+        30: "each skip is added after its layer; it belongs into the layer's input",
+        28: "you keep the inputs of the first layers; keep what they put out",
+        36: "the weights are not used",
+        59: "the weights are used from the end; weights[0] belongs to the first decoder layer",
+        22: "no skip is added",
+    }
+    got = float(answer(torch.tensor(1.0), layers, [0.5, 3.0]))
+    assert abs(got - 34) < 1e-4, (
+        "expected 34 from the layers x + 1, 2x, 3x, x + 10 with weights 0.5 and 3 at x = 1, got"
+        f" {got:g}; {meanings.get(round(got, 4), 'follow the four layers with pen and paper')}"
+    )
+    x = torch.tensor([0.3, -1.2, 2.0])
+    layers = [lambda x, k=k: torch.sin(x + k) + x for k in range(6)]
+    before = x.clone()
+    got = answer(x, layers, torch.tensor([0.7, -0.2, 1.5]))
+    assert torch.equal(x, before), (
+        "expected the input to stay as it is, but it changed; write x = x + ..., not x += ..."
+    )
+    outputs = [x]
+    for layer in layers[:3]:
+        outputs.append(layer(outputs[-1]))
+    expected = layers[3](outputs[3] + 0.7 * outputs[3])
+    expected = layers[4](expected - 0.2 * outputs[2])
+    expected = layers[5](expected + 1.5 * outputs[1])
+    assert torch.allclose(got, expected, atol=1e-4), (
+        f"expected {expected.tolist()} from six layers, got {got.tolist()}; the first half keeps"
+        " its outputs, the second half adds them in mirrored order"
+    )
+
+
+# ---- 3: paths in any wiring ----
+
+
+def path_counts(num_layers, skip_from):
+    counts = []  # counts[k] of the stream = paths from layer k's output into it
+    outputs = []
+    for i in range(num_layers):
+        if i in skip_from:
+            earlier = outputs[skip_from[i]]
+            counts = [n + (earlier[k] if k < len(earlier) else 0) for k, n in enumerate(counts)]
+        counts = [*counts, 1]
+        outputs.append(counts)
+    return counts
+
+
+def _direct_paths_only(num_layers, skip_from):
+    return [1 + sum(source == k for source in skip_from.values()) for k in range(num_layers)]
+
+
+def _no_skip_counted(num_layers, skip_from):
+    return [1] * num_layers
+
+
+def _last_first(num_layers, skip_from):
+    return path_counts(num_layers, skip_from)[::-1]
+
+
+def check_path_counts(answer):
+    wirings = [
+        ("no skips", 4, {}, [1, 1, 1, 1]),
+        ("one skip", 4, {3: 0}, [2, 1, 1, 1]),
+        ("the record's", 12, {6 + j: 5 - j for j in range(6)}, [7, 6, 5, 4, 3, 2] + 6 * [1]),
+        ("a decoder's output added again", 5, {3: 1, 4: 3}, [4, 4, 2, 2, 1]),
+    ]
+    for name, num_layers, skip_from, expected in wirings:
+        got = [int(count) for count in answer(num_layers, dict(skip_from))]
+        assert got == expected, (
+            f"expected {expected} for {name} ({num_layers} layers, {skip_from}), got {got}; what"
+            " is added again is a whole stream, with all that was in it, and layer 0 comes first"
+        )
+
+
+EXERCISES = {
+    "1": dict(
+        check=check_paths_of_layer_2,
+        hints=[
+            "Layer 2's output does not stay alone: it is part of every later output.",
+            "The stream is a sum. Each skip adds the whole stream as it was after layer k, so it"
+            " adds layer 2's output once more if k is 2 or later.",
+            "Layers 6 to 11 add the outputs of layers 5, 4, 3, 2, 1, 0. Count which of these hold"
+            " layer 2's output, and add the plain stream.",
+            "The outputs of layers 5, 4, 3 and 2 hold it, those of 1 and 0 do not: 1 + 4.",
+        ],
+        solution=5,
+        wrong=[1, 2, 3, 7, 64],
+    ),
+    "2": dict(
+        check=check_unet,
+        hints=[
+            "Which list method gives back what came last?",
+            "x <- f_i(x + w_j e_(n/2-1-j)) for i = n/2 + j, where e_k is what layer k put out.",
+            "Walk over the layers. In the second half add the popped output, weighted, before the"
+            " layer. In the first half append what the layer put out.",
+            "for i, layer in enumerate(layers):\n    if i >= half:\n"
+            "        x = x + weights[i - half] * skips.pop()\n    x = layer(x)\n"
+            "    if i < half:\n        skips.append(x)",
+        ],
+        solution=unet,
+        wrong=[_first_in_first_out, _added_after_the_layer, _inputs_kept, _weights_from_the_end,
+               _no_skips],
+    ),
+    "3": dict(
+        check=check_path_counts,
+        hints=[
+            "Let the stream be a list of counts, one per layer, and do to it what the model does.",
+            "After layer i: c <- c + c_k for a skip from layer k, then c_i = 1.",
+            "Keep a copy of the list after every layer. Before layer i add the copy of the layer"
+            " that it takes from; then count its own output once.",
+            "if i in skip_from:\n    earlier = outputs[skip_from[i]]\n"
+            "    counts = [n + earlier[k] for k, n in enumerate(counts)]\n"
+            "counts[i] += 1; outputs.append(list(counts))   # counts has num_layers places",
+        ],
+        solution=path_counts,
+        wrong=[_direct_paths_only, _no_skip_counted, _last_first],
+    ),
+}

@@ -1,0 +1,216 @@
+"""The notebooks run, are clean, and their exercises tell right from wrong.
+
+Run: .venv/bin/python -m pytest tests/test_lessons.py
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+import run_lessons
+from speedrun.manifest import REPOSITORY, load_manifest
+
+LESSONS = REPOSITORY / "lessons"
+NOTEBOOKS = sorted(LESSONS.glob("*.ipynb"))
+SOLUTIONS = sorted((LESSONS / "solutions").glob("[0-9]*.py"))
+WRITTEN = load_manifest().written()
+
+
+def name_of(path):
+    return path.stem
+
+
+def load_solutions(path):
+    spec = importlib.util.spec_from_file_location(f"solutions_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.EXERCISES
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    sys.path.insert(0, str(LESSONS))
+    os.environ.setdefault("MPLBACKEND", "agg")
+    import lesson
+
+    return lesson
+
+
+notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+EXERCISES = [(path, number) for path in SOLUTIONS for number in "123"]
+exercises = pytest.mark.parametrize(
+    "path, number", EXERCISES, ids=[f"{path.stem}-{number}" for path, number in EXERCISES]
+)
+
+
+def test_every_written_milestone_has_its_lesson():
+    assert [REPOSITORY / m.lesson for m in WRITTEN] == [p for p in NOTEBOOKS if p.stem[0].isdigit()]
+    assert [m.name for m in WRITTEN] == [path.stem for path in SOLUTIONS]
+    assert (LESSONS / "start_here.ipynb").exists()
+
+
+@notebooks
+def test_notebook_runs(path, tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", str(path),
+         "--output-dir", str(tmp_path)],
+        capture_output=True, encoding="utf-8", cwd=LESSONS,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    ran = nbformat.read(tmp_path / path.name, as_version=4)
+    committed = nbformat.read(path, as_version=4)
+    for new, old in zip(ran.cells, committed.cells, strict=True):
+        assert new.source == old.source
+        assert kinds(new) == kinds(old), f"the committed outputs are stale: {old.source[:80]}"
+
+
+def kinds(cell):
+    """The kinds of a cell's outputs: text, pictures."""
+    outputs = cell.get("outputs", [])
+    return {kind for output in outputs for kind in (output.get("data") or {"text/plain": ""})}
+
+
+@notebooks
+def test_notebook_is_clean(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error"
+            assert "stderr" != output.get("name"), output.get("text")
+            data = output.get("data", {})
+            assert "text/html" not in data or set(data) > {"text/html"}
+    text = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
+    assert not re.search(r"/home/|/tmp/|/root/|/Users/|site-packages", text)
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem[0].isdigit()], ids=name_of)
+def test_notebook_keeps_its_budget(path):
+    notebook = nbformat.read(path, as_version=4)
+    source = {kind: [cell.source for cell in notebook.cells if cell.cell_type == kind]
+              for kind in ("code", "markdown")}
+    assert 25 <= len(notebook.cells) <= 40
+    assert sum(len(text.splitlines()) for text in source["code"]) <= 220
+    assert 900 <= sum(len(text.split()) for text in source["markdown"]) <= 1500
+    pictures = sum("image/png" in output.get("data", {}) for cell in notebook.cells
+                   for output in cell.get("outputs", []))
+    assert 3 <= pictures <= 5
+    assert all(len(line) <= 100 for text in source["code"] for line in text.splitlines())
+    lesson = path.stem.split("_")[0]
+    for number in "123":
+        assert f'check("{lesson}.{number}"' in "\n".join(source["code"])
+
+
+@exercises
+def test_exercise_tells_right_from_wrong(path, number, lesson, capsys):
+    exercise = load_solutions(path)[number]
+    name = f"{path.stem.split('_')[0]}.{number}"
+    assert not lesson.check(name, ...)
+    assert "waits for your answer" in capsys.readouterr().out
+    assert lesson.check(name, exercise["solution"]), capsys.readouterr().out
+    assert len(exercise["wrong"]) >= 2
+    for wrong in exercise["wrong"]:
+        capsys.readouterr()
+        assert not lesson.check(name, wrong), f"{wrong!r} must not pass"
+        said = capsys.readouterr().out
+        assert said.startswith("Not yet: ") and len(said) > 60, said
+    assert len(exercise["hints"]) == 4 and len(set(exercise["hints"])) == 4
+    lesson.hint(name, 4)
+    assert exercise["hints"][3] in capsys.readouterr().out
+
+
+def test_an_answer_that_crashes_is_told_not_raised(lesson, capsys):
+    def crashes(*args):
+        raise KeyError("head_dim")
+
+    first = SOLUTIONS[0].stem.split("_")[0]
+    assert not lesson.check(f"{first}.1", crashes)
+    assert "Not yet" in capsys.readouterr().out
+
+
+def test_show_diff_shows_the_change(lesson, monkeypatch):
+    shown = []
+    monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
+    lesson.show_diff("02", "03", "Muon")
+    assert len(shown) == 1 and shown[0].startswith("**`Muon`**\n```diff\n")
+    assert "+            dist.all_reduce(flat)" in shown[0]
+    shown.clear()
+    lesson.show_diff("02", "03")
+    assert [text.split("`")[1] for text in shown][-1] == "Muon"
+
+
+def test_train_is_cached(lesson, tmp_path, monkeypatch):
+    monkeypatch.setattr(lesson, "CACHE", tmp_path)
+    sizes = dict(train_steps=2, val_tokens=4096, kernel_warmup_steps=0)
+    first = lesson.train("01", **sizes)
+    runs = []
+    monkeypatch.setattr(lesson, "run", lambda *args: runs.append(args))
+    assert lesson.train("01", **sizes).val_curve == first.val_curve and not runs
+    (folder,) = tmp_path.iterdir()
+    (folder / "summary.json").unlink()  # as if it had been cut short
+    with pytest.raises(FileNotFoundError):
+        lesson.train("01", **sizes)
+    assert len(runs) == 1
+
+
+# ---- run_lessons.py ----
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of notebooks in the place of lessons/, and a function that runs the command."""
+    monkeypatch.setattr(run_lessons, "LESSONS", tmp_path)
+
+    def write(name, *sources):
+        notebook = nbformat.v4.new_notebook()
+        notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"},
+                             "somebody": "else"}
+        notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        notebook.cells[0].metadata["collapsed"] = True
+        nbformat.write(notebook, tmp_path / name)
+        return tmp_path / name
+
+    def run(*names):
+        monkeypatch.setattr(sys, "argv", ["run_lessons.py", *names])
+        return run_lessons.main()
+
+    return write, run
+
+
+def test_outputs_are_kept_without_traces(folder):
+    write, run = folder
+    path = write("01_good.ipynb", "print(1, flush=True)\nprint(2, flush=True)", "3 + 4")
+    assert run("01") == 0
+    notebook = nbformat.read(path, as_version=4)
+    assert [cell.execution_count for cell in notebook.cells] == [1, 2]
+    (printed,), (value,) = (cell.outputs for cell in notebook.cells)
+    assert printed.text == "1\n2\n" and value.data["text/plain"] == "7"
+    assert set(notebook.metadata) == {"kernelspec"} and not notebook.cells[0].metadata
+
+
+def test_a_notebook_that_fails_keeps_its_outputs(folder, capsys):
+    write, run = folder
+    path = write("01_bad.ipynb", "1 / 0")
+    before = path.read_bytes()
+    write("02_good.ipynb", "1")
+    assert run() == 1
+    assert path.read_bytes() == before
+    seen = capsys.readouterr()
+    assert "01_bad.ipynb failed: ZeroDivisionError: division by zero" in seen.err
+    assert "02_good.ipynb" in seen.out
+
+
+def test_an_unknown_notebook_is_one_line(folder):
+    with pytest.raises(run_lessons.RunError, match="no notebook in lessons/ begins with 77"):
+        folder[1]("77")
