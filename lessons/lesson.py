@@ -114,12 +114,12 @@ def progress_table(id: str) -> None:
 def check(exercise: str, answer) -> bool:
     """Says whether the answer to an exercise ("01.2") is right, and if not, what is wrong."""
     if answer is UNSOLVED:
-        print(f"Exercise {exercise} waits for your answer. Stuck? hint({exercise!r}, 1)")
+        print(f"Exercise {exercise} waits for your answer. Stuck? lesson.hint({exercise!r}, 1)")
         return False
     try:
         _exercise(exercise)["check"](answer)
     except Exception as problem:  # the learner's own code runs in there
-        print(f"Not yet: {problem or type(problem).__name__}. Stuck? hint({exercise!r}, 1)")
+        print(f"Not yet: {problem or type(problem).__name__}. Stuck? lesson.hint({exercise!r}, 1)")
         return False
     print(f"Exercise {exercise} is right.")
     return True

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import matplotlib
 import nbformat
 import pytest
 
@@ -36,7 +37,7 @@ def load_solutions(path):
 @pytest.fixture(scope="module")
 def lesson():
     sys.path.insert(0, str(LESSONS))
-    os.environ.setdefault("MPLBACKEND", "agg")
+    matplotlib.use("agg")
     import lesson
 
     return lesson
