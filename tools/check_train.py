@@ -1,0 +1,74 @@
+"""Check your own train/train_gpt.py, which starts as milestone 00, against the next milestone.
+
+    python tools/check_train.py --list        the milestones, and how far you are
+    python tools/check_train.py 01            what is still missing for 01
+    python tools/check_train.py 01 --hint     a hint to the first check that fails; again: more
+    python tools/check_train.py 01 --watch    checks again whenever the file is saved
+    python tools/check_train.py 01 --take     01 becomes your script; yours is kept beside it
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from speedrun.cli import Parser, not_negative, run_command
+
+
+def main() -> int:
+    """Parses, does one of the things above, returns the exit code."""
+    args = parse_args()
+    from speedrun.checks import path
+
+    sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
+    signal.signal(signal.SIGTERM, end)
+    learner = path.open_path(args.script)
+    if args.list:
+        return path.show_list(learner)
+    milestone = path.find_milestone(args.milestone)
+    if args.take:
+        return path.take_milestone(learner, milestone)
+    if args.hint is not None:
+        return path.give_hint(learner, milestone, args.hint or None, args.timeout)
+    if args.watch:
+        return path.watch(learner, milestone, args.timeout)
+    return 0 if path.check_once(learner, milestone, args.timeout) else 1
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line; a wrong one ends the process with one line and exit code 2."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("milestone", nargs="?", help="a milestone (01, muon) to check against")
+    does = parser.add_mutually_exclusive_group()
+    does.add_argument("--list", action="store_true", help="show the milestones and your progress")
+    does.add_argument("--hint", nargs="?", const=0, type=level, metavar="1-4",
+                      help="a hint to the first failing check: a nudge, the mathematics, the "
+                      "steps, the diff (default: one level further)")
+    does.add_argument("--watch", action="store_true", help="check at every change, until Ctrl-C")
+    does.add_argument("--take", action="store_true",
+                      help="make the milestone your script; the old one is kept with a number")
+    add("--script", type=Path, metavar="PATH",
+        help="another script instead of train/train_gpt.py; its progress is kept beside it")
+    add("--timeout", type=not_negative, default=120, metavar="S",
+        help="seconds after which the script is stopped (default: 120)")
+    args = parser.parse_args()
+    if args.milestone is None and not args.list:
+        parser.error("give a milestone, or --list")
+    return args
+
+
+def end(signum, frame) -> None:
+    """Ends the command in a way that takes the running checks and their files along."""
+    sys.exit(128 + signum)
+
+
+def level(text: str) -> int:
+    """The value of --hint."""
+    if text not in ("1", "2", "3", "4"):
+        raise argparse.ArgumentTypeError(f"{text} is not a level from 1 to 4")
+    return int(text)
+
+
+if __name__ == "__main__":
+    run_command(main)

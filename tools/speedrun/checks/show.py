@@ -1,0 +1,66 @@
+"""Shows outcomes and progress, in colour on a terminal, as plain text elsewhere."""
+
+import shutil
+import textwrap
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
+
+from speedrun.checks.outcome import Outcome
+from speedrun.cli import visible
+
+NARROWEST, WIDEST, PIPE = 30, 100, 100  # columns of text
+_fold = partial(textwrap.wrap, break_on_hyphens=False)
+LABELS = {"expected": "expected", "got": "got", "meaning": ""}
+
+
+class Screen:
+    """A text stream to show things on."""
+
+    def __init__(self, stream):
+        self.console = Console(file=stream, highlight=False, markup=False, emoji=False,
+                               soft_wrap=True)
+        columns = shutil.get_terminal_size().columns if stream.isatty() else PIPE
+        self.width = min(max(columns, NARROWEST), WIDEST)
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line, however long, folded at the width."""
+        for part in _fold(text, self.width, subsequent_indent="  ") or [""]:
+            self.console.print(Text(part, style=style))
+
+    def command(self, text: str) -> None:
+        """A command line, in one piece, so that it can be copied."""
+        self.console.print(Text(f"    {text}"))
+
+    def text(self, text: str, indent: str = "") -> None:
+        """Several lines, each folded for itself."""
+        for line in text.split("\n"):
+            for part in _fold(line, self.width, initial_indent=indent,
+                              subsequent_indent=indent + "   ") or [""]:
+                self.console.print(Text(part))
+
+    def outcome(self, outcome: Outcome) -> None:
+        """One line if it passed, else what was expected, what came and what it usually means."""
+        if outcome.passed:
+            self.console.print(Text.assemble(("  pass  ", "green"), outcome.name))
+            return
+        self.console.print(Text.assemble(("  FAIL  ", "bold red"), (outcome.name, "bold")))
+        for key, label in LABELS.items():
+            value = visible(getattr(outcome, key))
+            if value:
+                label = f"{label:<9}" if label else ""
+                for part in _fold(label + value, self.width - 8,
+                                  subsequent_indent=" " * len(label)):
+                    self.console.print(Text(f"        {part}"))
+
+    def standings(self, rows: list[tuple[str, str, str]]) -> None:
+        """A list of milestones: mark, name and state."""
+        width = max(len(name) for _, name, _ in rows)
+        for mark, name, state in rows:
+            together = f"{mark} {name:<{width}}  {state}".rstrip()
+            if len(together) > self.width and state:
+                self.line(f"{mark} {name}")
+                self.text(state, indent="    ")
+            else:
+                self.line(together)
