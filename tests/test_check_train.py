@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from learner_scripts import RIGHT, WRONG, edited, source_of
 from snapshots import WRITTEN
@@ -81,6 +82,7 @@ def one_rank(monkeypatch):
 @pytest.mark.parametrize("id", [id for id in IDS if id != "03"])
 def test_every_milestone_passes_its_own_checks(id, tmp_path, monkeypatch):
     one_rank(monkeypatch)
+    torch.optim.AdamW([torch.zeros(1)])  # from now on torch watches its step, in 00 too
     found = outcomes(source_of(id), id, tmp_path)
     assert [o for o in found if not o.passed] == []
     assert len(found) > 20 and found[-1].name == "training losses"
@@ -95,12 +97,6 @@ def test_03_passes_its_own_checks_by_the_command():
     assert "  pass  shared momentum" in lines
     assert f"All {ended.stdout.count('  pass  ')} checks pass" in lines[-1]
     assert not (script.parent / standing.FILE).exists()
-
-
-def test_the_learners_script_passes_00():
-    # It starts as a copy of 00; here the copy itself is checked, whatever the learner made of it.
-    assert source_of("00").splitlines()[1].startswith("00 baseline: ")
-    assert "00" in path._checked()
 
 
 MISSING = {

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
+from speedrun.checks.matrices import Unfamiliar, find_matrices
 from speedrun.checks.outcome import Outcome, verdict
 from speedrun.checks.sizes import SIZES
 from speedrun.checks.subject import explain
@@ -83,6 +84,18 @@ def check_forward(subject) -> Iterator[Outcome]:
     yield verdict("forward", abs(want - loss.item()) < 1e-3,
                   f"a loss of {want:.4f}, the mean cross entropy of the logits",
                   f"{loss.item():.4f}", "Mean over all tokens, in nats.")
+
+
+@needs("Hyperparameters", "GPT")
+def check_matrices(subject) -> Iterator[Outcome]:
+    """Whether the model's matrices have the milestone's shapes, by which all else knows them."""
+    args = subject.args()
+    try:
+        find_matrices(subject.module.GPT(args).eval(), args)
+    except Unfamiliar as error:
+        yield Outcome("matrices", error.expected, error.got, error.meaning)
+    else:
+        yield Outcome("matrices")
 
 
 @needs("Hyperparameters", "GPT")

@@ -18,7 +18,6 @@ from speedrun.checks import (
     training,
 )
 from speedrun.checks.catalog import Catalog
-from speedrun.checks.matrices import Unfamiliar
 from speedrun.checks.outcome import NotThere, Outcome
 from speedrun.checks.subject import Subject, explain, line_in
 from speedrun.manifest import Milestone
@@ -30,13 +29,14 @@ CONTRACT = [
     ("fields", contract.check_fields),
     ("parse_args", contract.check_parse_args),
     ("forward", contract.check_forward),
+    ("matrices", contract.check_matrices),
     ("forward's window", contract.check_window_argument),
     ("main", contract.check_main),
 ]
 PARTS = [
     ("hyperparameters", schedule.check_defaults),
     ("parameter count", start.check_parameter_count),
-    ("matrices", model.check_matrices),
+    ("untied head", model.check_head),
     ("logits", model.check_features),
     ("gradients", model.check_gradients),
     ("learned scalars", start.check_scalars),
@@ -84,8 +84,6 @@ def _guarded(name, function, subject) -> Iterator[Outcome]:
     """The outcomes of a function; what the script raises in it is one more."""
     try:
         yield from function(subject)
-    except Unfamiliar:
-        pass  # the check of the matrices has told it
     except NotThere as error:
         yield Outcome(name, error.expected, error.got, error.meaning)
     except (KeyboardInterrupt, GeneratorExit):

@@ -3,6 +3,7 @@
 import shlex
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,12 +89,13 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     outcomes, current = [], hash_of(_existing(learner.script))
     learner.screen.line(f"{short(learner.script)} against {milestone.name}", "bold")
     shown = None
-    for group, outcome in check(learner.script, milestone, limit):
-        if group not in (shown, outcome.name):
-            learner.screen.line(group)
-        shown = group
-        learner.screen.outcome(outcome)
-        outcomes.append(outcome)
+    with closing(check(learner.script, milestone, limit)) as found:
+        for group, outcome in found:
+            if group not in (shown, outcome.name):
+                learner.screen.line(group)
+            shown = group
+            learner.screen.outcome(outcome)
+            outcomes.append(outcome)
     _keep(learner, milestone, outcomes, current)
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if failed:

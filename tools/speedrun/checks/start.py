@@ -73,7 +73,7 @@ def check_first_loss(subject) -> Iterator[Outcome]:
                 some.append(net(tokens[:, :-1], tokens[:, 1:]).item())
         losses.append(torch.tensor(some))
     want, have = (some.mean().item() for some in losses)
-    band = 3 * losses[0].std().item() + 0.01
+    band = 0.1 if losses[0].std() > 1e-4 else 0.001  # over seeds it varies by up to 0.03
     yield verdict("initial loss", abs(want - have) <= band,
                   f"{want:.3f} within {band:.3f} (for 512 tokens and width 64)", f"{have:.3f}",
                   "The first loss follows from the initial values: do their checks pass? Far below "
