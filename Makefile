@@ -10,8 +10,8 @@ run: .venv/installed  ## train milestone 01, tiny
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-lessons: .venv/installed  ## open the notebooks
-	$(BIN)/jupyter lab lessons/start_here.ipynb
+lessons: .venv/installed  ## open the notebooks (on rented GPUs one is often root)
+	$(BIN)/jupyter lab --allow-root --ServerApp.root_dir=. lessons/start_here.ipynb
 
 lint: .venv/installed
 	$(BIN)/ruff check .
