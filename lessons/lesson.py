@@ -27,7 +27,7 @@ from speedrun.runlog import RunLog, read_log  # noqa: E402
 from speedrun.runner import run  # noqa: E402
 from speedrun.script import code_hash  # noqa: E402
 from speedrun.snapshot import load_snapshot  # noqa: E402
-from speedrun.tables import markdown  # noqa: E402
+from speedrun.tables import markdown, number_ranges  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"
@@ -98,17 +98,20 @@ def plot_runs(axes, entry: Entry, **style) -> None:
 
 
 def progress_table(id: str) -> None:
-    """Shows the milestones up to this one: official minutes and tokens, and your laptop's loss."""
+    """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
     figures = {row.label: row for row in rows(tiny_runs())}
     lines = []
     for m in MANIFEST.written():
         tiny = figures[m.name]
-        lines.append([m.name, f"{m.minutes:g}", f"{m.train_steps * m.tokens_per_step / 1e9:.2f}B",
+        lines.append([m.name, number_ranges(m.records), f"{m.minutes:g}",
+                      f"{m.train_steps * m.tokens_per_step / 1e9:.2f}B",
                       f"{m.val_loss:.4f}", f"{tiny.val_loss:.3f} ± {tiny.val_loss_sd:.3f}"])
         if m.id == MANIFEST.get(id).id:
             break
-    head = ["milestone", "minutes (8 H100)", "tokens", "val loss", "tiny val loss"]
-    display(Markdown(markdown(head, lines, right=head[1:])))
+    head = ["milestone", "records", "minutes (8 H100)", "tokens", "val loss", "tiny val loss"]
+    note = "00: the minutes are record #1's, tokens and loss what its commit's author quotes."
+    ask = f"Has your own script got there? `python tools/check_train.py {m.id}` tells."
+    display(Markdown(f"{markdown(head, lines, right=head[2:])}\n\n{note}\n\n{ask}"))
 
 
 def check(exercise: str, answer) -> bool:
