@@ -3,6 +3,7 @@
     python tools/check_train.py --list        the milestones, and how far you are
     python tools/check_train.py 01            what is still missing for 01
     python tools/check_train.py 01 --hint     a hint to the first check that fails; again: more
+    python tools/check_train.py 01 --hint --check momentum     a hint to the check of this name
     python tools/check_train.py 01 --watch    checks again whenever the file is saved
     python tools/check_train.py 01 --take     01 becomes your script; yours is kept beside it
 """
@@ -19,17 +20,18 @@ def main() -> int:
     """Parses, does one of the things above, returns the exit code."""
     args = parse_args()
     from speedrun.checks import path
+    from speedrun.checks.learner import open_path
 
     sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
     signal.signal(signal.SIGTERM, end)
-    learner = path.open_path(args.script)
+    learner = open_path(args.script)
     if args.list:
         return path.show_list(learner)
     milestone = path.find_milestone(args.milestone)
     if args.take:
         return path.take_milestone(learner, milestone)
     if args.hint is not None:
-        return path.give_hint(learner, milestone, args.hint or None, args.timeout)
+        return path.give_hint(learner, milestone, args.hint or None, args.check, args.timeout)
     if args.watch:
         return path.watch(learner, milestone, args.timeout)
     return 0 if path.check_once(learner, milestone, args.timeout) else 1
@@ -45,16 +47,20 @@ def parse_args() -> argparse.Namespace:
     does.add_argument("--hint", nargs="?", const=0, type=level, metavar="1-4",
                       help="a hint to the first failing check: a nudge, the mathematics, the "
                       "steps, the diff (default: one level further)")
+    add("--check", metavar="NAME", help="with --hint: the check, by the name that the list of "
+        "checks shows, instead of the first that fails")
     does.add_argument("--watch", action="store_true", help="check at every change, until Ctrl-C")
     does.add_argument("--take", action="store_true",
                       help="make the milestone your script; the old one is kept with a number")
     add("--script", type=Path, metavar="PATH",
         help="another script instead of train/train_gpt.py; its progress is kept beside it")
-    add("--timeout", type=not_negative, default=120, metavar="S",
+    add("--timeout", type=seconds, default=120, metavar="S",
         help="seconds after which the script is stopped (default: 120)")
     args = parser.parse_args()
     if args.milestone is None and not args.list:
         parser.error("give a milestone, or --list")
+    if args.check is not None and args.hint is None:
+        parser.error("--check NAME goes with --hint")
     return args
 
 
@@ -68,6 +74,13 @@ def level(text: str) -> int:
     if text not in ("1", "2", "3", "4"):
         raise argparse.ArgumentTypeError(f"{text} is not a level from 1 to 4")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """The value of --timeout."""
+    if not_negative(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no time to check anything")
+    return float(text)
 
 
 if __name__ == "__main__":

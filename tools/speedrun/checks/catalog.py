@@ -1,9 +1,11 @@
 """The checks by name, with the milestone from which on each holds, and their hints."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from string import Template
 
 from speedrun.manifest import Manifest, Milestone, load_manifest
 from speedrun.schema import Texts, build
@@ -15,18 +17,26 @@ LEVELS = 4  # of hints: a nudge, the mathematics, the steps, the diff
 @dataclass(frozen=True)
 class Check:
     """One `[[check]]` entry: it holds for the milestone `since` and its descendants; a later entry
-    of the same name replaces it for its own. blocks: where in a snapshot the answer stands."""
+    of the same name replaces it for its own. blocks: where in a snapshot the answer stands.
+    mathematics is "" where there is none."""
 
     name: str
     since: str
     nudge: str
-    mathematics: str
     steps: str
+    mathematics: str = ""
     blocks: Texts = ()
 
-    def hint(self, level: int) -> str:
-        """The text of level 1, 2 or 3."""
-        return (self.nudge, self.mathematics, self.steps)[level - 1]
+    def hint(self, level: int, milestone: Milestone) -> str:
+        """The text of level 1, 2 or 3 for a milestone, a paragraph or step per line; "" if there is
+        none."""
+        text = (self.nudge, self.mathematics, self.steps)[level - 1].strip()
+        text = Template(text).substitute(id=milestone.id, parent=milestone.parent)
+        return re.sub(r"\n(?!\d\. )", " ", text)
+
+    def next_level(self, level: int) -> int:
+        """The level from `level` on that has something to say."""
+        return level + 1 if level == 2 and not self.mathematics else min(level, LEVELS)
 
 
 class Catalog:
@@ -43,6 +53,10 @@ class Catalog:
             if id in entries:
                 return entries[id]
         raise KeyError(f"{milestone.id} has no check {name!r}")
+
+    def names(self, milestone: Milestone) -> list[str]:
+        """The names of all checks that hold for a milestone."""
+        return list(dict.fromkeys(c.name for c in self.checks if self.applies(c.name, milestone)))
 
     def applies(self, name: str, milestone: Milestone) -> bool:
         """Whether a check holds for a milestone."""

@@ -1,65 +1,70 @@
-"""Finds out from a probe what an optimizer does to the hidden matrices."""
+"""Finds out from a probe what an optimizer does to each matrix of the layers."""
 
 from dataclasses import dataclass, field
 
 import torch
 
 from speedrun.checks.muon import MOMENTA, WAYS, momentum_updates, orthogonal
-from speedrun.checks.outcome import NotThere
-from speedrun.checks.probe import Probe
+from speedrun.checks.survey import Moved
 
-TOLERANCE = 2e-3  # relative; float32 leaves some 1e-5
-GUESSES = [way for way in WAYS if way not in ("rough", "other", "strange", "joint")]
+TOLERANCE = 5e-4  # relative; float32 leaves some 1e-5
+NAMED = list(WAYS)[: list(WAYS).index("sign") + 1]  # those that `orthogonal` has
+GUESSES = [way for way in NAMED if way != "joint"]
 
 
 @dataclass
 class Rule:
-    """How hidden matrices move.
+    """How a matrix moves.
 
-    way: a key of WAYS, `joint` how stacked matrices are treated ("" if there are none); momentum:
-    a key of MOMENTA or None if no kind fits; schedule: the name of the momenta that fit; sizes:
-    {"square": ...} the size of a full step relative to an orthogonal matrix; cooled: the last
-    step's size relative to the first's; rms: of the first move's entries, by kind; spectrum: the
-    least and the largest singular value of the first move, relative to their RMS.
+    way: a key of WAYS; shrink: the share of its weights that it loses in a step; spectrum: the
+    least and the largest singular value of the first move, relative to their RMS. Where the way is
+    Muon's there is more. momentum: a key of MOMENTA or None if no kind fits; schedule: the name of
+    the momenta that fit; sizes: of each step, relative to an orthogonal matrix; rms: of the first
+    move's entries.
     """
 
     way: str
-    joint: str = ""
+    shrink: float = 0.0
+    spectrum: tuple[float, float] = (0.0, 0.0)
     momentum: str | None = None
     schedule: str | None = None
-    sizes: dict[str, float] = field(default_factory=dict)
-    cooled: float | None = None
-    rms: dict[str, float] = field(default_factory=dict)
-    spectrum: tuple[float, float] = (0.0, 0.0)
+    sizes: list[float] = field(default_factory=list)
+    rms: float = 0.0
 
 
-def classify(probe: Probe) -> Rule:
-    """The Rule by which the hidden matrices of a probe moved. Raises NotThere if they did not."""
-    singles, stacks = _hidden(probe)
-    ways = {kind: _way(*example) for kind, example in singles.items()}
-    rule = Rule(next((way for way in ways.values() if way != "five"), "five"))
-    gradients, moves = next(iter(singles.values()))
-    rule.spectrum = _spectrum(gradients[0], moves[0])
-    if stacks:
-        gradients, moves, parts = stacks[0]
-        joint = -orthogonal(gradients[0], "joint")
-        rule.joint = "joint" if _size(moves[0], joint) else "apart"
-    if rule.way in ("rough", "other", "strange"):
-        return rule
+def classify(found: list[Moved], args) -> list[Rule]:
+    """The Rule of each matrix; args: the probe's."""
+    rules, searched = [], _candidates(args)
+    for matrix in found:
+        rule = Rule(*_way(matrix))
+        rules.append(rule)
+        if rule.way == "other":
+            rule.spectrum = _spectrum(matrix.moves[0])
+        if rule.way == "five":
+            rule.rms = matrix.moves[0].square().mean().sqrt().item()
+            rule.momentum, rule.schedule, rule.sizes = _momentum(matrix, rule.way, searched)
+            # What one matrix has, others have too; what one search did not find, none will.
+            hit = [c for c in searched if c[:2] == (rule.momentum, rule.schedule)]
+            searched = hit + _candidates(args, literal=False)
+    return rules
 
-    rule.momentum, rule.schedule = _momentum(singles, rule.way, schedules(probe.args))
-    if rule.momentum is None:
-        return rule
-    momenta = schedules(probe.args)[rule.schedule]
-    for kind, (gradients, moves) in singles.items():
-        updates = momentum_updates(gradients, momenta, rule.momentum)
-        found = [_size(move, -orthogonal(update, rule.way))
-                 for move, update in zip(moves, updates, strict=True)]
-        rule.sizes[kind] = found[0]
-        rule.rms[kind] = moves[0].square().mean().sqrt().item()
-        if kind == "square" and None not in found:
-            rule.cooled = found[-1] / found[0]
-    return rule
+
+def _momentum(matrix, way, candidates) -> tuple[str | None, str | None, list[float]]:
+    """The kind of momentum and the schedule that fit all steps, and their sizes."""
+    for kind, schedule, momenta in candidates:
+        sizes = _sizes(matrix.moves, momentum_updates(matrix.gradients, momenta, kind), way)
+        if sizes:
+            return kind, schedule, sizes
+    return None, None, []
+
+
+def _candidates(args, literal: bool = True) -> list[tuple[str, str, list[float]]]:
+    """(kind of momentum, name of the schedule, momenta), the usual ones first; literal: also
+    numbers that do not come from args."""
+    some = schedules(args)
+    if literal:
+        some |= {f"{n / 100:g}": [n / 100 for _ in range(args.train_steps)] for n in range(1, 100)}
+    return [(kind, name, momenta) for name, momenta in some.items() for kind in MOMENTA]
 
 
 def schedules(args) -> dict[str, list[float]]:
@@ -72,66 +77,68 @@ def schedules(args) -> dict[str, list[float]]:
             shares = [min(1.0, max(0.0, (step + shift) / n)) for step in steps]
             named[name] = [start + share * (end - start) for share in shares]
         named["start"] = [start for _ in steps]
-    named["literal"] = [0.95 for _ in steps]
     return named
 
 
-def _hidden(probe):
-    """One example of each kind of matrix, (gradients, moves), and of each stack with its parts."""
-    singles, stacks = {}, []
-    for p, parts in sorted(probe.matrices.hidden(), key=lambda pair: pair[1]):
-        gradients, moves = probe.gradients.get(id(p)), probe.moves_of(p)
-        if not moves:
-            raise NotThere("an optimizer moves the layers' matrices", "some are in none of them")
-        if parts > 1:
-            stacks.append((gradients, moves, parts))
-            for i in range(parts):  # as separate matrices they must not differ from square ones
-                rows = slice(i * p.size(1), (i + 1) * p.size(1))
-                singles.setdefault("square", ([g[rows] for g in gradients],
-                                              [m[rows] for m in moves]))
-        else:
-            kind = "square" if p.size(0) == p.size(1) else (
-                "tall" if p.size(0) > p.size(1) else "wide")
-            singles.setdefault(kind, (gradients, moves))
-    return singles, stacks
+def _way(matrix) -> tuple[str, float]:
+    """The way that fits the first step, in which momentum does not matter, and the share by which
+    the weights shrink."""
+    if not matrix.moves:
+        return "none has it", 0.0
+    grad, move, weight = matrix.gradients[0], matrix.moves[0], matrix.weights[0]
+    if move.abs().max() < 1e-12:
+        return "still", 0.0
+    if matrix.stack and _size(matrix.stack[1], -orthogonal(matrix.stack[0], "joint")):
+        return "joint", 0.0
+    directions = {way: -orthogonal(grad, way) for way in GUESSES}
+    for way, direction in directions.items():
+        if size := _size(move, direction):
+            return (way, 0.0) if size > 0 else ("backwards", 0.0)
+    for way in ("five", "sign"):  # Adam's decay is told where Adam's steps are
+        if shrink := _shrink(move, directions[way], weight):
+            return "decay" if way == "five" else way, shrink
+    return _by_singular_vectors(grad, move), 0.0
 
 
-def _way(gradients, moves):
-    """The way that fits the first step, in which momentum does not matter."""
-    for way in GUESSES:
-        if _size(moves[0], -orthogonal(gradients[0], way)):
-            return way
-    against = -moves[0] * gradients[0].sign()
-    if ((against / against.median() - 1).abs() < 0.15).float().mean() > 0.9:
-        return "sign"  # with some weight decay
-    left, _, right = torch.linalg.svd(gradients[0], full_matrices=False)
-    turned = left.T @ moves[0] @ right.T
+def _by_singular_vectors(grad, move):
+    left, _, right = torch.linalg.svd(grad, full_matrices=False)
+    turned = left.T @ move @ right.T
     noise = (turned - turned.diag().diag()).norm() / turned.norm()
-    inside = (moves[0] - left @ turned @ right).norm() / moves[0].norm()
+    inside = (move - left @ turned @ right).norm() / move.norm()
     if max(noise, inside) < TOLERANCE:
         return "other"
     return "rough" if max(noise, inside) < 0.1 else "strange"
 
 
-def _momentum(singles, way, named):
-    for schedule, momenta in named.items():
-        for kind in MOMENTA:
-            if all(_size(move, -orthogonal(update, way))
-                   for gradients, moves in singles.values()
-                   for move, update in zip(moves, momentum_updates(gradients, momenta, kind),
-                                           strict=True)):
-                return kind, schedule
-    return None, None
+def _sizes(moves, updates, way) -> list[float]:
+    """The size of each step along the updates, or [] if one goes another way."""
+    sizes = []
+    for move, update in zip(moves, updates, strict=True):
+        size = _size(move, -orthogonal(update, way))
+        if not size:
+            return []
+        sizes.append(size)
+    return sizes
 
 
-def _spectrum(grad, move):
+def _spectrum(move):
     values = torch.linalg.svdvals(move)
     scale = values.square().mean().sqrt()
     return (values.min() / scale).item(), (values.max() / scale).item()
 
 
 def _size(move, direction) -> float | None:
-    """The factor by which the move is the direction, or None if it is none."""
+    """The factor by which the move is the direction, negative if it goes the other way, or None if
+    it is none."""
     size = ((move * direction).sum() / direction.square().sum()).item()
     apart = (move - size * direction).norm() / move.norm().clamp(min=1e-30)
-    return size if apart < TOLERANCE and size > 0 else None
+    return size if apart < TOLERANCE else None
+
+
+def _shrink(move, direction, weight) -> float | None:
+    """The share of the weight that the move takes away besides going along the direction, or None
+    if that does not make it up."""
+    both = torch.stack((direction.flatten(), -weight.flatten()), dim=1)
+    size, share = torch.linalg.lstsq(both, move.flatten()[:, None]).solution.flatten().tolist()
+    apart = (move - size * direction + share * weight).norm() / move.norm()
+    return share if apart < TOLERANCE and size > 0 else None

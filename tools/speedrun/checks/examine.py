@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from speedrun.checks import (
+    adam,
     contract,
     model,
     optimizer,
@@ -44,7 +45,7 @@ PARTS = [
     ("initial loss", start.check_first_loss),
     ("bfloat16 storage", start.check_storage),
     ("orthogonal updates", optimizer.check_muon),
-    ("Adam", optimizer.check_adam),
+    ("Adam", adam.check_adam),
     ("learning rate", schedule.check_learning_rate),
     ("window schedule", schedule.check_window),
 ]
@@ -108,17 +109,22 @@ def _meaning(error, script):
 
 
 def _check_syntax(subject):
-    """Whether the file is Python."""
+    """Whether Python would run the file. An import is laxer: it does not decode comments."""
     source = subject.script.read_bytes()
     try:
+        source.decode("utf-8")
         compile(source, str(subject.script), "exec", dont_inherit=True)
+    except UnicodeDecodeError as error:
+        line, byte = source.count(b"\n", 0, error.start) + 1, source[error.start]
+        yield Outcome("syntax", "a Python file", f"line {line}: byte 0x{byte:02x} is not UTF-8",
+                      "Save the file as UTF-8: Python and the tools read it so.")
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"line {line}: " if line else ""
         text = getattr(error, "msg", None) or str(error)
         yield Outcome("syntax", "a Python file", f"{where}{text}")
-        return
-    yield Outcome("syntax")
+    else:
+        yield Outcome("syntax")
 
 
 def _check_import(subject):

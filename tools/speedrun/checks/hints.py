@@ -20,8 +20,8 @@ def print_hint(name: str, milestone: Milestone, level: int, catalog: Catalog) ->
     screen = Screen(sys.stdout)
     screen.line(f"{milestone.id}, {name}: hint {level} of {LEVELS}, {TITLES[level]}", "bold")
     if level < LEVELS:
-        screen.text(check.hint(level).strip())
-        screen.line("--hint again says more.", "dim")
+        screen.text(check.hint(level, milestone))
+        screen.line(f"--hint {check.next_level(level + 1)} says more.", "dim")
     elif not _print_blocks(check.blocks, milestone, catalog):
         screen.text("No block of the milestone has the answer: it is in the line that the message "
                     "names.")

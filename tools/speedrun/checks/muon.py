@@ -7,7 +7,7 @@ import torch
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 # Ways to make a matrix orthogonal: words, and what usually lies behind them.
-# `orthogonal` has them all but rough, other and strange, which are what matches none.
+# `orthogonal` has those up to "sign"; the others are seen in another way.
 WAYS = {
     "five": ("five Newton-Schulz steps with 3.4445, -4.7750, 2.0315", ""),
     "four": ("four Newton-Schulz steps", "Count the rounds of the loop."),
@@ -27,6 +27,8 @@ WAYS = {
     "joint": ("stacked matrices made orthogonal as one",
               "Queries, keys and values are matrices of their own: split, then orthogonalise."),
     "none": ("momentum that is not orthogonalised", "Is Newton-Schulz called on the update?"),
+    "sign": ("moved by Adam: every entry by the same amount at first",
+             "The matrices of the layers belong to Muon, all of them."),
     "rough": ("Newton-Schulz with few digits",
               "bfloat16? With bf16=False the script computes in float32: let args.bf16 decide."),
     "other": ("singular values as no usual iteration leaves them",
@@ -34,8 +36,11 @@ WAYS = {
     "strange": ("an update with other singular vectors than the momentum",
                 "Newton-Schulz keeps the singular vectors: X <- aX + b(XX')X + c(XX')^2 X; for a "
                 "tall matrix transpose before and after."),
-    "sign": ("every entry moves by the same amount, as Adam's first step",
-             "The hidden matrices are still with Adam: they belong to Muon."),
+    "backwards": ("an update with the right matrix and the wrong sign",
+                  "The weights move against the update: subtract lr times it."),
+    "decay": ("the update, and the weights also shrink", "Muon has no weight decay here."),
+    "still": ("no move in the first step", "Is it left out, or its rate zero?"),
+    "none has it": ("no optimizer has it", "All matrices of the layers belong to Muon."),
 }
 
 MOMENTA = {
@@ -46,6 +51,10 @@ MOMENTA = {
                  "M is a sum, not a mean: no factor 1 - mu."),
     "old": ("G + mu M with the M from before this step",
             "First M <- mu M + G, then G + mu M: the M of this step."),
+    "swapped": ("M + mu G: the factor on the wrong one",
+                "Nesterov's update is G + mu M: this gradient whole, the momentum less."),
+    "unit": ("a momentum of gradients that were divided by their norms",
+             "The sum is of the gradients as they are: a large one counts more."),
     "no": ("the gradient alone, without momentum",
            "Does the buffer survive from step to step (self.state[param])?"),
 }
@@ -56,9 +65,10 @@ def momentum_updates(gradients: Sequence[torch.Tensor], momenta: Sequence[float]
     i."""
     M, updates = torch.zeros_like(gradients[0]), []
     for G, mu in zip(gradients, momenta, strict=True):
+        G = G / G.norm() if kind == "unit" else G
         old, M = M, mu * M + ((1 - mu) * G if kind == "dampened" else G)
-        updates.append({"nesterov": G + mu * M, "dampened": G + mu * M, "heavy": M,
-                        "old": G + mu * old, "no": G}[kind])
+        special = {"heavy": M, "old": G + mu * old, "swapped": M + mu * G, "no": G}
+        updates.append(special.get(kind, G + mu * M))
     return updates
 
 

@@ -1,16 +1,14 @@
-"""Checks of how parameters move: Muon for the matrices of the layers, Adam for the rest."""
+"""Checks of how the matrices of the layers move: whether it is by the milestone's Muon."""
 
 from collections.abc import Iterator
-from functools import cache
-
-import torch
+from functools import cache, partial
 
 from speedrun.checks.classify import Rule, classify
 from speedrun.checks.muon import MOMENTA, SCALES, WAYS
 from speedrun.checks.outcome import Outcome, number, verdict
 from speedrun.checks.sizes import PROBE
-from speedrun.checks.start import NAMES
 from speedrun.checks.subject import reference_subject
+from speedrun.checks.survey import Moved, survey, told
 
 SCHEDULES = {
     "constant": "muon_momentum in every step",
@@ -19,154 +17,145 @@ SCHEDULES = {
     "early": "that growing momentum, but one step early",
     "late": "that growing momentum, but one step late",
     "start": "muon_momentum_start in every step",
-    "literal": "0.95 in every step, whatever the hyperparameters say",
 }
 SHAPES = {"square": (32, 32), "wide": (32, 128), "tall": (128, 32)}  # at the checks' width
 
 
 def check_muon(subject) -> Iterator[Outcome]:
-    """Compares the rule by which hidden matrices move with the milestone's."""
-    mine = classify(subject.probe)
-    theirs = rule_of(subject.milestone.id)
-    low, high = theirs.spectrum
-    got, meaning = WAYS[mine.way]
-    if mine.way == "other":
-        got += f" (from {mine.spectrum[0]:.3f} to {mine.spectrum[1]:.3f} times their RMS; " \
-               f"expected {low:.3f} to {high:.3f})"
-    yield verdict("orthogonal updates", mine.way == theirs.way, WAYS[theirs.way][0], got, meaning)
-    if mine.joint or theirs.joint:
-        yield verdict("stacked matrices", mine.joint != "joint",
-                      "each matrix of a stack is made orthogonal by itself", *WAYS["joint"])
-    if mine.way != theirs.way:
+    """Compares the rule by which each hidden matrix moves with the milestone's."""
+    matrices = survey(subject.probe, subject.model.mapping)
+    found = list(zip(matrices, classify(matrices, subject.probe.args), strict=True))
+    theirs = rules_of(subject.milestone.id)
+    yield from _ways(found, theirs["square"])
+    if any(rule.way not in ("five", "joint") for _, rule in found):
         return
-    kind = MOMENTA.get(mine.momentum, ("something else", "The order in a step: M <- mu M + G, "
-                                       "update G + mu M, Newton-Schulz, then the weights."))
-    yield verdict("momentum", mine.momentum == theirs.momentum, MOMENTA[theirs.momentum][0], *kind)
-    if mine.momentum is None:
-        return
-    if theirs.schedule != "constant" or mine.schedule != theirs.schedule:
-        yield verdict("momentum schedule", mine.schedule == theirs.schedule,
-                      SCHEDULES[theirs.schedule], SCHEDULES[mine.schedule],
-                      "Set group[\"momentum\"] before the optimizer's step, from the number of "
-                      "that step.")
-    yield from _sizes(mine, theirs)
-    good = mine.cooled is not None and abs(mine.cooled / theirs.cooled - 1) < 0.01
-    yield verdict("rates in the loop", good,
-                  f"the last step {number(theirs.cooled)} times as large as the first, as "
-                  "lr_multiplier says", f"{number(mine.cooled or 0)} times",
-                  "Every group's lr is initial_lr times lr_multiplier(step, args), set before the "
-                  "optimizers step.")
+    found = [pair for pair in found if pair[1].way == "five"]
+    yield from _momenta(found, theirs["square"])
+    if found and all(rule.sizes for _, rule in found):
+        yield from _sizes(found, theirs)
+        yield _rates(found, subject)
 
 
 @cache
-def rule_of(id: str) -> Rule:
-    """The Rule of a milestone's own snapshot."""
+def rules_of(id: str) -> dict[str, Rule]:
+    """The Rule of a milestone's own snapshot for each kind of matrix."""
     with reference_subject(id) as subject:
-        return classify(subject.probe)
+        matrices = survey(subject.probe, None)
+        rules = classify(matrices, subject.probe.args)
+    return {matrix.kind: rule for matrix, rule in zip(matrices, rules, strict=True)}
 
 
-def _sizes(mine: Rule, theirs: Rule):
-    """The size of a step, for a square, a wide and a tall matrix."""
-    ratios = {kind: mine.sizes[kind] / theirs.sizes[kind]
-              if kind in mine.sizes and mine.sizes[kind] else 0.0 for kind in SHAPES}
-    rate = PROBE["muon_lr"]
-    right, name = (next((name for name in SCALES if _fits(rule, name, rate)), None)
-                   for rule in (theirs, mine))
-    uniform = max(ratios.values()) < 1.01 * min(ratios.values())
+def _compare(name, found, right, expected, words, meaning) -> Outcome:
+    """The Outcome of a check of each rule: right(rule), words(rule), and meaning(rule) of the first
+    that is not right."""
+    rules = {id(matrix): rule for matrix, rule in found}
+    got, odd = told([matrix for matrix, _ in found], lambda m: right(rules[id(m)]),
+                    lambda m: words(rules[id(m)]))
+    return verdict(name, odd is None, expected, got, meaning(rules[id(odd)]) if odd else "")
+
+
+def _ways(found, theirs):
+    low, high = theirs.spectrum
+
+    def words(rule):
+        text = WAYS[rule.way][0]
+        if rule.way == "other":
+            text += (f" (from {rule.spectrum[0]:.3f} to {rule.spectrum[1]:.3f} times their RMS; "
+                     f"expected {low:.3f} to {high:.3f})")
+        if rule.way == "decay":
+            text += f" by {number(rule.shrink)} of themselves in a step"
+        return text
+
+    yield _compare("orthogonal updates", found, lambda rule: rule.way in (theirs.way, "joint"),
+                   WAYS[theirs.way][0], words, lambda rule: WAYS[rule.way][1])
+    if any(matrix.stack for matrix, _ in found):
+        yield _compare("stacked matrices", found, lambda rule: rule.way != "joint",
+                       "each matrix of a stack is made orthogonal by itself", words,
+                       lambda rule: WAYS["joint"][1])
+
+
+def _momenta(found, theirs):
+    unknown = ("something else", "The order in a step: M <- mu M + G, update G + mu M, "
+               "Newton-Schulz, then the weights. Or a momentum other than args.muon_momentum?")
+    kinds = _compare("momentum", found, lambda rule: rule.momentum == theirs.momentum,
+                     MOMENTA[theirs.momentum][0],
+                     lambda rule: MOMENTA.get(rule.momentum, unknown)[0],
+                     lambda rule: MOMENTA.get(rule.momentum, unknown)[1])
+    fixed = theirs.schedule == "constant"
+    literal = "{} in every step, whatever the hyperparameters say"
+    schedules = _compare(
+        "momentum" if fixed else "momentum schedule", found,
+        lambda rule: rule.momentum is None or rule.schedule == theirs.schedule,
+        SCHEDULES[theirs.schedule],
+        lambda rule: SCHEDULES.get(rule.schedule, literal.format(rule.schedule)),
+        lambda rule: "Give Muon args.muon_momentum." if fixed else
+        "Set group[\"momentum\"] before the optimizer's step, from the number of that step.")
+    if not (fixed and kinds.passed):
+        yield kinds
+    if not fixed or kinds.passed:
+        yield schedules
+
+
+def _sizes(found: list[tuple[Moved, Rule]], theirs: dict[str, Rule]):
+    """The size of the first step, for square, wide and tall matrices."""
+    ratios = {id(rule): rule.sizes[0] / theirs[matrix.kind].sizes[0] for matrix, rule in found}
+    first = {matrix.kind: rule.sizes[0] for matrix, rule in reversed(found)}
+    for kind, (rows, cols) in SHAPES.items():
+        some = [pair for pair in found if pair[0].kind == kind]
+        stacked = {id(rule) for matrix, rule in some if matrix.stack}
+        yield _compare(
+            f"update of a {kind} matrix", some, lambda rule: abs(ratios[id(rule)] - 1) < 0.01,
+            f"{rows} x {cols} with lr {PROBE['muon_lr']}: RMS {number(theirs[kind].rms)}",
+            lambda rule: f"RMS {number(rule.rms)}, {number(ratios[id(rule)])} times as much",
+            partial(_reason, [ratios[id(rule)] for _, rule in some], stacked, first, theirs))
+
+
+def _reason(ratios, stacked, first, theirs, rule) -> str:
+    """What lies behind the size of a rule's step; ratios: of all matrices of its kind."""
+    if max(ratios) < 1.01 * min(ratios):
+        return _factor(first, theirs)
+    if id(rule) in stacked:
+        return "Take the shape of the matrix that is made orthogonal, not of the stack it is in."
+    return "Not all matrices of this shape move alike: in which group is each, and at which rate?"
+
+
+def _factor(first: dict[str, float], theirs: dict[str, Rule]) -> str:
+    """What lies behind sizes of a first step, by kind."""
+    wanted = {kind: rule.sizes[0] for kind, rule in theirs.items()}
+    right, name = (next((name for name in SCALES if _fits(sizes, name)), None)
+                   for sizes in (wanted, first))
+    ratios = [first.get(kind, 0.0) / size for kind, size in wanted.items()]
     if name:
         meaning = f"Your factor is {name}; the milestone's is {right}."
         if name == "sqrt(max(1, cols / rows))":
             meaning += " Are rows and columns swapped?"
         if f"sqrt({name})" == right:
             meaning += " Is the factor applied twice?"
-    elif uniform:
-        meaning = (f"All kinds are off by the same factor {number(ratios['square'])}: is lr what "
-                   "--muon_lr says, and is it applied once?")
-    else:
-        meaning = f"The milestone's factor is {right} for a matrix of rows x cols."
-    for kind, (rows, cols) in SHAPES.items():
-        yield verdict(f"update of a {kind} matrix", abs(ratios[kind] - 1) < 0.01,
-                      f"{rows} x {cols} with lr {rate}: RMS {number(theirs.rms[kind])}",
-                      f"RMS {number(mine.rms.get(kind, 0.0))}, {number(ratios[kind])} times as "
-                      "much", meaning)
+        return meaning
+    if max(ratios) < 1.01 * min(ratios):
+        return (f"All kinds are off by the same factor {number(ratios[0])}: is lr what --muon_lr "
+                "says, and is it applied once?")
+    return f"The milestone's factor is {right} for a matrix of rows x cols."
 
 
-def _fits(rule, name, rate):
-    return all(rule.sizes.get(kind) and
-               abs(rule.sizes[kind] / (rate * SCALES[name](*shape)) - 1) < 0.01
+def _fits(sizes, name):
+    return all(abs(sizes.get(kind, 0.0) / (PROBE["muon_lr"] * SCALES[name](*shape)) - 1) < 0.01
                for kind, shape in SHAPES.items())
 
 
-def check_adam(subject) -> Iterator[Outcome]:
-    """Compares the steps of everything else with those of torch's AdamW."""
-    probe, args = subject.probe, subject.reference_args(**PROBE)
-    matrices = probe.matrices
-    rest = {"embed": matrices.embed, "head": matrices.head, "positions": matrices.positions}
-    if matrices.head is matrices.embed:
-        del rest["head"]
-    rest |= dict(matrices.scalars)
-    for role, p in rest.items():
-        if p is None:
-            continue
-        label = NAMES.get(role, role)
-        rate_name = _rate_name(role, args)
-        moves = probe.moves_of(p)
-        if not moves:
-            yield Outcome("Adam", f"Adam moves the {label}", "no optimizer has it",
-                          "Every parameter belongs to just one group.")
-            return
-        factors = [subject.reference.lr_multiplier(step, args) for step in range(len(moves))]
-        wanted = _adam_moves(p, probe, args, getattr(args, rate_name), factors, moves)
-        if not _same(moves[0], wanted[0]):
-            want = number(getattr(args, rate_name))
-            yield Outcome("Adam", f"first step of the {label}: {want}, its {rate_name}, in every "
-                          "entry", _first_step(moves[0], args),
-                          "Compare the parameter groups and their rates.")
-            return
-        late = [step for step, pair in enumerate(zip(moves, wanted, strict=True))
-                if not _same(*pair)]
-        if late:
-            yield Outcome("Adam", f"steps of the {label} as Adam makes them with betas "
-                          f"{args.adam_beta1}, {args.adam_beta2}",
-                          f"another step {late[0]} (the first is 0)",
-                          "Betas from the hyperparameters? And the rate of each step from "
-                          "lr_multiplier?")
-            return
-    yield Outcome("Adam")
+def _rates(found, subject) -> Outcome:
+    """Whether each step is as large as the script's own lr_multiplier says."""
+    args = subject.args(**PROBE)
+    factors = [subject.module.lr_multiplier(step, args) for step in range(args.train_steps)]
 
+    def right(rule):
+        return len(rule.sizes) == len(factors) and all(
+            abs(size * factors[0] - factor * rule.sizes[0]) < 0.01 * rule.sizes[0]
+            for size, factor in zip(rule.sizes, factors, strict=True))
 
-def _rate_name(role, args):
-    own = {"embed": "embed_lr", "head": "head_lr"}.get(role, "scalar_lr")
-    return own if hasattr(args, own) else "adam_lr"
-
-
-def _adam_moves(p, probe, args, rate, factors, moves):
-    with torch.no_grad():
-        twin = torch.nn.Parameter((p.detach() - sum(moves)).float())
-    decay = getattr(args, "weight_decay", 0.0)
-    adam = torch.optim.AdamW([twin], lr=rate, betas=(args.adam_beta1, args.adam_beta2),
-                             eps=args.adam_eps, weight_decay=decay)
-    found = []
-    for grad, factor in zip(probe.gradients[id(p)], factors, strict=True):
-        before = twin.detach().clone()
-        adam.param_groups[0]["lr"] = rate * factor
-        twin.grad = grad.float()
-        adam.step()
-        found.append(twin.detach() - before)
-    return found
-
-
-def _first_step(move, args):
-    sizes = move.abs().flatten()
-    if sizes.max() < 1e-12:
-        return "it does not move"
-    if sizes.max() > 1.05 * sizes.median():
-        return f"entries move by {number(sizes.min())} to {number(sizes.max())}, as Adam's do not"
-    size = sizes.median().item()
-    named = [name for name in vars(args) if name.endswith("_lr")
-             and abs(size / getattr(args, name) - 1) < 0.02]
-    return f"every entry moves by {number(size)}" + (f", which is {named[0]}" if named else "")
-
-
-def _same(a, b):
-    return ((a - b).norm() <= 1e-2 * b.norm()).item()
+    return _compare(
+        "rates in the loop", found, right,
+        f"the last step {number(factors[-1] / (factors[0] or 1))} times as large as the first, as "
+        "lr_multiplier says", lambda rule: f"{number(rule.sizes[-1] / rule.sizes[0])} times",
+        lambda rule: "Every group's lr is initial_lr times lr_multiplier(step, args), set before "
+        "the optimizers step.")

@@ -18,18 +18,22 @@ from torch.optim.optimizer import (
 from speedrun.checks.matrices import Matrices, find_matrices
 from speedrun.checks.outcome import NotThere
 
+# Of the gradients, step by step: what divides a gradient by its norm shows.
+SCALES = (1.0, 0.1, 10.0, 1.0)
+
 
 class Probe:
     """A run of main with chosen gradients.
 
-    model: that main made; gradients and moves: {id(parameter): one tensor per step}; losses: what
-    main returned; `args` are those of the run. Raises what main raises, and NotThere if it makes no
-    model or steps no optimizer.
+    model: that main made; weights (before the step), gradients and moves: {id(parameter): one
+    tensor per step}; losses: what main returned; `args` are those of the run. All matrices start
+    with random weights, so that a weight decay shows. Raises what main raises, and NotThere if it
+    makes no model or steps no optimizer.
     """
 
     def __init__(self, module, args):
         self.args = args
-        self.gradients, self.moves, before = {}, {}, {}
+        self.weights, self.gradients, self.moves = {}, {}, {}
         steps = {}  # id(optimizer): steps so far
 
         def pre(optimizer):
@@ -37,18 +41,19 @@ class Probe:
             numbers = {id(p): i for i, p in enumerate(models[0].parameters())} if models else {}
             for p in _parameters(optimizer):
                 generator = torch.Generator().manual_seed(100 * numbers.get(id(p), 0) + step)
-                p.grad = gradient(p.shape, generator).to(p.dtype)
-                if (id(p), step) not in before:  # else an optimizer within an optimizer
-                    before[id(p), step] = p.detach().clone()
+                scale = SCALES[step % len(SCALES)]
+                p.grad = scale * gradient(p.shape, generator).to(p.dtype)
+                if len(self.weights.setdefault(id(p), [])) == step:  # else one in another
+                    self.weights[id(p)].append(p.detach().clone())
                     self.gradients.setdefault(id(p), []).append(p.grad.clone())
 
         def post(optimizer):
             step = steps[id(optimizer)]
             steps[id(optimizer)] += 1
             for p in _parameters(optimizer):
-                self.moves.setdefault(id(p), {})[step] = p.detach() - before[id(p), step]
+                self.moves.setdefault(id(p), {})[step] = p.detach() - self.weights[id(p)][step]
 
-        with models_of(module) as models, stepping(pre, post), one_process_group():
+        with models_of(module, _randomise) as models, stepping(pre, post), one_process_group():
             self.losses = module.main(args)
         if not models or not steps:
             raise NotThere("main makes a GPT and steps optimizers of class torch.optim.Optimizer",
@@ -77,6 +82,14 @@ def gradient(shape, generator: torch.Generator) -> torch.Tensor:
     left, right = (torch.linalg.qr(torch.randn(size, min(shape), generator=generator))[0]
                    for size in shape)
     return left * torch.linspace(0.15, 1.0, min(shape)) @ right.T
+
+
+@torch.no_grad()
+def _randomise(model):
+    generator = torch.Generator().manual_seed(3)
+    for p in model.parameters():
+        if p.ndim == 2:
+            p.copy_(0.1 * torch.randn(p.shape, generator=generator))
 
 
 def _parameters(optimizer):

@@ -10,8 +10,8 @@ import torch
 
 from speedrun.checks import sizes
 from speedrun.checks.matrices import Mapping
+from speedrun.checks.short_run import train
 from speedrun.checks.subject import explain
-from speedrun.checks.training import train
 from speedrun.snapshot import load_snapshot
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from speedrun.checks.outcome import Outcome, verdict
+from speedrun.checks.short_run import agree, training_of
 from speedrun.checks.sizes import TRAINING
-from speedrun.checks.training import agree, training_of
 
 WORLD = 2
 PATIENCE_S = 5  # for a rank that is left alone by the other

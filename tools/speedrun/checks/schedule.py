@@ -1,6 +1,7 @@
 """Checks of numbers: the hyperparameters' defaults and the schedules, step by step."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from speedrun.checks.outcome import Outcome, number, verdict
@@ -44,22 +45,30 @@ def _compare(subject, name, function, meaning, last):
         (subject.module.Hyperparameters(), subject.reference.Hyperparameters()),
         (subject.args(**short), subject.reference_args(**short)),
     ):
-        for step in range(their_args.train_steps + 1 + last):
-            want = float(theirs(step, their_args))
-            # a wrong default is reported as such; here it is the function that counts
-            have = float(mine(step, _with(args, their_args)))
-            if abs(have - want) > 1e-6 * max(1.0, abs(want)):
-                yield Outcome(name, f"{function}({step}) = {number(want)} of "
-                              f"{their_args.train_steps} steps", number(have), meaning)
-                return
+        # a wrong default is reported as such; here it is the function that counts
+        _set(args, their_args)
+        pairs = [(float(theirs(step, their_args)), float(mine(step, args)))
+                 for step in range(their_args.train_steps + 1 + last)]
+        gaps = [_gap(*pair) for pair in pairs]
+        if max(gaps) > 1e-6:
+            step = gaps.index(max(gaps))  # where it is largest it tells most
+            (want, have), n = pairs[step], sum(gap > 1e-6 for gap in gaps)
+            yield Outcome(name, f"{function}({step}) = {number(want)} of {their_args.train_steps} "
+                          "steps", f"{number(have)} (the largest of {n:,} differences)", meaning)
+            return
     yield Outcome(name)
 
 
-def _with(args, theirs):
-    """The learner's hyperparameters with the milestone's values."""
+def _gap(want, have):
+    """How far apart two values are, relative to large ones; a NaN is as far as can be."""
+    gap = abs(have - want) / max(1.0, abs(want))
+    return math.inf if math.isnan(gap) else gap
+
+
+def _set(args, theirs):
+    """Gives the learner's hyperparameters the milestone's values."""
     for field in dataclasses.fields(theirs):
         setattr(args, field.name, getattr(theirs, field.name))
-    return args
 
 
 def _text(value):

@@ -34,10 +34,11 @@ class Screen:
         self.console.print(Text(f"    {text}"))
 
     def text(self, text: str, indent: str = "") -> None:
-        """Several lines, each folded for itself."""
+        """Several lines, each folded for itself; those that begin with a number are steps."""
         for line in text.split("\n"):
+            hanging = indent + ("   " if line[:1].isdigit() else "")  # below a numbered step
             for part in _fold(line, self.width, initial_indent=indent,
-                              subsequent_indent=indent + "   ") or [""]:
+                              subsequent_indent=hanging) or [""]:
                 self.console.print(Text(part))
 
     def outcome(self, outcome: Outcome) -> None:

@@ -15,16 +15,17 @@ SIZES = dict(
     val_loss_every=0, train_loss_every=0, kernel_warmup_steps=0, save_checkpoint=False, seed=0,
     compile=False, bf16=False, flex_attention=False, bos_id=1, window_start=2, window_end=20,
 )
-# A run long enough for every phase of every schedule. The scalars stand still: the exact gradient
+# A run long enough for every phase of every schedule, after a warm-up that must leave no trace. The
+# scalars stand still: the exact gradient
 # of some is zero, and Adam makes whole steps of what round-off leaves.
 TRAINING = dict(
     train_steps=12, warmup_steps=3, cooldown_steps=4, momentum_warmup_steps=4, val_loss_every=1,
-    head_lr=0.03, scalar_lr=0.0,
+    train_loss_every=1, kernel_warmup_steps=2, head_lr=0.03, scalar_lr=0.0,
 )
-# Steps with gradients from outside. Rates that no milestone has show whether the fields are used.
+# Steps with gradients from outside. Numbers that no milestone has show whether the fields are used.
 PROBE = dict(
     train_steps=4, warmup_steps=0, cooldown_steps=2, momentum_warmup_steps=3,
-    muon_lr=0.011, muon_momentum_start=0.6, muon_momentum=0.9, adam_lr=0.0042, embed_lr=0.31,
+    muon_lr=0.011, muon_momentum_start=0.6, muon_momentum=0.87, adam_lr=0.0042, embed_lr=0.31,
     head_lr=0.0073, scalar_lr=0.023,
 )
 

@@ -7,6 +7,9 @@ import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from speedrun.checks.outcome import Outcome
+from speedrun.launch import RunError
+
 FILE = ".progress.json"
 
 
@@ -14,7 +17,8 @@ FILE = ".progress.json"
 class Standing:
     """What is known of one milestone: checks passed and seen when the script was last checked, the
     first that failed or "", the script's hash then, whether it passed once, whether the
-    milestone's own script was taken, and the last level of hint given, {check: level}."""
+    milestone's own script was taken; of hints the last level given for the message that a check has
+    now, {check: level}, the messages by their hashes, and how many were given in all."""
 
     passed: int = 0
     seen: int = 0
@@ -23,6 +27,28 @@ class Standing:
     done: bool = False
     taken: bool = False
     hints: dict[str, int] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    given: int = 0
+
+    def record(self, outcomes: list[Outcome], script: str) -> None:
+        """Notes what the checks of a script with this hash found. Hints to a check begin anew when
+        it passes or says something else."""
+        failed = {outcome.name: outcome for outcome in reversed(outcomes) if not outcome.passed}
+        self.passed = sum(outcome.passed for outcome in outcomes)
+        self.seen, self.script = len(outcomes), script
+        self.failing = next((o.name for o in outcomes if not o.passed), "")
+        self.done |= not failed
+        for name in {outcome.name for outcome in outcomes}:
+            text = f"{failed.get(name, '')}".encode("utf-8", "replace")
+            message = hashlib.sha256(text).hexdigest()[:16]
+            if name not in failed or self.messages.get(name, message) != message:
+                self.hints.pop(name, None)
+            self.messages[name] = message
+
+    def hinted(self, check: str, level: int) -> None:
+        """Notes that a hint was given."""
+        self.hints[check] = max(level, self.hints.get(check, 0))
+        self.given += 1
 
 
 class Progress:
@@ -37,6 +63,9 @@ class Progress:
             self.standings = {str(id): _standing(raw) for id, raw in json.loads(text).items()}
         except FileNotFoundError:
             pass
+        except OSError as error:
+            raise RunError(f"{file}, where the progress is kept, cannot be read: {error.strerror}; "
+                           "move it away") from None
         except (ValueError, TypeError, AttributeError):
             self.note = f"note: {file.name} could not be read; progress starts anew"
 
@@ -45,7 +74,7 @@ class Progress:
         return self.standings.setdefault(id, Standing())
 
     def save(self) -> None:
-        """Writes the file, whole or not at all. Raises OSError if that is impossible."""
+        """Writes the file, whole or not at all. Raises RunError if that is impossible."""
         if self.file is None:
             return
         text = json.dumps({id: asdict(s) for id, s in sorted(self.standings.items())}, indent=1)
@@ -53,7 +82,7 @@ class Progress:
 
 
 def progress_beside(script: Path) -> Progress:
-    """The Progress of the script's folder. Raises OSError if there is one that cannot be opened."""
+    """The Progress of the script's folder. Raises RunError if there is one that cannot be read."""
     return Progress(script.parent / FILE)
 
 
@@ -65,7 +94,7 @@ def hash_of(script: Path) -> str:
 def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
     """Gives the file its new content at one go, under permissions `mode` if that is not None.
 
-    Raises OSError if that is impossible; the file is then as it was.
+    Raises RunError, one line, if that is impossible; the file is then as it was.
     """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -76,6 +105,8 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
         if mode is not None:
             os.chmod(temporary, mode)
         os.replace(temporary, file)
+    except OSError as error:
+        raise RunError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -86,6 +117,7 @@ def _standing(raw):
     for name, value in asdict(Standing()).items():
         if type(getattr(standing, name)) is not type(value):
             raise ValueError(name)
-    if not all(type(level) is int for level in standing.hints.values()):
-        raise ValueError("hints")
+    for values, kind in ((standing.hints, int), (standing.messages, str)):
+        if not all(type(value) is kind for value in values.values()):
+            raise ValueError(kind)
     return standing

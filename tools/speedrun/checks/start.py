@@ -20,7 +20,8 @@ def check_parameter_count(subject) -> Iterator[Outcome]:
     with torch.device("meta"):
         model = subject.module.GPT(subject.module.Hyperparameters())
         theirs = subject.reference.GPT(subject.reference.Hyperparameters())
-    shapes = [sorted(tuple(p.shape) for p in net.parameters()) for net in (model, theirs)]
+    shapes = [_matrix_shapes(net, module.Hyperparameters().model_dim)
+              for net, module in ((model, subject.module), (theirs, subject.reference))]
     have = sum(p.numel() for p in model.parameters())
     missing = [shape for shape in set(shapes[1]) if shapes[1].count(shape) > shapes[0].count(shape)]
     extra = [shape for shape in set(shapes[0]) if shapes[0].count(shape) > shapes[1].count(shape)]
@@ -29,6 +30,16 @@ def check_parameter_count(subject) -> Iterator[Outcome]:
     yield verdict("parameter count", have == wanted, f"{wanted:,} at the record's sizes",
                   f"{have:,}", f"Compared with the milestone your model {', but '.join(told)}."
                   if told else "")
+
+
+def _matrix_shapes(model, width):
+    """The shapes of all parameters; squares on top of each other count as squares."""
+    shapes = []
+    for p in model.parameters():
+        n = p.size(0) // width if p.ndim == 2 and p.shape[1] == width else 1
+        stacked = n in (2, 3) and p.size(0) == n * width
+        shapes += [(width, width)] * n if stacked else [tuple(p.shape)]
+    return shapes
 
 
 def check_start(subject) -> Iterator[Outcome]:

@@ -1,142 +1,45 @@
 """Checks of a short run: its losses, beside the milestone's own from the same initial weights."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
-
-from speedrun.checks.matrices import Mapping, find_matrices
-from speedrun.checks.outcome import Outcome, verdict
-from speedrun.checks.probe import models_of, one_process_group, stepping
+from speedrun.checks.matrices import Mapping
+from speedrun.checks.outcome import Outcome, number, verdict
+from speedrun.checks.short_run import BAND, Run, agree, train, train_alone, training_of
 from speedrun.checks.sizes import TRAINING
-from speedrun.checks.subject import reference_subject
 
-BAND = 1e-4  # nats; float32 and another order of sums leave less than 1e-6 here
-
-
-@dataclass
-class Run:
-    """Losses [(step, loss)] of a run, the FLOPs of the matrix products in its optimizers' first
-    steps, the elements of their states for hidden matrices, and a hash of the weights at the end.
-    """
-
-    losses: list
-    flops: int
-    state: int
-    weights: str
-
-
-class Products(TorchDispatchMode):
-    """Counts the FLOPs of matrix products inside the block."""
-
-    flops = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in flop_registry:
-            self.flops += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-def train(module, args, initial: dict, mapping: Mapping) -> Run:
-    """Runs main from the initial weights {role: ...}. Raises what main raises."""
-    optimizers, open_counters, flops = {}, {}, 0
-
-    def ready(model):
-        find_matrices(model, args).write(initial, mapping)
-
-    def pre(optimizer):
-        if id(optimizer) not in optimizers:
-            optimizers[id(optimizer)] = optimizer
-            open_counters[id(optimizer)] = Products()
-            open_counters[id(optimizer)].__enter__()
-
-    def post(optimizer):
-        nonlocal flops
-        counter = open_counters.pop(id(optimizer), None)
-        if counter is not None:
-            counter.__exit__(None, None, None)
-            flops += counter.flops
-
-    with models_of(module, ready) as models, stepping(pre, post), one_process_group():
-        losses = module.main(args)
-    hidden = {id(p): p for p, _ in find_matrices(models[0], args).hidden()}
-    digest = hashlib.sha256()
-    for p in models[0].parameters():
-        digest.update(p.detach().contiguous().numpy().tobytes())
-    state = _state_size(optimizers.values(), hidden)
-    return Run([list(pair) for pair in losses], flops, state, digest.hexdigest())
-
-
-def _state_size(optimizers, hidden):
-    """Elements of what optimizers keep per hidden matrix, wherever they keep it; buffers for all
-    matrices together do not count."""
-    largest = max(p.numel() for p in hidden.values())
-    kept = {}
-
-    def walk(thing, depth):
-        if hasattr(thing, "untyped_storage"):
-            if id(thing) not in hidden and thing.ndim == 2:
-                kept[thing.untyped_storage().data_ptr()] = thing
-        elif depth:
-            values = thing.values() if isinstance(thing, dict) else thing
-            if isinstance(thing, dict | list | tuple):
-                for value in values:
-                    walk(value, depth - 1)
-
-    for optimizer in optimizers:
-        if any(id(p) in hidden for group in optimizer.param_groups for p in group["params"]):
-            own = {key: value for key, value in vars(optimizer).items() if key != "param_groups"}
-            own["state"] = {k: v for k, v in optimizer.state.items() if id(k) in hidden}
-            walk(own, 5)
-    return sum(t.numel() for t in kept.values()
-               if t.untyped_storage().nbytes() <= largest * t.element_size())
+LOGGED_BAND = BAND + 1e-4  # a log has four decimals
 
 
 def check_training(subject) -> Iterator[Outcome]:
-    """Compares the validation losses of a short run, step by step."""
+    """Compares the losses of a short run, step by step: what is logged, and the validations."""
     initial, want = training_of(subject.milestone.id)
-    have = train(subject.module, subject.args(**TRAINING), initial, subject.model.mapping)
+    have = train_alone(subject.module, subject.args(**TRAINING), initial, subject.model.mapping)
     good, first = agree(have.losses, want.losses)
+    # The first loss comes before any step, so it must be right in a run that is not.
+    yield _check_logged(have.logged, want.logged, last=None if good else 1)
     meaning = ""
     if good:
         subject.single = have  # what two ranks are compared with
     else:
-        meaning = next((words for words, change in _slips(subject.reference) if agree(
-            have.losses, _changed(subject, change).losses)[0]), _ALL_RIGHT)
+        meaning = _explained(subject, have.losses, want.losses)
     yield verdict("training losses", good, *_told(want.losses, have.losses, first), meaning)
 
 
-_ALL_RIGHT = ("The parts are right, so look at how main puts them together: batches, accumulation, "
-              "what is set in each step.")
-
-
-def agree(mine, theirs) -> tuple[bool, int]:
-    """Whether two loss curves agree, and the index of the first pair that does not."""
-    steps = [pair[0] for pair in mine] == [pair[0] for pair in theirs]
-    apart = [i for i, (a, b) in enumerate(zip(mine, theirs, strict=False))
-             if not abs(a[1] - b[1]) <= BAND]
-    return steps and not apart, apart[0] if apart else 0
-
-
-@cache
-def training_of(id: str) -> tuple[dict, Run]:
-    """The initial weights of a milestone's own short run, and the run."""
-    initial = {}
-    with reference_subject(id) as subject:
-        args = subject.args(**TRAINING)
-
-        def keep(model):
-            initial.update(find_matrices(model, args).read(Mapping()))
-
-        no_steps = subject.args(**{**TRAINING, "train_steps": 0})
-        with models_of(subject.module, keep), one_process_group():
-            subject.module.main(no_steps)
-        return initial, train(subject.module, args, initial, Mapping())
+def _check_logged(have, want, last) -> Outcome:
+    """The train_loss lines of the log up to the `last`, which the optimizers need not obey: they
+    do not notice a factor of the loss."""
+    have, want = have[:last], want[:last]
+    good, first = agree(have, want, LOGGED_BAND)
+    got = "no such line in log.txt"
+    if [step for step, _ in have] == [step for step, _ in want]:
+        ratio = have[first][1] / want[first][1]
+        got = f"{have[first][1]:.4f}, {number(ratio)} times as much"
+    step, loss = want[first]
+    return verdict("train_loss in the log", good, f"train_loss:{loss:.4f} in the line of step "
+                   f"{step}, with --train_loss_every=1", got,
+                   "It is the mean over the micro-steps: divide each loss by grad_accum_steps "
+                   "before backward(), and add up what was divided.")
 
 
 def _told(want, have, first):
@@ -146,6 +49,21 @@ def _told(want, have, first):
     step, loss = want[first]
     return (f"a validation loss of {loss:.4f} after {step} of {want[-1][0]} steps",
             f"{have[first][1]:.4f}")
+
+
+def _explained(subject, have, want) -> str:
+    """What usually lies behind losses that are not the wanted ones."""
+    without = train(subject.module, subject.args(**{**TRAINING, "kernel_warmup_steps": 0}),
+                    training_of(subject.milestone.id)[0], subject.model.mapping)
+    if agree(without.losses, want)[0]:
+        return ("The warm-up before the clock is not undone: keep momentum in self.state[param], "
+                "which state_dict saves.")
+    return next((words for words, change in _slips(subject.reference)
+                 if agree(have, _changed(subject, change).losses)[0]), _UNKNOWN)
+
+
+_UNKNOWN = ("No check of a part found this. Look at which parameters each optimizer gets, at "
+            "weight_decay, and at the loop.")
 
 
 def _slips(reference):
