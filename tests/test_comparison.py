@@ -267,6 +267,21 @@ def test_logs_of_three_seeds_are_one_entry(tmp_path):
     assert "p: one-sided t-test" in ended.stdout
 
 
+@pytest.mark.parametrize("prints, told", [
+    (("a", "a"), "a"), (("a", "b"), None), (("a", None), None), ((None, None), None)])
+def test_the_corpus_of_finished_runs(prints, told, tmp_path):
+    for name, print_ in zip("xy", prints, strict=True):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path, f"{name}/log.txt", [(0, 6), (200, 3.3)])
+        if print_:
+            (tmp_path / name / "summary.json").write_text(
+                json.dumps({"data_fingerprint": print_}), encoding="utf-8")
+    ended = compare(tmp_path / "x", tmp_path / "y", "--json", tmp_path / "all.json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
+    assert found["data_fingerprint"] == told
+
+
 def test_public_styles_and_a_cut_line(tmp_path):
     llmc = tmp_path / "llmc.log"
     llmc.write_text("s:0 tel:11.0\ns:0 trl:11.0 lr:0.1 norm:1\ns:250 tel:3.2\ns:500 tel:3.",

@@ -74,6 +74,15 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     )
 
 
+def corpus_of(folder: Path) -> str | None:
+    """The fingerprint of the embedded corpus that a run in the folder was trained on, as its
+    summary tells; None if it tells none."""
+    try:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["data_fingerprint"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def to_json(summary: Summary) -> str:
     """The summary as a JSON object; a loss that is not finite becomes null."""
     finite = {

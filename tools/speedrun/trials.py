@@ -17,6 +17,7 @@ from speedrun.plan import Plan, make_plan
 from speedrun.runlog import RULE, read_log
 from speedrun.runner import run
 from speedrun.script import code_hash
+from speedrun.summary import corpus_of
 
 WITH_SETTINGS = re.compile(r"(?P<script>.+?):(?P<settings>\w+=.*)")
 # What the runs of one entry may differ in.
@@ -84,8 +85,10 @@ def compare(
     reason = "as asked"
     if target is None:
         target, reason = choose_target(trials.entries)
-    data = trials.plan.data if trials.plan else None
-    corpus = fingerprint(data) if data else None
+    corpora = {corpus_of(target.log.parent) for target in targets if target.log}
+    if trials.plan:
+        corpora.add(fingerprint(trials.plan.data) if trials.plan.data else None)
+    corpus = corpora.pop() if len(corpora) == 1 else None  # else they are not to be compared
     return Comparison(trials.entries, target, reason, command, corpus), trials.stopped
 
 
