@@ -63,9 +63,10 @@ def test_staleness_is_found():
 def test_table():
     lines = ladder_table(invented("00", "01", "02", "03"), MANIFEST).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["00_baseline", "819,200", "—", "2.0100 ± 0.0100", "3"]
+    assert cells[0] == ["00_baseline", "819,200", "—", "—", "2.0100 ± 0.0100", "3"]
     assert cells[1][1] == "792,689"  # 4096 * 200 * (5 - 2.01) / (5 - 1.91)
     assert cells[1][2] == "-3.2%"
+    assert cells[2][3] == "793,520"  # to 01's 1.91: 4096 * 200 * (5 - 1.91) / (5 - 1.81)
     assert cells[3][2].endswith("(systems: the same losses)")
 
 

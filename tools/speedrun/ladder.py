@@ -9,6 +9,7 @@ from speedrun.comparison import Comparison, rows
 from speedrun.comparison_plot import data_hash, draw_comparison
 from speedrun.manifest import Manifest
 from speedrun.script import code_hash
+from speedrun.stats import crossing
 from speedrun.tables import UNKNOWN, markdown
 
 SEEDS = 3
@@ -39,22 +40,29 @@ def stale_entries(ladder: Comparison, manifest: Manifest) -> list[str]:
 
 
 def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
-    """A Markdown table: tokens to the first milestone's final loss, beside the parent's; losses."""
-    tokens = {}
-    lines = []
+    """A Markdown table: tokens to the first milestone's final loss, beside the parent's; tokens to
+    the parent's final loss; losses."""
+    tokens, finals, lines = {}, {}, []
     for entry, row in zip(ladder.entries, rows(ladder), strict=True):
         milestone = manifest.get(entry.milestone)
-        tokens[milestone.id] = row.tokens_to_target
+        tokens[milestone.id], finals[milestone.id] = row.tokens_to_target, row.val_loss
         lines.append([
             milestone.name,
             UNKNOWN if row.tokens_to_target is None else f"{row.tokens_to_target:,.0f}",
             _against(milestone, tokens),
+            _tokens_to(entry, finals.get(milestone.parent)),
             f"{row.val_loss:.4f} ± {row.val_loss_sd:.4f}",
             f"{row.runs}",
         ])
-    head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent", "final val loss",
-            "runs"]
+    head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent",
+            "tokens to its parent's final loss", "final val loss", "runs"]
     return markdown(head, lines, right=head[1:])
+
+
+def _tokens_to(entry, loss):
+    """Tokens until the mean curve of an entry is down at a loss, in words."""
+    step = None if loss is None else crossing(entry.curve, loss)
+    return UNKNOWN if step is None else f"{step * entry.tokens_per_step:,.0f}"
 
 
 def picture_hash(ladder: Comparison) -> str:
