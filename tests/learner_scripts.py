@@ -219,10 +219,14 @@ def other_shortcuts():
 # A mask of numbers to be added to the scores, with the start of each token's document by cummax.
 OTHER_MASK = '''
 def attention_mask(inputs, window, args):
-    time = torch.arange(inputs.size(1), device=inputs.device)
+    B, T = inputs.shape
+    time = torch.arange(T, device=inputs.device)
     starts = torch.where(inputs == args.bos_id, time, 0).cummax(1).values  # (B, T)
-    oldest = torch.maximum(starts, time - window + 1)[:, None, :, None]
-    hidden = (time > time[:, None]) | (time < oldest)
+    oldest = torch.maximum(starts, time - window + 1)
+    if args.flex_attention:
+        return create_block_mask(lambda b, h, q, k: (k <= q) & (k >= oldest[b, q]), B, None, T, T,
+                                 device=inputs.device)
+    hidden = (time > time[:, None]) | (time < oldest[:, None, :, None])
     return torch.zeros(hidden.shape, device=inputs.device).masked_fill(hidden, float("-inf"))
 '''
 
@@ -232,6 +236,23 @@ def other_mask():
     return with_blocks("05", {"attention_mask": OTHER_MASK})
 
 
+# Queries, keys and values on top of each other, which Muon takes apart.
+STACKED = [
+    ("""        self.c_q = Linear(args.model_dim, args.model_dim)
+        self.c_k = Linear(args.model_dim, args.model_dim)
+        self.c_v = Linear(args.model_dim, args.model_dim)
+""", "        self.into = Linear(args.model_dim, 3 * args.model_dim)\n"),
+    ("""        q = self.c_q(x).view(B, T, self.num_heads, self.head_dim)
+        k = self.c_k(x).view(B, T, self.num_heads, self.head_dim)
+        v = self.c_v(x).view(B, T, self.num_heads, self.head_dim)
+""", "        q, k, v = self.into(x).view(B, T, 3, self.num_heads, self.head_dim).unbind(2)\n"),
+    ("                update = self.newton_schulz(update, self.dtype)\n",
+     "                parts = update.chunk(3 if update.size(0) == 3 * update.size(1) else 1)\n"
+     "                update = torch.cat([self.newton_schulz(m, self.dtype) for m in parts])\n"),
+    ("scale = max(1, update.size(0) / update.size(1)) ** 0.5",
+     "scale = max(1, parts[0].size(0) / parts[0].size(1)) ** 0.5"),
+]
+
 RIGHT = {"01": other_muon, "02": other_attention, "03": other_shares, "04": other_shortcuts,
          "05": other_mask}
 
@@ -240,6 +261,14 @@ RIGHT = {"01": other_muon, "02": other_attention, "03": other_shares, "04": othe
 ALL_REDUCE = ("            dist.all_reduce(flat)  # a sum with one term that is not zero, so it is "
               "exact\n")
 DECAYING = '                param.mul_(1 - 0.1 * group["lr"])\n'
+OWN = "            for i in range(dist.get_rank(), len(params), dist.get_world_size()):\n"
+FLAT = "torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)"
+ADD_SKIP = """            if decoder_layer >= 0:
+                x = x + self.skip_weights[decoder_layer] * skips.pop()
+"""
+BLOCK = "            x, first_v = block(x, first_v, x0)\n"
+SET_WINDOW = "window.fill_(window_size(step, args))"
+VALIDATE = "val_loss += model(inputs, targets, window) /"
 NORMALIZED = next(b.text for b in split_blocks(source_of("00")) if b.name == "NormalizedAdamW")
 WRONG = [
     ("01", "the factor of a whole stack",
@@ -395,4 +424,78 @@ WRONG = [
     ("05", "a window that never grows",
      [("        window.fill_(window_size(step, args))\n", "")],
      "training losses", "set it in every step"),
+    ("01", "logits in bfloat16", [(".float()  # (B, T, V)", "")],
+     "bfloat16 forward", "bfloat16 logits | Products under torch.autocast"),
+    ("03", "blocks of matrices without the remainder",
+     [(OWN, """            per = len(params) // dist.get_world_size()
+            for i in range(dist.get_rank() * per, (dist.get_rank() + 1) * per):
+""")], "five ranks", "with 5 ranks these matrices never move: layer 3 values, attention output, "
+     "MLP up, MLP down | 24 matrices on 5 ranks leave a remainder"),
+    ("03", "the first ranks own as many as there are ranks",
+     [(OWN, """            for i in range(len(params)):
+                if i // dist.get_world_size() != dist.get_rank():
+                    continue
+""")], "orthogonal updates", "With one rank, rank 0 owns all matrices."),
+    ("03", "a mean over the ranks",
+     [(ALL_REDUCE, ALL_REDUCE + "            flat.div_(dist.get_world_size())\n")],
+     "two ranks", "You average; sum instead."),
+    ("03", "a buffer that is never zero again",
+     [(FLAT, f'self.state[params[0]].setdefault("flat", {FLAT})'),
+      ("if not state:", 'if "momentum_buffer" not in state:')],
+     "two ranks", "start from zeros in every step"),
+    ("04", "weights that are not cast", [("self.weight.to(x.dtype)", "self.weight")],
+     "bfloat16 forward", ", at `return F.linear(x, self.weight)` | Cast the float32 weight"),
+    ("04", "embedding and head of the wrong dtypes",
+     [("                    module.float()\n", "                    module.float()\n"
+       "            self.lm_head.bfloat16()\n            self.embed.float()\n")],
+     "bfloat16 storage", "| the embedding is float32, not bfloat16; the head is bfloat16, not "),
+    ("04", "a mixture that starts without the first values",
+     [("nn.Parameter(torch.tensor(0.5))", "nn.Parameter(torch.tensor(0.0))")],
+     "learned scalars", "in each of 4 blocks lambdas 1, 0 and value_lambda 0.5; 2 skip weights of "
+     "1 | the mixture starts at 0, not 0.5"),
+    ("04", "a skip behind its block", [(ADD_SKIP, ""), (BLOCK, BLOCK + ADD_SKIP)],
+     "skip connections", "A skip is added before the block, before its mixture with x0."),
+    ("04", "the decay of AdamW", [("optim.Adam(adam_groups", "optim.AdamW(adam_groups")],
+     "Adam", "Pass weight_decay=0, or use torch.optim.Adam."),
+    ("05", "no FlexAttention", [("    if args.flex_attention:\n", "    if False:\n")],
+     "flex attention", "flex_attention is never called"),
+    ("05", "documents in the dense mask only",
+     [("create_block_mask(visible, B",
+       "create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < window), B")],
+     "flex attention", "other logits | The rule of create_block_mask is the dense mask's"),
+    ("05", "the block mask as score_mod",
+     [("flex_attention(q, k, v, block_mask=mask)", "flex_attention(q, k, v, mask)")],
+     "flex attention", "it stops: line"),
+    ("05", "a window that is one short", [("(q - k < window)", "(q - k < window - 1)")],
+     "window", "a token sees window - 1 tokens, itself included"),
+    ("05", "half a window", [("(q - k < window)", "(q - k < window // 2)")],
+     "window", "half as many"),
+    ("05", "documents counted over the rows", [(".cumsum(1)  # (B, T)", ".cumsum(0)  # (B, T)")],
+     "documents", "cumsum(1): dimension 0 is the batch"),
+    ("05", "the documents of the first row",
+     [("documents[b, q] == documents[b, k]", "documents[0, q] == documents[0, k]")],
+     "documents", "not documents[0, q]"),
+    ("05", "a window in both directions",
+     [("(q >= k) & same_document & (q - k < window)",
+       "same_document & ((q - k).abs() < window)")], "causal mask", "A window alone is not causal"),
+    ("05", "a window in some layers only",
+     [("block(x, first_v, x0, mask)", "block(x, first_v, x0, mask if i % 2 else "
+       "attention_mask(inputs, inputs.size(1), self.args))")],
+     "logits", "With one document and a full window the logits agree: only the mask differs."),
+    ("05", "a window that is a Python number",
+     [(SET_WINDOW, "window = window_size(step, args)")],
+     "window in main", "forward got the window as int | Compiled code is made anew"),
+    ("05", "a warm-up without the window",
+     [("model(inputs, targets, window).backward()", "model(inputs, targets).backward()")],
+     "window in main", "the warm-up calls the model without the window | That compiles another"),
+    ("05", "windows of two types",
+     [(VALIDATE, "val_loss += model(inputs, targets, window.long()) /")],
+     "window in main", "now int32 Tensor, now int64 Tensor | Each of them compiles"),
+    ("05", "the window of the next step", [(SET_WINDOW, SET_WINDOW.replace("step,", "step + 1,"))],
+     "training losses", "The window is one step early."),
+    ("05", "the last window in all steps", [(SET_WINDOW, "window.fill_(args.window_end)")],
+     "training losses", "The window is window_end from the start."),
+    ("05", "the last window in validation",
+     [(VALIDATE, "val_loss += model(inputs, targets, torch.full_like(window, args.window_end)) /")],
+     "training losses", "Validation sees window_end tokens"),
 ]

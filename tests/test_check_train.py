@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_scripts import RIGHT, WRONG, edited, other_attention, source_of
+from learner_scripts import ALL_REDUCE, RIGHT, STACKED, WRONG, edited, other_attention, source_of
 from snapshots import WRITTEN
 from speedrun.blocks import split_blocks
 from speedrun.checks import catalog as catalogs
 from speedrun.checks import examine as examining
-from speedrun.checks import path, session, standing, take
+from speedrun.checks import path, ranks, session, standing, take
 from speedrun.checks.architecture import ARCHITECTURES
 from speedrun.checks.catalog import LEVELS, load_catalog
 from speedrun.checks.classify import classify
@@ -138,6 +138,7 @@ HALFWAY = {
                     "    scalar_lr: float = 0.04\n    momentum_warmup_steps: int = 500\n")]),
            {"untied head": "one table", "skip connections": "no skip", "value residual": "own only",
             "logit softcap": "without a cap", "embedding norm": "as it is",
+            "parameter count": "lacks 12 single numbers, 12 vectors of 2, 1 vector of 6, 50304 x",
             "learned scalars": "none", "zeroed matrices": "head",
             "momentum schedule": "muon_momentum in every step",
             "update of a tall matrix": "milestone's is sqrt(max(1, rows / cols))"}),
@@ -176,7 +177,49 @@ SAME = {
          "        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)\n"
          "        self.c_v = nn.Linear("),
     ]),
+    "stacked matrices of another dtype than the embedding": ("04", STACKED),
+    "numbers in tensors of one": ("04", [("torch.tensor(0.5)", "torch.tensor([0.5])")]),
+    "FlexAttention by its module's name": ("05", [
+        ("import BlockMask, create_block_mask, flex_attention\n",
+         "import BlockMask, create_block_mask\n"
+         "from torch.nn.attention import flex_attention as flex\n"),
+        ("y = flex_attention(q", "y = flex.flex_attention(q")]),
+    "FlexAttention compiled": ("05", [
+        ("\n\nclass CausalSelfAttention(nn.Module):",
+         "\n\nfast = torch.compile(flex_attention)\n\n\nclass CausalSelfAttention(nn.Module):"),
+        ("y = flex_attention(q", "y = fast(q")]),
+    "a fresh tensor for each window": ("05", [
+        ("window.fill_(window_size(step, args))",
+         "window = torch.tensor(window_size(step, args), dtype=torch.int32)")]),
 }
+
+
+def test_ranks_that_gather_all_updates_pass(tmp_path):
+    gather = """            parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, flat)
+            flat.copy_(torch.stack(parts).sum(0))
+"""
+    found = outcomes(edited("03", (ALL_REDUCE, gather)), "03", tmp_path)
+    assert [o for o in found if not o.passed] == []
+    assert found[-1].name == "shared momentum" and "five ranks" in [o.name for o in found]
+
+
+def test_ranks_that_wait_for_each_other_are_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "START_S", 6)
+    monkeypatch.setattr(ranks, "SLOWER", 0)
+    some = ALL_REDUCE.replace("            dist", "            if dist.get_rank() == 0:\n"
+                              "                dist")
+    found = failures(edited("03", (ALL_REDUCE, some)), "03", tmp_path)
+    assert found.keys() == {"two ranks"}
+    assert "still waiting | Every rank must make the same calls of all_reduce" in found["two ranks"]
+
+
+def test_a_rank_that_dies_is_not_said_to_wait(tmp_path):
+    dies = ALL_REDUCE.replace("            dist", "            if dist.get_rank() == 1:\n"
+                              "                os._exit(3)\n            dist", 1)
+    found = failures(edited("03", (ALL_REDUCE, dies)), "03", tmp_path)
+    assert found.keys() == {"two ranks"} and "rank " in found["two ranks"]
+    assert "still waiting" not in found["two ranks"]
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -188,9 +231,13 @@ def test_the_same_mathematics_passes(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("id, name, edits, check, words", WRONG,
                          ids=[f"{id} {name}" for id, name, *_ in WRONG])
-def test_a_subtle_slip_is_found_and_named(id, name, edits, check, words, tmp_path):
+def test_a_subtle_slip_is_found_and_named(id, name, edits, check, words, tmp_path, monkeypatch):
+    if not check.endswith(" ranks"):
+        one_rank(monkeypatch)
     found = failures(edited(id, *edits), id, tmp_path)
     assert words in found.get(check, "it passed"), found
+    if check == "learned scalars" and "mixture" in words:  # the logits tell it in the same words
+        assert "| the mixture starts at 0, not 0.5" in found["value residual"]
 
 
 def test_a_slip_has_no_second_failure_as_its_consequence(tmp_path):

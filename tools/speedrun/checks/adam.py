@@ -90,7 +90,7 @@ def _compare(probe, p, adam, label, rate_name, args) -> Outcome:
         return Outcome("Adam")
     expected = (f"steps of the {label} as AdamW makes them with {rate_name}, betas "
                 f"{adam.betas[0]}, {adam.betas[1]} and weight_decay {adam.weight_decay:g}")
-    for change, words, meaning in [*SLIPS, *_decay(adam, moves[0], wanted[0], weight)]:
+    for change, words, meaning in [*SLIPS, *_decay(adam, moves[0], wanted[0], weight, args)]:
         other = replace(adam, **change).moves(weight, gradients)
         if all(map(_same, moves, other)):
             return Outcome("Adam", expected, words, meaning)
@@ -102,7 +102,7 @@ def _compare(probe, p, adam, label, rate_name, args) -> Outcome:
                    "lr_multiplier: does the learning rate check pass?")
 
 
-def _decay(adam, move, wanted, weight):
+def _decay(adam, move, wanted, weight, args):
     """The slip of the weight decay that a first move hints at."""
     share = -((move - wanted) * weight).sum() / weight.square().sum()
     decay = adam.weight_decay + share.item() / (adam.rate * adam.factors[0] or 1)
@@ -110,7 +110,9 @@ def _decay(adam, move, wanted, weight):
         own = " (torch's own for AdamW)" if abs(decay - 0.01) < 1e-3 else ""
         yield (dict(weight_decay=decay),
                f"the rate is right, and the weights also shrink: weight_decay {decay:.2g}{own}",
-               f"Pass weight_decay, which is {adam.weight_decay:g} here.")
+               f"Pass weight_decay, which is {adam.weight_decay:g} here."
+               if hasattr(args, "weight_decay") else
+               "Pass weight_decay=0, or use torch.optim.Adam.")
 
 
 def _first_step(move, wanted, rate, args):

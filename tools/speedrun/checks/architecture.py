@@ -22,13 +22,13 @@ class Architecture:
     qk_norm: str = "none"  # both, q, k, width, qkv
     attn_factor: str = "depth"  # of the attention branch: literal (1 / sqrt(24)), one
     score_scale: str = "head"  # of the scores: width, one
-    mask: str = "causal"  # none, strict
-    documents: str = "ignored"  # apart, exclusive
-    window: str = "ignored"  # below, up_to
+    mask: str = "causal"  # none, strict, both_ways (as far ahead as the window is long)
+    documents: str = "ignored"  # apart, exclusive, first_row, across (counted over the rows)
+    window: str = "ignored"  # below, up_to, short, half
     embed_norm: bool = False
     softcap: float | None = None
     value_residual: str = "none"  # first, previous
-    skips: str = "none"  # lifo, fifo, inputs
+    skips: str = "none"  # lifo, fifo, inputs, after (added behind the block)
     shortcut: str = "stream"  # what a layer starts from: embedding
 
 
@@ -71,8 +71,10 @@ def logits(arch: Architecture, weights: dict, inputs: torch.Tensor, args, window
     layers, skips, values = args.num_layers, [], None
     for layer in range(layers):
         matrix = {role: weights[role][layer] for role in ("q", "k", "v", "o", "up", "down")}
+        skip = 0.0
         if layer >= layers // 2 and arch.skips != "none":
-            x = x + skips.pop(0 if arch.skips == "fifo" else -1)
+            skip = skips.pop(0 if arch.skips == "fifo" else -1)
+        x = x if arch.skips == "after" else x + skip
         x = start if arch.shortcut == "embedding" else x
         before = x
         y, values = _attention(arch, x, matrix, values, visible, args)
@@ -80,6 +82,7 @@ def logits(arch: Architecture, weights: dict, inputs: torch.Tensor, args, window
         x = x + factor * y
         hidden = (x if arch.norms == "no_mlp" else _norm(x)) @ matrix["up"].T
         x = x + ACTIVATIONS[arch.activation](hidden) @ matrix["down"].T
+        x = x + skip if arch.skips == "after" else x
         if layer < layers // 2:
             skips.append(before if arch.skips == "inputs" else x)
     out = (x if arch.norms == "no_final" else _norm(x)) @ weights["head"].T
@@ -129,13 +132,18 @@ def _rotate(x, frequencies):
 def _visible(arch, inputs, window, args):
     """Which keys each query sees, (B, T, T)."""
     T = inputs.size(1)
+    window = T if window is None else window
     q, k = torch.arange(T)[:, None], torch.arange(T)
-    visible = {"causal": q >= k, "none": q >= -k, "strict": q > k}[arch.mask]
+    visible = {"causal": q >= k, "none": q >= -k, "strict": q > k,
+               "both_ways": k - q < window}[arch.mask]
     visible = visible.expand(len(inputs), T, T)
     if arch.documents != "ignored":
         starts = (inputs == args.bos_id).long()
-        documents = starts.cumsum(1) - (starts if arch.documents == "exclusive" else 0)
+        documents = starts.cumsum(0 if arch.documents == "across" else 1)
+        documents = documents - (starts if arch.documents == "exclusive" else 0)
+        documents = documents[:1] if arch.documents == "first_row" else documents
         visible = visible & (documents[:, :, None] == documents[:, None])
-    if window is not None and arch.window != "ignored":
-        visible = visible & (q - k < window + (arch.window == "up_to"))
+    if arch.window != "ignored":
+        sizes = {"below": window, "up_to": window + 1, "short": window - 1, "half": window // 2}
+        visible = visible & (q - k < sizes[arch.window])
     return visible

@@ -17,7 +17,7 @@ from pathlib import Path
 
 def main(script: Path, id: str, answers: Path, parent: int) -> None:
     """Checks the script and writes the answers."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     sys.argv = [str(script)]  # as if it had been started itself
 
     from speedrun.checks.catalog import load_catalog
@@ -37,7 +37,7 @@ def main(script: Path, id: str, answers: Path, parent: int) -> None:
         tell(end=True)
 
 
-def _end_with(parent):
+def end_with(parent):
     """Ends this process and those that it started when the command is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)

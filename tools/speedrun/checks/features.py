@@ -44,9 +44,11 @@ FEATURES = (
         "lifo": "the second half adds outputs of the first in mirrored order, the last one first",
         "fifo": "the second half adds outputs of the first, the first one first",
         "inputs": "the second half adds the inputs of the first half's layers, mirrored",
+        "after": "the second half adds outputs of the first behind its blocks",
     }, {
         "fifo": "The skips are a stack: pop() the last one, not pop(0).",
         "inputs": "Push x after the layer, when attention and MLP have been added.",
+        "after": "A skip is added before the block, before its mixture with x0.",
     }),
     Feature("shortcut", "embedding shortcut", STREAM, {
         "stream": "at the start a layer gets the stream, and none of the embedding",
@@ -96,22 +98,34 @@ FEATURES = (
         "causal": "each token sees itself and the tokens before it",
         "none": "each token sees all tokens, also later ones",
         "strict": "each token sees only the tokens before it, not itself",
-    }, {"none": "A model that sees the token it shall predict learns nothing: q >= k."}),
+        "both_ways": "each token sees as far ahead as the window reaches back",
+    }, {
+        "none": "A model that sees the token it shall predict learns nothing: q >= k.",
+        "both_ways": "A window alone is not causal: q >= k as well.",
+    }),
     Feature("documents", "documents", ATTENTION, {
         "ignored": "tokens see other documents", "apart": "tokens see their own document only",
         "exclusive": "a document's first token sees the document before it, not its own",
+        "first_row": "all rows have the documents of the first row of the batch",
+        "across": "bos tokens are counted over the rows of the batch, not along the tokens",
     }, {
         "ignored": "Compare document numbers: (inputs == bos_id).cumsum(1).",
         "exclusive": "Count the bos token itself: the cumulative sum is inclusive, so that it "
                      "belongs to the document that it opens.",
+        "first_row": "documents[b, q] with the row's own b, not documents[0, q].",
+        "across": "cumsum(1): dimension 0 is the batch, 1 the tokens.",
     }),
     Feature("window", "window", ATTENTION, {
         "ignored": "the window makes no difference",
         "below": "a token sees `window` tokens, itself included (q - k < window)",
         "up_to": "a token sees window + 1 tokens, itself included",
+        "short": "a token sees window - 1 tokens, itself included",
+        "half": "a token sees half as many tokens as the window has",
     }, {
         "ignored": "forward takes the window behind inputs and targets; the mask needs it.",
         "up_to": "One too many: q - k < window, not <=.",
+        "short": "One too few: q - k < window, and it counts the token itself.",
+        "half": "The window is in tokens already, and looks back only: q - k < window.",
     }),
     Feature("value_residual", "value residual", ATTENTION, {
         "none": "each layer has values of its own only",

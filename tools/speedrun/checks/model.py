@@ -1,4 +1,4 @@
-"""Checks of the model as a whole: its logits and gradients with given weights, its start."""
+"""Checks of the model as a whole: its logits with given weights."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,14 +10,9 @@ from speedrun.checks.architecture import ARCHITECTURES
 from speedrun.checks.features import ATTENTION as ATTENTION_PART
 from speedrun.checks.features import FEATURES, STREAM
 from speedrun.checks.identify import identify
-from speedrun.checks.matrices import (
-    ATTENTION,
-    Mapping,
-    Matrices,
-    find_matrices,
-    mappings,
-)
+from speedrun.checks.matrices import ATTENTION, Mapping, Matrices, find_matrices, mappings
 from speedrun.checks.outcome import Outcome, verdict
+from speedrun.checks.scalars import mixture_start
 
 CLOSE = 1e-3  # of logits, relative to their spread; float32 leaves some 1e-6
 
@@ -46,6 +41,21 @@ class Model:
                 return model(inputs).float()
             return torch.stack([_logits(model, inputs, window) for window in WINDOWS])
 
+    def mapping_of_open_sight(self) -> Mapping | None:
+        """The Mapping with which logits agree where the mask hides nothing but the future: in one
+        document, with a full window. None if there is none."""
+        inputs, _ = self.subject.tokens()
+        inputs = inputs.masked_fill(inputs == self.args.bos_id, 2)
+
+        def seen(net, matrices, mapping):
+            matrices.write(self.weights, mapping)
+            with torch.no_grad():
+                return [_logits(net, inputs, window) for window in (None, inputs.size(1))]
+
+        theirs = seen(self.theirs, self.their_matrices, Mapping())
+        return next((mapping for mapping in mappings(self.matrices)
+                     if all(map(close, seen(self.model, self.matrices, mapping), theirs))), None)
+
     def _fits(self, mapping):
         self.matrices.write(self.weights, mapping)
         return close(self.outputs(self.model), self.expected)
@@ -71,6 +81,7 @@ class Model:
 
 
 WINDOWS = (None, 5)  # no window at all, and a short one
+MASK = ("mask", "documents", "window")  # the switches that say who sees whom
 
 
 def check_head(subject) -> Iterator[Outcome]:
@@ -102,17 +113,32 @@ def check_features(subject) -> Iterator[Outcome]:
                       "Look at embedding, MLP, residual additions, final norm and head.")
         return
     yield from compare(wanted, found, STREAM, subject)
-    fixed = () if subject.has_window else ("documents", "window")
-    for mapping in (Mapping(pairing=pairing) for pairing in range(4)):
+    yield from _attention_features(subject, wanted, found, parent)
+
+
+def _attention_features(subject, wanted, found, parent) -> Iterator[Outcome]:
+    """What the attention does, once the stream is known: `found`."""
+    model, fixed = subject.model, () if subject.has_window else MASK[1:]
+    tried = [Mapping(pairing=pairing) for pairing in range(4)]
+    seeing = model.mapping_of_open_sight() if subject.has_window else None
+    if seeing is not None:
+        tried = [seeing]
+        fixed = [f.switch for f in FEATURES if f.part == ATTENTION_PART and f.switch not in MASK]
+    for mapping in tried:
         found_all = identify(partial(model.like, weights=model.weights, mapping=mapping),
                              found, parent, ATTENTION_PART, fixed)
         if found_all is not None:
             yield from compare(wanted, found_all, ATTENTION_PART, subject)
             return
+    meaning = ("Look at queries, keys, values, their rotation and norm, the mask, and how the "
+               "heads are split and put together.")
+    if seeing is not None:
+        meaning = ("With one document and a full window the logits agree: only the mask differs. "
+                   "Is it the same in all layers, and each row's own?")
+    elif (start := mixture_start(subject)) is not None:
+        meaning = f"The mixture of the values starts at {start:g}, not 0.5."
     yield Outcome("logits", "the milestone's logits for given weights",
-                  "other logits, and only where attention speaks",
-                  "Look at queries, keys, values, their rotation and norm, the mask, and how the "
-                  "heads are split and put together.")
+                  "other logits, and only where attention speaks", meaning)
 
 
 def relevant(feature, subject) -> bool:
@@ -130,30 +156,13 @@ def compare(wanted, found, part, subject) -> Iterator[Outcome]:
         if feature.part != part or have not in feature.words or want not in feature.words:
             continue
         if want != have or relevant(feature, subject):
-            yield verdict(feature.name, want == have, feature.words[want], feature.words[have],
+            got, start = feature.words[have], None
+            if feature.name == "value residual" and have == "none":
+                start = mixture_start(subject)
+            if start is not None:
+                got = f"the mixture starts at {start:g}, not 0.5"
+            yield verdict(feature.name, want == have, feature.words[want], got,
                           feature.meanings.get(have, ""))
-
-
-def check_gradients(subject) -> Iterator[Outcome]:
-    """Compares the gradients of all matrices; equal logits do not promise equal gradients."""
-    model = subject.model
-    if model.mapping is None:
-        return
-    inputs, targets = subject.tokens()
-    both = []
-    for net, matrices, mapping in ((model.model, model.matrices, model.mapping),
-                                   (model.theirs, model.their_matrices, Mapping())):
-        matrices.write(model.weights, mapping)
-        net.zero_grad(set_to_none=True)
-        net(inputs, targets).backward()
-        both.append(matrices.read(mapping, of=_gradient))
-    wrong = [role for role in both[1] if not _all_close(both[0][role], both[1][role])]
-    names = dict(q="queries", k="keys", v="values", o="attention output", up="MLP up",
-                 down="MLP down", embed="embedding", head="head", positions="position table")
-    yield verdict("gradients", not wrong, "the milestone's gradients for given weights",
-                  "others for " + ", ".join(names[role] for role in wrong),
-                  "Logits agree, so something is cut off from the gradient: detach, no_grad, "
-                  ".data or item()?")
 
 
 def random_weights(matrices: Matrices) -> dict:
@@ -184,14 +193,3 @@ def _logits(model, inputs, window):
     if window is None:
         return model(inputs).float()
     return model(inputs, None, torch.tensor(window, dtype=torch.int32)).float()
-
-
-def _gradient(parameter):
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _all_close(mine, theirs):
-    if not isinstance(mine, list):
-        mine, theirs = [mine], [theirs]
-    scale = max(t.abs().max() for t in theirs) or 1.0
-    return all((a - b).abs().max() <= CLOSE * scale for a, b in zip(mine, theirs, strict=True))

@@ -26,7 +26,7 @@ def check_muon(subject) -> Iterator[Outcome]:
     matrices = survey(subject.probe, subject.model.mapping)
     found = list(zip(matrices, classify(matrices, subject.probe.args), strict=True))
     theirs = rules_of(subject.milestone.id)
-    yield from _ways(found, theirs["square"])
+    yield from _ways(found, theirs["square"], subject.shares_work)
     if any(rule.way not in ("five", "joint") for _, rule in found):
         return
     found = [pair for pair in found if pair[1].way == "five"]
@@ -54,7 +54,7 @@ def _compare(name, found, right, expected, words, meaning) -> Outcome:
     return verdict(name, odd is None, expected, got, meaning(rules[id(odd)]) if odd else "")
 
 
-def _ways(found, theirs):
+def _ways(found, theirs, shared):
     low, high = theirs.spectrum
 
     def words(rule):
@@ -66,8 +66,12 @@ def _ways(found, theirs):
             text += f" by {number(rule.shrink)} of themselves in a step"
         return text
 
+    def meaning(rule):
+        alone = " With one rank, rank 0 owns all matrices." if shared else ""
+        return WAYS[rule.way][1] + (alone if rule.way == "still" else "")
+
     yield _compare("orthogonal updates", found, lambda rule: rule.way in (theirs.way, "joint"),
-                   WAYS[theirs.way][0], words, lambda rule: WAYS[rule.way][1])
+                   WAYS[theirs.way][0], words, meaning)
     if any(matrix.stack for matrix, _ in found):
         yield _compare("stacked matrices", found, lambda rule: rule.way != "joint",
                        "each matrix of a stack is made orthogonal by itself", words,

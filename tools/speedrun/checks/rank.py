@@ -1,37 +1,111 @@
-"""One rank of a checked run, started by speedrun.checks.ranks with a folder as argument."""
+"""Runs of a script on several ranks, started by speedrun.checks.ranks with a folder as argument.
 
+torch is imported once, by the process that the ranks are forks of (where there is no fork, they
+are started one by one).
+"""
+
+import importlib
 import json
+import multiprocessing
 import os
 import sys
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from speedrun.checks import sizes
+from speedrun.checks.child import end_with
 from speedrun.checks.matrices import Mapping
+from speedrun.checks.probe import Probe
 from speedrun.checks.short_run import train
 from speedrun.checks.subject import explain
+from speedrun.checks.survey import survey
 from speedrun.snapshot import load_snapshot
+
+PATIENCE_S = 5  # for a rank that is left alone by the others
+SILENT = "it ended without an answer"
 
 
 def main(folder: Path) -> None:
-    """Trains and writes rank<N>.json: the fields of Run, or `error`."""
+    """Does the jobs of request.json one after the other, until one does not come to its end."""
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    threading.Thread(target=end_with, args=(request["parent"],), daemon=True).start()
+    importlib.import_module("torch._dynamo")  # optimizers import it: once, before the forks
+    for job in request["jobs"]:
+        _run(folder, request, job)
+        if not all(_complete(folder, job, rank) for rank in range(job["world"])):
+            return
+
+
+def _run(folder, request, job):
+    """Starts the ranks of a job and waits: for all of them, or for the time limit, or, once one of
+    them has failed, for the others to say why."""
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    # The store of the ranks' rendezvous, as torchrun holds it: no port is chosen before it is free.
+    store = dist.TCPStore("127.0.0.1", 0, job["world"], is_master=True, wait_for_workers=False)
+    ranks = [context.Process(target=_rank, args=(folder, request, job, rank, store.port))
+             for rank in range(job["world"])]
+    for process in ranks:
+        process.start()
+    deadline, failed = time.monotonic() + request["limit"], False
+    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+        if not failed and any(process.exitcode for process in ranks):
+            deadline, failed = time.monotonic() + PATIENCE_S, True
+        time.sleep(0.02)
+    left = [process.is_alive() for process in ranks]
+    for rank, process in enumerate(ranks):
+        process.kill()
+        process.join()
+        file = folder / f"{job['name']}{rank}.pt"
+        if not left[rank] and not file.exists():
+            torch.save(dict(error=f"{SILENT} (exit code {process.exitcode})"), file)
+
+
+def _complete(folder, job, rank):
+    file = folder / f"{job['name']}{rank}.pt"
+    return file.exists() and "error" not in torch.load(file, weights_only=True)
+
+
+def _rank(folder, request, job, rank, port):
+    """One rank: writes <job><rank>.pt, what the job finds out or `error`, and ends."""
+    parent = os.getppid()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        WORLD_SIZE=str(job["world"]), LOCAL_WORLD_SIZE=str(job["world"]), RANK=str(rank),
+        LOCAL_RANK=str(rank))
     script = Path(request["script"])
-    mapping = request["mapping"]
-    mapping["order"] = tuple(mapping["order"])
+    mapping = Mapping(**request["mapping"] | {"order": tuple(request["mapping"]["order"])})
     try:
-        initial = torch.load(folder / "initial.pt", weights_only=True)["initial"]
         module = load_snapshot(script)
-        args = sizes.arguments(module, request["values"])
-        answer = asdict(train(module, args, initial, Mapping(**mapping)))
+        args = sizes.arguments(module, job["values"])
+        answer = JOBS[job["name"]](folder, module, args, mapping)
     except BaseException as error:  # the learner's script may do anything
         answer = dict(error=explain(error, script))
-    file = folder / f"rank{os.environ['RANK']}.json"
-    file.write_text(json.dumps(answer), encoding="utf-8")
+    file = folder / f"{job['name']}{rank}.pt"
+    torch.save(answer, file.with_suffix(".partial"))
+    os.replace(file.with_suffix(".partial"), file)
+    # Threads of a process group may outlive the interpreter and abort it.
+    os._exit(1 if "error" in answer else 0)
 
+
+def _train(folder, module, args, mapping):
+    """The fields of Run."""
+    initial = torch.load(folder / "initial.pt", weights_only=True)["initial"]
+    return asdict(train(module, args, initial, mapping))
+
+
+def _step(folder, module, args, mapping):
+    """How each matrix of the layers moves in each step, in the order of `survey`."""
+    return dict(moves=[matrix.moves for matrix in survey(Probe(module, args), mapping)])
+
+
+JOBS = {"train": _train, "step": _step}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    os._exit(0)  # threads of a process group may outlive the interpreter and abort it
+    os._exit(0)

@@ -1,46 +1,72 @@
-"""Checks with two ranks: the losses of one, and half of the optimizer's work and memory each."""
+"""Checks with several ranks: the losses of one, and each rank's share of work and memory."""
 
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from speedrun.checks.outcome import Outcome, verdict
+from speedrun.checks.rank import SILENT
+from speedrun.checks.shares import moved_alike
 from speedrun.checks.short_run import agree, training_of
-from speedrun.checks.sizes import TRAINING
+from speedrun.checks.sizes import PROBE, TRAINING
 
-WORLD = 2
-PATIENCE_S = 5  # for a rank that is left alone by the other
-SILENT = "it ended without an answer"
+# Two share evenly; five do not: neither 24 matrices nor 16, three of them stacked, can be dealt so.
+WORLDS = {"train": ("two ranks", 2), "step": ("five ranks", 5)}
+FIVE = dict(micro_batch_size=1, total_batch_size=120, val_tokens=120)
 LARGEST_SHARE = 0.6  # of the whole; matrices cannot always be dealt evenly
+# A run on several ranks may take so many times as long as on one, after the time for a start.
+SLOWER, START_S = 20, 20
 
 
 def check_ranks(subject) -> Iterator[Outcome]:
-    """Trains on two ranks and compares losses, weights, work and memory with one rank's, once that
-    one has the right losses."""
+    """Trains on two ranks, makes steps on five, and compares with one rank, once that one has the
+    right losses."""
     if subject.single is None:
         return
-    single, runs = subject.single, run_ranks(subject)
+    answers = run_ranks(subject)
+    for job, (name, world) in WORLDS.items():
+        if failure := _failure(name, world, answers[job]):
+            yield failure
+            return
+    steps = moved_alike(subject, answers["step"])
+    for outcome in _compare(subject.single, answers["train"], steps.meaning):
+        yield outcome
+        if outcome.name == "two ranks" and outcome.passed:  # else its reason is told already
+            yield steps
+
+
+def _failure(name, world, runs) -> Outcome | None:
+    """The Outcome if a rank did not come to its end."""
+    expected = f"all {world} ranks train to the end"
     errors = [(SILENT in run["error"], rank, run["error"]) for rank, run in enumerate(runs)
-              if "error" in run]
-    if errors:  # one that says what is wrong comes first: the other was stopped
+              if run and "error" in run]
+    if errors:  # one that says what is wrong comes first: the others were left alone
         _, rank, error = min(errors)
-        yield Outcome("two ranks", "both ranks train to the end", f"rank {rank}: {error}",
-                      "Both ranks must come to every collective call, in the same order.")
-        return
+        return Outcome(name, expected, f"rank {rank}: {error}",
+                       "All ranks must come to every collective call, in the same order.")
+    left = [str(rank) for rank, run in enumerate(runs) if run is None]
+    if left:
+        return Outcome(name, expected, f"no end: rank{'s' if len(left) > 1 else ''} "
+                       f"{', '.join(left)} still waiting",
+                       "Every rank must make the same calls of all_reduce; one rank waits for "
+                       "another.")
+    return None
+
+
+def _compare(single, runs, meaning) -> Iterator[Outcome]:
+    """The outcomes of the training on two ranks; meaning: of wrong losses, if it is known."""
     good, first = agree(runs[0]["losses"], single.losses)
     step = single.losses[first][0]
     yield verdict("two ranks", good,
                   f"the losses of one rank, {single.losses[first][1]:.4f} after step {step}",
                   f"{runs[0]['losses'][first][1]:.4f}",
-                  "Each matrix needs its owner's update on every rank: fill in your own, leave the "
-                  "rest zero, and sum over the ranks (all_reduce), once.")
+                  meaning or "Each matrix needs its owner's update on every rank: fill in your "
+                  "own, leave the rest zero, and sum over the ranks (all_reduce), once.")
     yield verdict("equal weights", len({run["weights"] for run in runs}) == 1,
                   "the same weights on both ranks at the end", "they differ",
                   "Every rank must apply all updates, those of the other ranks too.")
@@ -58,51 +84,31 @@ def check_ranks(subject) -> Iterator[Outcome]:
                       "Every matrix needs an owner.")
 
 
-def run_ranks(subject) -> list[dict]:
-    """What each rank answered: the fields of Run, or `error` in one line."""
+def run_ranks(subject) -> dict[str, list[dict | None]]:
+    """{job: what each rank answered}: what the job finds out, `error` in one line, or None of a
+    rank that was stopped."""
     folder = Path(subject.folder, f"ranks{subject.runs}")
     folder.mkdir()
-    mapping = vars(subject.model.mapping)
     initial, _ = training_of(subject.milestone.id)
     torch.save(dict(initial=initial), folder / "initial.pt")
-    request = dict(script=str(subject.script), mapping=mapping,
-                   values=subject.values(**TRAINING))
+    values = {"train": TRAINING, "step": {**PROBE, **FIVE}}
+    jobs = [dict(name=job, world=world, values=subject.values(**values[job]))
+            for job, (_, world) in WORLDS.items()]
+    request = dict(script=str(subject.script), mapping=vars(subject.model.mapping), jobs=jobs,
+                   parent=os.getpid(), limit=START_S + SLOWER * subject.single.seconds)
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-    # The store of the ranks' rendezvous, as torchrun holds it: no port is chosen before it is free.
-    store = dist.TCPStore("127.0.0.1", 0, WORLD, is_master=True, wait_for_workers=False)
-    environment = dict(
-        os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), WORLD_SIZE=str(WORLD),
-        LOCAL_WORLD_SIZE=str(WORLD), TORCHELASTIC_USE_AGENT_STORE="True",
-        PYTHONPATH=str(Path(__file__).parents[2]))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "speedrun.checks.rank", str(folder)],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for rank in range(WORLD)
-    ]
-    try:
-        _wait(ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return [_answer(folder / f"rank{rank}.json", process) for rank, process in enumerate(ranks)]
+    tools = str(Path(__file__).parents[2])
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", PYTHONPATH=tools)
+    with subprocess.Popen(
+        [sys.executable, "-m", "speedrun.checks.rank", str(folder)], env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as leader:
+        try:
+            leader.wait()
+        finally:
+            leader.kill()
+    return {job: [_answer(folder / f"{job}{rank}.pt") for rank in range(world)]
+            for job, (_, world) in WORLDS.items()}
 
 
-def _wait(ranks):
-    """Until all have ended, or one has failed and the others have had time to say why."""
-    deadline = None
-    while any(process.poll() is None for process in ranks):
-        if deadline is None and any(process.poll() for process in ranks):
-            deadline = time.monotonic() + PATIENCE_S
-        if deadline is not None and time.monotonic() > deadline:
-            return
-        time.sleep(0.05)
-
-
-def _answer(file, process):
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return dict(error=f"{SILENT} (exit code {process.returncode})")
+def _answer(file):
+    return torch.load(file, weights_only=True) if file.exists() else None

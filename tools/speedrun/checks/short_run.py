@@ -1,6 +1,7 @@
 """A short run of a script from given initial weights: its losses, work, memory and weights."""
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,15 +21,18 @@ BAND = 1e-4  # nats; float32 and another order of sums leave less than 1e-6 here
 @dataclass
 class Run:
     """Losses [(step, loss)] of a run, the FLOPs of the matrix products in its optimizers' first
-    steps, the elements of their states for hidden matrices, a hash of the weights at the end, and
-    the train_loss of each step as logged (filled by `train_alone`).
+    steps, the elements of their states for hidden matrices, a hash of the weights at the end, what
+    forward got as window in each call, the train_loss of each step as logged and the seconds that
+    it took (both filled by `train_alone`).
     """
 
     losses: list
     flops: int
     state: int
     weights: str
+    windows: list = field(default_factory=list)
     logged: list = field(default_factory=list)
+    seconds: float = 0.0
 
 
 class Products(TorchDispatchMode):
@@ -45,10 +49,14 @@ class Products(TorchDispatchMode):
 
 def train(module, args, initial: dict, mapping: Mapping) -> Run:
     """Runs main from the initial weights {role: ...}. Raises what main raises."""
-    optimizers, open_counters, flops = {}, {}, 0
+    optimizers, open_counters, flops, windows = {}, {}, 0, []
+
+    def note(model, inputs, named):
+        windows.append(_kind(named.get("window", inputs[2] if len(inputs) > 2 else None)))
 
     def ready(model):
         find_matrices(model, args).write(initial, mapping)
+        model.register_forward_pre_hook(note, with_kwargs=True)
 
     def pre(optimizer):
         if id(optimizer) not in optimizers:
@@ -70,7 +78,15 @@ def train(module, args, initial: dict, mapping: Mapping) -> Run:
     for p in models[0].parameters():
         digest.update(p.detach().contiguous().numpy().tobytes())
     state = _state_size(optimizers.values(), hidden)
-    return Run([list(pair) for pair in losses], flops, state, digest.hexdigest())
+    return Run([list(pair) for pair in losses], flops, state, digest.hexdigest(), windows)
+
+
+def _kind(window):
+    """What a window is, in a word; "" if there is none."""
+    if window is None:
+        return ""
+    dtype = str(getattr(window, "dtype", "")).removeprefix("torch.")
+    return f"{dtype} {type(window).__name__}".strip()
 
 
 def _state_size(optimizers, hidden):
@@ -100,7 +116,9 @@ def _state_size(optimizers, hidden):
 
 def train_alone(module, args, initial: dict, mapping: Mapping) -> Run:
     """The Run of a single rank, with what it logs. Raises what main raises."""
+    begin = time.monotonic()
     run = train(module, args, initial, mapping)
+    run.seconds = time.monotonic() - begin
     try:
         run.logged = read_log(Path(args.log_dir, "log.txt")).train_curve
     except (OSError, ValueError):

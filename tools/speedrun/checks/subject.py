@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from speedrun.checks import sizes
+from speedrun.checks.catalog import load_catalog
 from speedrun.checks.probe import Probe
 from speedrun.manifest import Milestone, load_manifest
 from speedrun.snapshot import load_snapshot
@@ -77,6 +78,11 @@ class Subject:
         """Whether the milestone's forward takes a window."""
         return hasattr(self.reference, "window_size")
 
+    @property
+    def shares_work(self) -> bool:
+        """Whether the milestone's ranks divide the matrices among themselves."""
+        return load_catalog().applies("shared work", self.milestone)
+
     def tokens(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (batch, seq_len) of random tokens, with documents that begin."""
         generator = torch.Generator().manual_seed(1)
@@ -94,14 +100,15 @@ def reference_subject(id: str):
         yield Subject(milestone.script, milestone, Path(folder))
 
 
-def line_in(error: BaseException, script: Path) -> int | None:
+def line_in(error: BaseException, script: Path) -> traceback.FrameSummary | None:
     """The last line of the script that an exception went through, or None."""
     frames = traceback.extract_tb(error.__traceback__)
-    return next((f.lineno for f in reversed(frames) if f.filename == str(script)), None)
+    return next((f for f in reversed(frames) if f.filename == str(script)), None)
 
 
 def explain(error: BaseException, script: Path) -> str:
-    """An exception in one line, with the last line of the script that it went through."""
+    """An exception in one line, with number and text of the last line of the script that it went
+    through."""
     what = " ".join(str(error).split())
     if isinstance(error, SystemExit):
         text = f"it ends the process: sys.exit({error.code!r})"
@@ -109,4 +116,8 @@ def explain(error: BaseException, script: Path) -> str:
         text = f"{type(error).__name__}: {what}" if what else type(error).__name__
     text = text if len(text) < 300 else text[:300] + " …"
     line = line_in(error, script)
-    return f"line {line}: {text}" if line else text
+    if line is None:
+        return text
+    source = (line.line or "").strip()
+    source = source if len(source) <= 80 else source[:80] + " …"
+    return f"line {line.lineno}: {text}" + (f", at `{source}`" if source else "")

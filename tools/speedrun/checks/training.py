@@ -1,12 +1,11 @@
 """Checks of a short run: its losses, beside the milestone's own from the same initial weights."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-from speedrun.checks.matrices import Mapping
 from speedrun.checks.outcome import Outcome, number, verdict
-from speedrun.checks.short_run import BAND, Run, agree, train, train_alone, training_of
+from speedrun.checks.short_run import BAND, agree, train, train_alone, training_of
 from speedrun.checks.sizes import TRAINING
+from speedrun.checks.slips import slip_of
 
 LOGGED_BAND = BAND + 1e-4  # a log has four decimals
 
@@ -18,6 +17,8 @@ def check_training(subject) -> Iterator[Outcome]:
     good, first = agree(have.losses, want.losses)
     # The first loss comes before any step, so it must be right in a run that is not.
     yield _check_logged(have.logged, want.logged, last=None if good else 1)
+    if subject.has_window:
+        yield _check_windows(have.windows)
     meaning = ""
     if good:
         subject.single = have  # what two ranks are compared with
@@ -42,6 +43,22 @@ def _check_logged(have, want, last) -> Outcome:
                    "before backward(), and add up what was divided.")
 
 
+def _check_windows(kinds: list[str]) -> Outcome:
+    """That compiled code would serve all calls of forward: what each got as window is alike."""
+    name, expected = "window in main", "forward gets one int32 tensor as window in every call"
+    given = [kind for kind in kinds if kind]
+    numbers = [kind for kind in given if not kind.endswith("Tensor")]
+    if numbers:
+        return Outcome(name, expected, f"forward got the window as {numbers[0]}",
+                       "Compiled code is made anew for each value; make one int32 tensor and fill_ "
+                       "it.")
+    if given and not kinds[0]:
+        return Outcome(name, expected, "the warm-up calls the model without the window",
+                       "That compiles another graph: pass the window there too.")
+    return verdict(name, len(set(given)) <= 1, expected, f"now {', now '.join(sorted(set(given)))}",
+                   "Each of them compiles another graph.")
+
+
 def _told(want, have, first):
     if [pair[0] for pair in have] != [pair[0] for pair in want]:
         return (f"validations after steps {', '.join(str(s) for s, _ in want)}",
@@ -58,53 +75,8 @@ def _explained(subject, have, want) -> str:
     if agree(without.losses, want)[0]:
         return ("The warm-up before the clock is not undone: keep momentum in self.state[param], "
                 "which state_dict saves.")
-    return next((words for words, change in _slips(subject.reference)
-                 if agree(have, _changed(subject, change).losses)[0]), _UNKNOWN)
+    return slip_of(subject, have) or _UNKNOWN
 
 
 _UNKNOWN = ("No check of a part found this. Look at which parameters each optimizer gets, at "
             "weight_decay, and at the loop.")
-
-
-def _slips(reference):
-    """Usual slips of main: what to say, and the milestone's functions that make the same slip."""
-    forward, lr = reference.GPT.forward, reference.lr_multiplier
-
-    def see_all_in_validation(self, inputs, targets=None, window=None):
-        return forward(self, inputs, targets, window if self.training else None)
-
-    def see_all(self, inputs, targets=None, window=None):
-        return forward(self, inputs, targets)
-
-    yield "The learning rate never changes: set each group's lr in every step.", {
-        "lr_multiplier": lambda step, args: 1.0}
-    yield "The learning rate is one step early: step counts from 0.", {
-        "lr_multiplier": lambda step, args: lr(step + 1, args)}
-    if hasattr(reference, "window_size"):
-        window = reference.window_size
-        yield "Validation sees whole documents: pass the window of the step there too.", {
-            "forward": see_all_in_validation}
-        yield "The window reaches neither training nor validation.", {"forward": see_all}
-        yield "The window stays as it was at the start: set it in every step.", {
-            "window_size": lambda step, args: window(0, args)}
-        yield "The window is one step late.", {
-            "window_size": lambda step, args: window(max(step - 1, 0), args)}
-
-
-def _changed(subject, change) -> Run:
-    initial, _ = training_of(subject.milestone.id)
-    with _patched(subject.reference, change):
-        return train(subject.reference, subject.reference_args(**TRAINING), initial, Mapping())
-
-
-@contextmanager
-def _patched(module, change):
-    owners = {name: module.GPT if name == "forward" else module for name in change}
-    kept = {name: getattr(owner, name) for name, owner in owners.items()}
-    for name, function in change.items():
-        setattr(owners[name], name, function)
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(owners[name], name, function)
