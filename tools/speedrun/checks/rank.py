@@ -1,10 +1,9 @@
 """Runs of a script on several ranks, started by speedrun.checks.ranks with a folder as argument.
 
-torch is imported once, by the process that the ranks are forks of (where there is no fork, they
-are started one by one).
+torch is imported once, by a server without threads that the ranks are forks of (on Windows, where
+there is none, by each rank).
 """
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -34,17 +33,25 @@ def main(folder: Path) -> None:
     """Does the jobs of request.json one after the other, until one does not come to its end."""
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     threading.Thread(target=end_with, args=(request["parent"],), daemon=True).start()
-    importlib.import_module("torch._dynamo")  # optimizers import it: once, before the forks
     for job in request["jobs"]:
         _run(folder, request, job)
         if not all(_complete(folder, job, rank) for rank in range(job["world"])):
             return
 
 
+def _context():
+    """How processes are started. A fork of this process could wait for ever: it has threads."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__spec__.name, "torch._dynamo"])  # optimizers import the latter
+    return context
+
+
 def _run(folder, request, job):
     """Starts the ranks of a job and waits: for all of them, or for the time limit, or, once one of
     them has failed, for the others to say why."""
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context = _context()
     # The store of the ranks' rendezvous, as torchrun holds it: no port is chosen before it is free.
     store = dist.TCPStore("127.0.0.1", 0, job["world"], is_master=True, wait_for_workers=False)
     ranks = [context.Process(target=_rank, args=(folder, request, job, rank, store.port))
