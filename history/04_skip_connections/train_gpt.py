@@ -1,26 +1,31 @@
 """
-04 skip connections: every layer has short paths to early information
+04 skip connections: the second half of the layers adds the outputs of the first half
 
-Parent:  03 distributed muon
-Changed: an untied head that starts at zero, a normalised embedding (#8); the first layer's values
-         and the embedding mixed into every layer, Muon's momentum warm-up, capped logits (#9);
-         bfloat16 activations (#10); U-net skips and higher learning rates (#11)
-Record:  #8 and #9 by @Grad62304977 and @kellerjordan0, #10 by @kellerjordan0, #11 by @brendanh0gan,
-         2024-11-10: val loss 3.2753 after 1.57B tokens in 7.2 minutes on 8xH100
-Run:     torchrun --standalone --nproc_per_node=8 history/04_skip_connections/train_gpt.py
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
+that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+
+Parent:  03c bfloat16
+Changed: U-net skips, the first layer's output to the last layer and so on inwards, each with a
+         learned weight; doubled learning rates, the head's fourfold
+Record:  #11 by @brendanh0gan, 2024-11-10: val loss 3.2753 after 1.57B tokens in 7.2 minutes on
+         8xH100
+Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
+         torchrun --standalone --nproc_per_node=8 history/04_skip_connections/train_gpt.py
          python history/04_skip_connections/train_gpt.py --micro_batch_size=16     (one GPU)
 """
 
+import argparse
 import gc
 import glob
 import itertools
 import json
 import os
-import sys
+import platform
 import time
-from contextlib import nullcontext
+from collections import defaultdict
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -31,18 +36,15 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+
 # ---------------------------------------- Hyperparameters ----------------------------------------
-
-
 @dataclass
 class Hyperparameters:
-    """Every number of the run; the defaults are the record's."""
-
+    """Every number one may want to change; the defaults are the record's."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
-    # batch
     total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
     seq_len: int = 1024  # tokens per sequence
     micro_batch_size: int = 64  # sequences per forward pass per rank
@@ -52,7 +54,7 @@ class Hyperparameters:
     num_heads: int = 6
     model_dim: int = 768
     # optimizer
-    muon_lr: float = 0.04  # the largest singular value of a step, for matrices that are not tall
+    muon_lr: float = 0.04  # the size of a step's singular values, if the matrix is not tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -65,72 +67,54 @@ class Hyperparameters:
     train_steps: int = 3000
     cooldown_steps: int = 900
     momentum_warmup_steps: int = 500
-    # logging
+    # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
-    # machine
     seed: int = 0
     kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
 
-def fail(message, status=1):
-    """Ends the run with one line on stderr."""
-    # All ranks meet a bad input at once: rank 0 speaks, and its launcher ends the others. A rank
-    # that is still alive ten seconds later met a fault of its own.
-    if int(os.environ.get("RANK", 0)) > 0:
-        time.sleep(10)
-    if status == 1:
-        raise SystemExit(f"error: {message}")
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def parse_args(argv):
-    """Hyperparameters with each `--name=value` of argv applied, in the type of the default."""
-    args = Hyperparameters()
-    for arg in argv:
-        name, equals, text = arg.removeprefix("--").partition("=")
-        if not (arg.startswith("--") and equals and name in asdict(args)):
-            fail(f"{arg} is not --name=value with a name of: {', '.join(asdict(args))}", status=2)
-        kind = type(getattr(args, name))
-        try:
-            value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        except (KeyError, ValueError):
-            fail(f"--{name} takes a value of type {kind.__name__}, not {text!r}", status=2)
-        setattr(args, name, value)
-    return args
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype):
+    """Orthogonalizes matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
-
-def newton_schulz(matrix, dtype=torch.float32):
-    """An approximately orthogonal matrix with the singular vectors of `matrix` (m, n), in `dtype`.
-
-    Five steps of the quintic X <- aX + b(XX')X + c(XX')^2 X (Muon write-up, kellerjordan.github.io;
-    arXiv 2409.20325) push the singular values towards 1. They do not converge: the coefficients
-    are as steep at 0 as keeps what starts above 0.003 within about 0.68 to 1.20. bfloat16 will do.
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]; the coefficients
+    are chosen to lift small ones fast, not to converge to 1.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrix.to(dtype)
-    X = X / (X.norm() + 1e-7)  # no singular value is above the Frobenius norm
-    tall = X.size(0) > X.size(1)
+    X = matrices.to(dtype)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.T  # the smaller Gram matrix
+        X = X.mT  # the smaller Gram matrix
     for _ in range(5):
-        A = X @ X.T
-        X = a * X + (b * A + c * (A @ A)) @ X
-    return X.T if tall else X
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.mT if tall else X
 
 
 def nesterov_update(grad, momentum_buffer, momentum):
-    """Adds the gradient to the decaying sum in `momentum_buffer` and looks one step ahead."""
+    """buffer <- momentum * buffer + grad, in place; returns grad + momentum * buffer."""
     momentum_buffer.mul_(momentum).add_(grad)
-    return grad + momentum * momentum_buffer
+    return grad.add(momentum_buffer, alpha=momentum)
 
 
 class Muon(torch.optim.Optimizer):
@@ -138,56 +122,51 @@ class Muon(torch.optim.Optimizer):
 
     Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalizes.
     """
-
-    def __init__(self, params, lr, momentum, bf16, compile):
+    def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.newton_schulz = (  # compiled once per shape
-            torch.compile(newton_schulz, dynamic=False) if compile else newton_schulz)
+        self.newton_schulz = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
             params = group["params"]
-            # The updates of all matrices in a row: this rank fills in its own, the rest stays zero.
+            # One flat buffer for all updates: each rank fills in its own, the sum gathers them.
             sizes = [param.numel() for param in params]
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
-            updates = [part.view_as(p) for part, p in zip(flat.split(sizes), params, strict=True)]
-            for i in range(dist.get_rank(), len(params), dist.get_world_size()):
-                param, state = params[i], self.state[params[i]]
+            parts = dict(zip(params, flat.split(sizes), strict=True))
+            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalized in one batch
+            for param in params[dist.get_rank() :: dist.get_world_size()]:
+                state = self.state[param]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(param)
-                update = nesterov_update(param.grad, state["momentum_buffer"], group["momentum"])
-                update = self.newton_schulz(update, self.dtype)
-                # Each output of the layer then moves alike, however tall the matrix is.
-                scale = max(1, update.size(0) / update.size(1)) ** 0.5
-                updates[i].copy_(update * scale)
+                by_shape[param.shape][param] = nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"])
+            for (rows, cols), batch in by_shape.items():
+                # Rows of a tall orthogonal matrix have norm sqrt(cols / rows): scale them to 1.
+                scale = max(1, rows / cols) ** 0.5
+                updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
+                for param, update in zip(batch, updates, strict=True):
+                    parts[param].copy_(update.flatten())
             dist.all_reduce(flat)  # a sum with one term that is not zero, so it is exact
-            for param, update in zip(params, updates, strict=True):
-                param.add_(update, alpha=-group["lr"])
+            for param, update in parts.items():
+                param.add_(update.view_as(param), alpha=-group["lr"])
 
 
 # --------------------------------------------- Model ---------------------------------------------
-
-
 def norm(x):
-    """RMS norm over the last dimension, in float32 and without parameters (arXiv 1910.07467)."""
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
     return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)
 
 
 class Linear(nn.Linear):
-    """A linear map without bias whose float32 weight is cast to the activations' dtype."""
-
-    def __init__(self, in_features, out_features):
-        super().__init__(in_features, out_features, bias=False)
-
+    """A linear map without bias whose float32 weight is cast to the dtype of its input."""
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
 
 
 class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): a query times a key depends on their distance alone."""
-
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
@@ -204,42 +183,40 @@ class Rotary(nn.Module):
 
 class CausalSelfAttention(nn.Module):
     """Multi-head attention of each token to itself and the tokens before it."""
-
-    def __init__(self, args):
+    def __init__(self, args, rotary):
         super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim)
-        self.c_k = Linear(args.model_dim, args.model_dim)
-        self.c_v = Linear(args.model_dim, args.model_dim)
-        self.c_proj = Linear(args.model_dim, args.model_dim)
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon treats each alone
+        self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)
-        self.rotary = Rotary(self.head_dim, args.seq_len)
+        self.rotary = rotary
         self.value_lambda = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x, first_v):
         B, T, C = x.shape
-        q = self.c_q(x).view(B, T, self.num_heads, self.head_dim)
-        k = self.c_k(x).view(B, T, self.num_heads, self.head_dim)
-        v = self.c_v(x).view(B, T, self.num_heads, self.head_dim)
+        q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
+                   for linear in (self.c_q, self.c_k, self.c_v))
         # Value residual (arXiv 2410.17897): part of each layer's values are the first layer's.
-        first_v = v if first_v is None else first_v
+        first_v = v if first_v is None else first_v  # in the first layer the mixture is v itself
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         # Unit RMS bounds every score by sqrt(head_dim), however large c_q and c_k grow.
         q, k = self.rotary(norm(q)), self.rotary(norm(k))
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D), as the kernels want
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C)), first_v
 
 
 class MLP(nn.Module):
     """Two linear maps with a squared ReLU (arXiv 2109.08668) between, four times as wide inside."""
-
     def __init__(self, args):
         super().__init__()
         hidden_dim = 4 * args.model_dim
-        self.c_fc = Linear(args.model_dim, hidden_dim)
-        self.c_proj = Linear(hidden_dim, args.model_dim)
+        self.c_fc = Linear(args.model_dim, hidden_dim, bias=False)
+        self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)
 
     def forward(self, x):
@@ -247,13 +224,12 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, the identity at first: attention and MLP, added to the stream."""
-
-    def __init__(self, args):
+    """One transformer layer, at first the identity, because both c_proj start at zero."""
+    def __init__(self, args, rotary):
         super().__init__()
-        self.attn = CausalSelfAttention(args)
+        self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # of the stream, of the embedding
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and of x0
 
     def forward(self, x, first_v, x0):
         x = self.lambdas[0] * x + self.lambdas[1] * x0
@@ -265,16 +241,17 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss where the targets are given."""
-
     def __init__(self, args):
         super().__init__()
+        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
-        # U-net (arXiv 1505.04597): the last layers add, in mirrored order, what the first put out.
+        rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
-        self.lm_head = Linear(args.model_dim, args.vocab_size)
+        self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
         nn.init.zeros_(self.lm_head.weight)
-        if args.bf16:  # embedding and scalars are bfloat16, and so are all activations
+        # All but the zeroed matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+        if args.bf16:  # all but the matrices: embedding, scalars, rotary tables, so all activations
             self.bfloat16()
             for module in self.modules():
                 if isinstance(module, Linear):
@@ -282,148 +259,140 @@ class GPT(nn.Module):
 
     def forward(self, inputs, targets=None):
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
-        first_v, skips, num_skips = None, [], len(self.skip_weights)
-        for i, block in enumerate(self.blocks):
-            decoder_layer = i - (len(self.blocks) - num_skips)
-            if decoder_layer >= 0:
-                x = x + self.skip_weights[decoder_layer] * skips.pop()
+        first_v, skips = None, []
+        # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
+        for block in self.blocks[: len(self.skip_weights)]:
             x, first_v = block(x, first_v, x0)
-            if i < num_skips:
-                skips.append(x)
-        softcap = 30  # logits stay within +-30 (arXiv 2408.00118)
-        logits = (softcap * torch.tanh(self.lm_head(norm(x)) / softcap)).float()  # (B, T, V)
+            skips.append(x)
+        for block, weight in zip(self.blocks[len(skips) :], self.skip_weights, strict=True):
+            x = x + weight * skips.pop()
+            x, first_v = block(x, first_v, x0)
+        logits = self.lm_head(norm(x)).float()  # (B, T, V)
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 # ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
 
 
-def open_shards(pattern, step_tokens):
-    """The shards that match a glob pattern, sorted: a list of memory-mapped uint16 arrays.
-
-    A shard is 256 int32 (magic number, version, token count, zeros), then its tokens.
-    """
-    files = sorted(glob.glob(pattern))
-    if not files:
-        fail(f"no shards match {pattern}; fetch some with: python data/cached_fineweb10B.py")
-    shards = []
-    for file in files:
-        header = np.fromfile(file, dtype="<i4", count=256)
-        if len(header) < 256 or header[0] != 20240520 or header[1] != 1:
-            fail(f"{file} is not a token shard (magic 20240520, version 1); fetch it again")
-        count, size = int(header[2]), os.path.getsize(file)
-        if size != 1024 + 2 * count:
-            fail(f"{file} has {size} bytes, not 1024 + 2 * {count} tokens; fetch it again")
-        shards.append(np.memmap(file, dtype="<u2", mode="r", offset=1024, shape=(count,)))
-    longest = max(map(len, shards))
-    if longest <= step_tokens:
-        fail(f"{step_tokens} tokens and one more do not fit into the longest shard of {pattern},"
-             f" which holds {longest}; lower total_batch_size or val_tokens")
-    return shards
-
-
-def token_batches(shards, step_tokens, args, rank, world_size, device):
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    The stream is cut into steps first, then a step is dealt: block micro_step * world_size + rank
-    is this rank's, so that any number of ranks sees the same tokens in the same order. No step
-    spans two shards (a shorter tail is skipped); after the last shard comes the first.
+    The blocks of B * T tokens are dealt to the ranks in turn, so that any number of ranks sees the
+    same tokens in each step. What is left of a shard and too short for a step is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
     for shard in itertools.cycle(shards):
-        for step_start in range(0, len(shard) - step_tokens, step_tokens):
-            step_end = step_start + step_tokens
-            for start in range(step_start + rank * B * T, step_end, world_size * B * T):
-                tokens = shard[start : start + B * T + 1].astype(np.int64)
-                if tokens.max() >= args.vocab_size:
-                    fail(f"{shard.filename} holds token {tokens.max()} between {start} and"
-                         f" {start + B * T}, beyond vocab_size={args.vocab_size}")
-                tokens = torch.from_numpy(tokens).to(device)
-                yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+        whole_steps = (len(shard) - 1) // step_tokens * step_tokens  # targets end one token later
+        for start in range(rank * B * T, whole_steps, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # so that the copy does not wait
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
 # ------------------------------------------- Schedules -------------------------------------------
-
-
 def lr_multiplier(step, args):
     """1, then a straight line to 0 over the last cooldown_steps (arXiv 2405.18392)."""
-    return min(1.0, (args.train_steps - step) / max(args.cooldown_steps, 1))
+    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
 
 def muon_momentum(step, args):
     """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
-    progress = min(1.0, step / max(args.momentum_warmup_steps, 1))
+    progress = min(1.0, step / args.momentum_warmup_steps)
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
 
 
 # -------------------------------------------- Training --------------------------------------------
+def set_hyperparameters(optimizers, step, args):
+    """Writes what the schedules say into the optimizers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def warm_up(model, optimizers, batches, args):
+    """Compiles all kernels in a few steps of training, then puts every state back."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
 
 
 def main(args):
-    """Trains, validates and logs; returns the unrounded losses [(step, val_loss), ...]."""
+    """Trains a model and logs its losses."""
     # ---- setup ----
     rank = int(os.environ.get("RANK", 0))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     master_process = rank == 0
-
-    # Every input is checked before the first process group, tensor or file is made.
-    for name, value in asdict(args).items():
-        is_size = type(value) is int and not name.endswith(("_steps", "_every", "seed"))
-        if type(value) in (int, float) and value < is_size:  # a size is at least 1, others 0
-            fail(f"{name}={value} is too small")
-    micro_step_tokens = args.micro_batch_size * args.seq_len * world_size
+    micro_tokens = args.micro_batch_size * args.seq_len * world_size
     for name in ("total_batch_size", "val_tokens"):
-        if getattr(args, name) % micro_step_tokens:
-            fail(f"{name}={getattr(args, name)} is not a multiple of micro_batch_size * seq_len *"
-                 f" ranks = {args.micro_batch_size} * {args.seq_len} * {world_size}")
-    if args.model_dim % args.num_heads:
-        fail(f"model_dim={args.model_dim} is not a multiple of num_heads={args.num_heads}")
-    if torch.cuda.is_available() and local_rank >= torch.cuda.device_count():
-        fail(f"local rank {local_rank} has no GPU; this machine has {torch.cuda.device_count()}")
-    train_shards = open_shards(args.train_files, args.total_batch_size)
-    val_shards = open_shards(args.val_files, args.val_tokens)
-
-    if master_process:
-        try:
-            os.makedirs(args.log_dir, exist_ok=True)
-            log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")
-        except OSError as error:
-            fail(f"no new log in {args.log_dir}: {error.strerror}; choose another --log_dir")
-
-    def print0(line, console=True):
-        if master_process:
-            print(line, file=log_file, flush=True)
-            if console:
-                print(line, flush=True)
-
-    if torch.cuda.is_available():
-        device, backend = torch.device("cuda", local_rank), "nccl"
-        torch.cuda.set_device(device)
-        device_name, synchronize = torch.cuda.get_device_name(), torch.cuda.synchronize
-    else:
-        device, backend = torch.device("cpu"), "gloo"
-        device_name, synchronize = "cpu", lambda: None
-    # A plain `python train_gpt.py` is a world of one, kept in memory: it needs no address.
+        assert getattr(args, name) % micro_tokens == 0, (
+            f"{name} is no multiple of micro_batch_size * seq_len * ranks = {micro_tokens}")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    torch.get_device_module(device).set_device(device)
+    synchronize = torch.get_device_module(device).synchronize
+    # Without torchrun there is one rank, and its store needs no address.
     store = None if "RANK" in os.environ else dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                            world_size=world_size, device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
     batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-    environment = dict(
-        python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda,
-        device=device_name, world_size=world_size, compile=args.compile, bf16=args.bf16)
-    print0(Path(__file__).read_text(encoding="utf-8") + "=" * 100, console=False)
+    if master_process:
+        os.makedirs(args.log_dir, exist_ok=True)
+        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
+        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
+
+    def print0(line):
+        if master_process:
+            print(line, flush=True)
+            print(line, file=log_file, flush=True)
+
+    environment = dict(python=platform.python_version(), torch=torch.__version__,
+                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                       world_size=world_size, device=device_name)
     print0(f"environment:{json.dumps(environment)}")
-    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100, console=False)
+    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
     # ---- model and optimizers ----
     torch.manual_seed(args.seed)
-    raw_model = GPT(args).to(device)
-    model = raw_model
+    model = raw_model = GPT(args).to(device)
     if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
-    model = DistributedDataParallel(model)  # averages the gradients over the ranks
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
 
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
@@ -437,7 +406,7 @@ def main(args):
         torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
                          fused=True),
         Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
-             bf16=args.bf16, compile=args.compile),
+             bf16=args.bf16, compiled=args.compile),
     ]
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group in param_groups:
@@ -445,45 +414,29 @@ def main(args):
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
 
-    # ---- kernel warm-up ----
-    # Compiles training outside the clock (validation stops it), then puts all states back.
-    initial_states = deepcopy([part.state_dict() for part in (raw_model, *optimizers)])
-    warmup_batches = batches(train_shards, args.total_batch_size)
-    for inputs, targets in itertools.islice(warmup_batches, args.kernel_warmup_steps):
-        model(inputs, targets).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad(set_to_none=True)
-    for part in (raw_model, *optimizers):
-        part.load_state_dict(initial_states.pop(0))
-
-    # ---- train and validate ----
-    grad_accum_steps = args.total_batch_size // micro_step_tokens
-    val_micro_steps = args.val_tokens // micro_step_tokens
-    train_batches = batches(train_shards, args.total_batch_size)
-    val_losses = []
-    training_time_ms = 0.0
+    # ---- train ----
+    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
+    train_batches = batches(args.train_files, args.total_batch_size)
+    grad_accum_steps = args.total_batch_size // micro_tokens
     synchronize()
     clock_start = time.perf_counter()
+
+    def log_step(step, loss_text):
+        train_time = 1000 * (time.perf_counter() - clock_start)
+        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
+               f" step_avg:{train_time / max(step, 1):.2f}ms")
+
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             synchronize()
-            training_time_ms += 1000 * (time.perf_counter() - clock_start)  # the clock stops
-            model.eval()
-            val_batches = batches(val_shards, args.val_tokens)
-            val_loss = torch.zeros((), device=device)
-            with torch.no_grad():
-                for inputs, targets in itertools.islice(val_batches, val_micro_steps):
-                    val_loss += model(inputs, targets) / (val_micro_steps * world_size)
-            dist.all_reduce(val_loss)
-            val_losses.append((step, val_loss.item()))
-            print0(f"step:{step}/{args.train_steps} val_loss:{val_loss:.4f}"
-                   f" train_time:{training_time_ms:.0f}ms"
-                   f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
-            model.train()
-            synchronize()
-            clock_start = time.perf_counter()
+            clock_stopped = time.perf_counter()
+            val_batches = batches(args.val_files, args.val_tokens)
+            val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
+            clock_start += time.perf_counter() - clock_stopped  # validation does not count
+            log_step(step, f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
@@ -491,44 +444,30 @@ def main(args):
         for micro_step in range(grad_accum_steps):
             inputs, targets = next(train_batches)
             # Gradients add up locally; only the last micro-step averages them over the ranks.
-            with nullcontext() if micro_step == grad_accum_steps - 1 else model.no_sync():
-                loss = model(inputs, targets) / grad_accum_steps
-                loss.backward()
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets) / grad_accum_steps
+            loss.backward()
             train_loss += loss.detach() / world_size
+        set_hyperparameters(optimizers, step, args)
         for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
-                if "momentum" in group:
-                    group["momentum"] = muon_momentum(step, args)
             optimizer.step()
-        model.zero_grad(set_to_none=True)
+        model.zero_grad()
 
-        train_loss_text = ""
-        if args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0:
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
             dist.all_reduce(train_loss)
-            train_loss_text = f"train_loss:{train_loss:.4f} "
-        elapsed_ms = training_time_ms + 1000 * (time.perf_counter() - clock_start)
-        print0(f"step:{step + 1}/{args.train_steps} {train_loss_text}"
-               f"train_time:{elapsed_ms:.0f}ms step_avg:{elapsed_ms / (step + 1):.2f}ms")
+        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
 
-    if device.type == "cuda":
+    if on_gpu:
         print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
     if args.save_checkpoint and master_process:
         checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
-    # DDP lives in a reference cycle and holds the process group. Left to the interpreter's exit,
-    # the group's threads can outlive the interpreter and abort the process.
     del model
-    gc.collect()
+    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
     dist.destroy_process_group()
-    return val_losses
 
 
 if __name__ == "__main__":
-    try:
-        main(parse_args(sys.argv[1:]))
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
-            print("error: interrupted; the log holds every line so far", file=sys.stderr)
-        os._exit(130)  # no teardown that a second Ctrl-C could disturb
+    main(parse_args())

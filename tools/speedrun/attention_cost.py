@@ -18,11 +18,11 @@ WINDOW = 1024  # that of record #12
 def count_tiles(module: ModuleType, T: int, window: int) -> int:
     """Tiles of 128 x 128 pairs, full and partial ones, that FlexAttention computes per head for one
     document of T tokens under the window."""
-    args = module.Hyperparameters(flex_attention=True)
+    args = module.Hyperparameters(use_flex_attention=True, window=window)
     inputs = torch.zeros(1, T, dtype=torch.int64)
     with warnings.catch_warnings():  # it is slow without a compiler, which does not matter here
         warnings.simplefilter("ignore")
-        mask = module.attention_mask(inputs, torch.tensor(window, dtype=torch.int32), args)
+        mask = module.attention_mask(inputs, args)
     return int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum())
 
 

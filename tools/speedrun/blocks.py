@@ -62,7 +62,7 @@ def split_blocks(source: str) -> list[Block]:
         first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
         last = node.end_lineno
         comments = first
-        while comments - 1 > taken and lines[comments - 2].startswith("#"):
+        while comments - 1 > taken and _is_own_comment(lines[comments - 2]):
             comments -= 1
         add_comments(taken + 1, comments - 1)
         if node is body[0] and ast.get_docstring(ast.parse(source)) is not None:
@@ -121,6 +121,11 @@ def merge_names(old: list[str], new: list[str]) -> list[str]:
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
     return list(dict.fromkeys(merged))
+
+
+def _is_own_comment(line):
+    """Whether a line above a statement is its comment, and no section's heading."""
+    return line.startswith("#") and not HEADING.fullmatch(line)
 
 
 def _name(node, line):

@@ -1,0 +1,368 @@
+"""
+00a rotary: rotary positions, and a flat learning rate that ends in a line to zero
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
+that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+
+Parent:  00 baseline
+Changed: queries and keys are rotated by their position instead of adding a learned vector; the
+         learning rate stays flat before it falls to zero; twice the batch; all matrices keep
+         nn.Linear's init
+Record:  #2 by @kellerjordan0, 2024-06-06: val loss 3.2760 after 5.00B tokens in 31.4 minutes on
+         8xH100
+Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
+         torchrun --standalone --nproc_per_node=8 history/00a_rotary/train_gpt.py
+         python history/00a_rotary/train_gpt.py --micro_batch_size=16     (one GPU)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import os
+import platform
+import time
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+@dataclass
+class Hyperparameters:
+    """Every number one may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
+    total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
+    seq_len: int = 1024  # tokens per sequence
+    micro_batch_size: int = 64  # sequences per forward pass per rank
+    # model
+    vocab_size: int = 50257  # GPT-2's byte-pair encoding
+    num_layers: int = 12
+    num_heads: int = 12
+    model_dim: int = 768
+    # optimizer
+    adam_lr: float = 1.8e-3
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1  # on every tensor: all of them are matrices
+    # schedule
+    train_steps: int = 9536
+    warmup_steps: int = 256
+    cooldown_steps: int = 2048
+    # run
+    val_loss_every: int = 128  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+class NormalizedAdamW(torch.optim.AdamW):
+    """AdamW on gradients of unit norm: each tensor's g is replaced by g / (|g| + 1e-6)."""
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad.div_(param.grad.norm() + 1e-6)
+        super().step()
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=1e-6)
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): a query times a key depends on their distance alone."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
+        frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
+        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D/2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x):  # (B, T, H, D)
+        cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
+        x1, x2 = x.chunk(2, dim=-1)
+        return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to itself and the tokens before it."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        self.head_dim = args.model_dim // args.num_heads
+        self.c_qkv = nn.Linear(args.model_dim, 3 * args.model_dim, bias=False)
+        self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
+        self.rotary = rotary
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.c_qkv(x).view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
+        q, k = self.rotary(q), self.rotary(k)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Two linear maps with a GELU between them, four times as wide inside."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = nn.Linear(args.model_dim, hidden_dim, bias=False)
+        self.c_proj = nn.Linear(hidden_dim, args.model_dim, bias=False)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each added to the residual stream."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        self.attn = CausalSelfAttention(args, rotary)
+        self.mlp = MLP(args)
+        self.attn_scale = (2 * args.num_layers) ** -0.5  # keeps the early stream small
+
+    def forward(self, x):
+        x = x + self.attn_scale * self.attn(norm(x))
+        x = x + self.mlp(norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss where the targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.bf16 = args.bf16
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)
+        rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
+        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
+        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        # All matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+
+    def forward(self, inputs, targets=None):
+        # Products are in bfloat16; the weights and the residual stream stay float32.
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
+            x = self.embed(inputs)  # (B, T, C)
+            for block in self.blocks:
+                x = block(x)
+            logits = self.lm_head(norm(x)).float()  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    The blocks of B * T tokens are dealt to the ranks in turn, so that any number of ranks sees the
+    same tokens in each step. What is left of a shard and too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        whole_steps = (len(shard) - 1) // step_tokens * step_tokens  # targets end one token later
+        for start in range(rank * B * T, whole_steps, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # so that the copy does not wait
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1; at the end a line to 0 over cooldown_steps (arXiv 2405.18392)."""
+    return min((step + 1) / args.warmup_steps, 1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+# -------------------------------------------- Training --------------------------------------------
+def set_hyperparameters(optimizers, step, args):
+    """Writes what the schedules say into the optimizers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def warm_up(model, optimizers, batches, args):
+    """Compiles all kernels in a few steps of training, then puts every state back."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+def main(args):
+    """Trains a model and logs its losses."""
+    # ---- setup ----
+    rank = int(os.environ.get("RANK", 0))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    master_process = rank == 0
+    micro_tokens = args.micro_batch_size * args.seq_len * world_size
+    for name in ("total_batch_size", "val_tokens"):
+        assert getattr(args, name) % micro_tokens == 0, (
+            f"{name} is no multiple of micro_batch_size * seq_len * ranks = {micro_tokens}")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    torch.get_device_module(device).set_device(device)
+    synchronize = torch.get_device_module(device).synchronize
+    # Without torchrun there is one rank, and its store needs no address.
+    store = None if "RANK" in os.environ else dist.HashStore()
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                            world_size=world_size, device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
+    batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    if master_process:
+        os.makedirs(args.log_dir, exist_ok=True)
+        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
+        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
+
+    def print0(line):
+        if master_process:
+            print(line, flush=True)
+            print(line, file=log_file, flush=True)
+
+    environment = dict(python=platform.python_version(), torch=torch.__version__,
+                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                       world_size=world_size, device=device_name)
+    print0(f"environment:{json.dumps(environment)}")
+    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    # ---- model and optimizers ----
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
+
+    optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
+                                  betas=(args.adam_beta1, args.adam_beta2),
+                                  weight_decay=args.weight_decay)]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
+
+    # ---- train ----
+    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
+    train_batches = batches(args.train_files, args.total_batch_size)
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    synchronize()
+    clock_start = time.perf_counter()
+
+    def log_step(step, loss_text):
+        train_time = 1000 * (time.perf_counter() - clock_start)
+        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
+               f" step_avg:{train_time / max(step, 1):.2f}ms")
+
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            synchronize()
+            clock_stopped = time.perf_counter()
+            val_batches = batches(args.val_files, args.val_tokens)
+            val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
+            clock_start += time.perf_counter() - clock_stopped  # validation does not count
+            log_step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = torch.zeros((), device=device)
+        for micro_step in range(grad_accum_steps):
+            inputs, targets = next(train_batches)
+            # Gradients add up locally; only the last micro-step averages them over the ranks.
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets) / grad_accum_steps
+            loss.backward()
+            train_loss += loss.detach() / world_size
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss)
+        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+    if on_gpu:
+        print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and master_process:
+        checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    del model
+    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())

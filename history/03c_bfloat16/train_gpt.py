@@ -1,0 +1,466 @@
+"""
+03c bfloat16: the residual stream is bfloat16, the matrices stay float32
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
+that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+
+Parent:  03b value residual
+Changed: embedding and scalars are stored in bfloat16, so all activations are; each linear map casts
+         its float32 weight itself, and autocast is gone; a few more steps pay for the precision
+Record:  #10 by @kellerjordan0, 2024-11-08: val loss 3.2781 after 1.70B tokens in 7.8 minutes on
+         8xH100
+Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
+         torchrun --standalone --nproc_per_node=8 history/03c_bfloat16/train_gpt.py
+         python history/03c_bfloat16/train_gpt.py --micro_batch_size=16     (one GPU)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import os
+import platform
+import time
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+@dataclass
+class Hyperparameters:
+    """Every number one may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
+    total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
+    seq_len: int = 1024  # tokens per sequence
+    micro_batch_size: int = 64  # sequences per forward pass per rank
+    # model
+    vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
+    num_layers: int = 12
+    num_heads: int = 6
+    model_dim: int = 768
+    # optimizer
+    muon_lr: float = 0.02  # the size of a step's singular values, if the matrix is not tall
+    muon_momentum_start: float = 0.85
+    muon_momentum: float = 0.95
+    embed_lr: float = 0.3
+    head_lr: float = 0.002
+    scalar_lr: float = 0.02
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    # schedule
+    train_steps: int = 3242
+    cooldown_steps: int = 926
+    momentum_warmup_steps: int = 500
+    # run
+    val_loss_every: int = 125  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype):
+    """Orthogonalizes matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
+
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]; the coefficients
+    are chosen to lift small ones fast, not to converge to 1.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.to(dtype)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    tall = X.size(-2) > X.size(-1)
+    if tall:
+        X = X.mT  # the smaller Gram matrix
+    for _ in range(5):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.mT if tall else X
+
+
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- momentum * buffer + grad, in place; returns grad + momentum * buffer."""
+    momentum_buffer.mul_(momentum).add_(grad)
+    return grad.add(momentum_buffer, alpha=momentum)
+
+
+class Muon(torch.optim.Optimizer):
+    """Moves each matrix by its orthogonalized Nesterov momentum times lr sqrt(max(1, rows / cols)).
+
+    Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalizes.
+    """
+    def __init__(self, params, lr, momentum, bf16, compiled):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.newton_schulz = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            params = group["params"]
+            # One flat buffer for all updates: each rank fills in its own, the sum gathers them.
+            sizes = [param.numel() for param in params]
+            flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
+            parts = dict(zip(params, flat.split(sizes), strict=True))
+            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalized in one batch
+            for param in params[dist.get_rank() :: dist.get_world_size()]:
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                by_shape[param.shape][param] = nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"])
+            for (rows, cols), batch in by_shape.items():
+                # Rows of a tall orthogonal matrix have norm sqrt(cols / rows): scale them to 1.
+                scale = max(1, rows / cols) ** 0.5
+                updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
+                for param, update in zip(batch, updates, strict=True):
+                    parts[param].copy_(update.flatten())
+            dist.all_reduce(flat)  # a sum with one term that is not zero, so it is exact
+            for param, update in parts.items():
+                param.add_(update.view_as(param), alpha=-group["lr"])
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)
+
+
+class Linear(nn.Linear):
+    """A linear map without bias whose float32 weight is cast to the dtype of its input."""
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): a query times a key depends on their distance alone."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
+        frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
+        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D/2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x):  # (B, T, H, D)
+        cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
+        x1, x2 = x.chunk(2, dim=-1)
+        return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to itself and the tokens before it."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        self.head_dim = args.model_dim // args.num_heads
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon treats each alone
+        self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)
+        self.rotary = rotary
+        self.value_lambda = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, first_v):
+        B, T, C = x.shape
+        q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
+                   for linear in (self.c_q, self.c_k, self.c_v))
+        # Value residual (arXiv 2410.17897): part of each layer's values are the first layer's.
+        first_v = v if first_v is None else first_v  # in the first layer the mixture is v itself
+        v = (1 - self.value_lambda) * v + self.value_lambda * first_v
+        # Unit RMS bounds every score by sqrt(head_dim), however large c_q and c_k grow.
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C)), first_v
+
+
+class MLP(nn.Module):
+    """Two linear maps with a squared ReLU (arXiv 2109.08668) between, four times as wide inside."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = Linear(args.model_dim, hidden_dim, bias=False)
+        self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)
+
+    def forward(self, x):
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    """One transformer layer, at first the identity, because both c_proj start at zero."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        self.attn = CausalSelfAttention(args, rotary)
+        self.mlp = MLP(args)
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and of x0
+
+    def forward(self, x, first_v, x0):
+        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        y, first_v = self.attn(norm(x), first_v)
+        x = x + y
+        x = x + self.mlp(norm(x))
+        return x, first_v
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss where the targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
+        rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
+        self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
+        nn.init.zeros_(self.lm_head.weight)
+        # All but the zeroed matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+        if args.bf16:  # all but the matrices: embedding, scalars, rotary tables, so all activations
+            self.bfloat16()
+            for module in self.modules():
+                if isinstance(module, Linear):
+                    module.float()
+
+    def forward(self, inputs, targets=None):
+        x = x0 = norm(self.embed(inputs))  # (B, T, C)
+        first_v = None
+        for block in self.blocks:
+            x, first_v = block(x, first_v, x0)
+        logits = self.lm_head(norm(x)).float()  # (B, T, V)
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        logits = 60 * torch.sigmoid(logits / 15) - 30
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    The blocks of B * T tokens are dealt to the ranks in turn, so that any number of ranks sees the
+    same tokens in each step. What is left of a shard and too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        whole_steps = (len(shard) - 1) // step_tokens * step_tokens  # targets end one token later
+        for start in range(rank * B * T, whole_steps, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # so that the copy does not wait
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then a straight line to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+# -------------------------------------------- Training --------------------------------------------
+def set_hyperparameters(optimizers, step, args):
+    """Writes what the schedules say into the optimizers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def warm_up(model, optimizers, batches, args):
+    """Compiles all kernels in a few steps of training, then puts every state back."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+def main(args):
+    """Trains a model and logs its losses."""
+    # ---- setup ----
+    rank = int(os.environ.get("RANK", 0))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    master_process = rank == 0
+    micro_tokens = args.micro_batch_size * args.seq_len * world_size
+    for name in ("total_batch_size", "val_tokens"):
+        assert getattr(args, name) % micro_tokens == 0, (
+            f"{name} is no multiple of micro_batch_size * seq_len * ranks = {micro_tokens}")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    torch.get_device_module(device).set_device(device)
+    synchronize = torch.get_device_module(device).synchronize
+    # Without torchrun there is one rank, and its store needs no address.
+    store = None if "RANK" in os.environ else dist.HashStore()
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                            world_size=world_size, device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
+    batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    if master_process:
+        os.makedirs(args.log_dir, exist_ok=True)
+        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
+        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
+
+    def print0(line):
+        if master_process:
+            print(line, flush=True)
+            print(line, file=log_file, flush=True)
+
+    environment = dict(python=platform.python_version(), torch=torch.__version__,
+                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                       world_size=world_size, device=device_name)
+    print0(f"environment:{json.dumps(environment)}")
+    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    # ---- model and optimizers ----
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
+
+    hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
+    embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
+    scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
+    adam_groups = [
+        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=head_params, lr=args.head_lr),
+        dict(params=scalar_params, lr=args.scalar_lr),
+    ]
+    optimizers = [
+        torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                         fused=True),
+        Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
+             bf16=args.bf16, compiled=args.compile),
+    ]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
+
+    # ---- train ----
+    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
+    train_batches = batches(args.train_files, args.total_batch_size)
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    synchronize()
+    clock_start = time.perf_counter()
+
+    def log_step(step, loss_text):
+        train_time = 1000 * (time.perf_counter() - clock_start)
+        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
+               f" step_avg:{train_time / max(step, 1):.2f}ms")
+
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            synchronize()
+            clock_stopped = time.perf_counter()
+            val_batches = batches(args.val_files, args.val_tokens)
+            val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
+            clock_start += time.perf_counter() - clock_stopped  # validation does not count
+            log_step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = torch.zeros((), device=device)
+        for micro_step in range(grad_accum_steps):
+            inputs, targets = next(train_batches)
+            # Gradients add up locally; only the last micro-step averages them over the ranks.
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets) / grad_accum_steps
+            loss.backward()
+            train_loss += loss.detach() / world_size
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss)
+        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+    if on_gpu:
+        print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and master_process:
+        checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    del model
+    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
