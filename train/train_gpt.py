@@ -203,8 +203,9 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
     """Linear warm-up to 1, then a straight line to 1/11 at train_steps."""
-    progress = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)
-    return min((step + 1) / args.warmup_steps, 1 - 10 / 11 * progress)
+    if step < args.warmup_steps:
+        return (step + 1) / args.warmup_steps
+    return 1 - 10 / 11 * (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)
 
 
 # -------------------------------------------- Training --------------------------------------------
@@ -281,7 +282,6 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]

@@ -299,7 +299,6 @@ def main(args):
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
-
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]

@@ -345,7 +345,6 @@ def main(args):
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
-
     hidden_matrix_params = list(raw_model.blocks.parameters())
     embed_params = [raw_model.embed.weight]  # the head too
     adam_groups = [dict(params=embed_params, lr=args.embed_lr)]

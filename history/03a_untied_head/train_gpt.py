@@ -358,7 +358,6 @@ def main(args):
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
-
     hidden_matrix_params = list(raw_model.blocks.parameters())
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     adam_groups = [

@@ -393,7 +393,6 @@ def main(args):
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
-
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
