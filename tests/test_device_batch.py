@@ -10,17 +10,19 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import run_milestone
-from snapshots import MICRO, MICRO_OF, WRITTEN, as_options, by_id, load_snapshot
+from snapshots import MICRO, MICRO_OF, WRITTEN, every_snapshot
 from speedrun import device, device_batch
 from speedrun.device_batch import fit_micro_batch, largest_fitting, trial_options
 from speedrun.failure import Failure
 from speedrun.hyperparameters import SCHEDULE, micro_batches
 from speedrun.launch import Nodes, RunError
 from speedrun.plan import AUTO, make_plan
+from speedrun.preflight import check_values
 from speedrun.runlog import RULE, read_log
 
 GPU = "NVIDIA Simulated"
@@ -309,7 +311,6 @@ def test_refusals_are_one_line(machine, monkeypatch, tmp_path):
             " seq_len=16 or a smaller model_dim", 99)
     refused("not even one sequence", 110)  # it takes 100 of them
     refused("one machine", 1400, nodes=Nodes(2, 0, "host:1"))
-    refused("not multiples of seq_len", 1400, settings=["val_tokens=33"])
     refused("nvidia-smi does not tell", 0)
     crash = Trials(500, stderr="ValueError: x")
     assert refused("rank 0 ended", 1400, trials=crash).status == 1
@@ -335,29 +336,26 @@ def test_a_script_without_the_sizes(machine, tmp_path):
 # ---- real trials ----
 
 
-@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
-def test_every_milestone_can_be_tried(milestone, machine, tmp_path):
+@every_snapshot
+def test_every_milestone_can_be_tried(milestone, machine):
     plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3"])
-    options = trial_options(plan, 6) | dict(log_dir=tmp_path / "log")
-    module = load_snapshot(milestone)
-    losses = module.main(module.parse_args(as_options(options)))
-    assert [step for step, _ in losses] == [2]
-    sizes = read_log(tmp_path / "log" / "log.txt").hyperparameters
-    assert (sizes["micro_batch_size"], sizes["kernel_warmup_steps"]) == (6, 2)
-    assert sizes["total_batch_size"] == 2 * sizes["val_tokens"] == 2 * 6 * 32
+    trial = replace(plan, options=trial_options(plan, 6)).hyperparameters
+    check_values(trial, plan.script.hyperparameters, world_size=1, on_gpu=True)
+    assert (trial["micro_batch_size"], trial["kernel_warmup_steps"]) == (6, 2)
+    assert trial["total_batch_size"] == 2 * trial["val_tokens"] == 2 * 6 * 32
     assert trial_options(plan, 24)["total_batch_size"] == 24 * 32  # no more than the run's own
 
 
 def simulated(tmp_path, limit):
-    """Milestone 01 on a CPU that runs out of memory in the backward pass of more than `limit`
+    """Milestone 00 on a CPU that runs out of memory in the backward pass of more than `limit`
     sequences, and tells of 100 MiB for each."""
-    text = WRITTEN[1].script.read_text(encoding="utf-8")
+    text = WRITTEN[0].script.read_text(encoding="utf-8")
     for old, new in [
         ("torch.cuda.is_available()", "False"),
-        ("loss.backward()", "loss.backward()\n"
-         f"                if args.micro_batch_size > {limit}:\n"
-         "                    raise torch.OutOfMemoryError('CUDA out of memory. Tried to')"),
-        ('    if device.type == "cuda":\n', "    if True:\n"),
+        ("            loss.backward()\n", "            loss.backward()\n"
+         f"            if args.micro_batch_size > {limit}:\n"
+         "                raise torch.OutOfMemoryError('CUDA out of memory. Tried to')\n"),
+        ("    if on_gpu:\n        print0", "    if True:\n        print0"),
         ("torch.cuda.max_memory_allocated()", "100 * args.micro_batch_size * 2**20"),
     ]:
         assert old in text
@@ -377,8 +375,8 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(device_batch.tempfile, "tempdir", str(temporary))
-    settings = {**MICRO, **MICRO_OF["01"], "total_batch_size": 4 * 32, "train_steps": 3,
-                "kernel_warmup_steps": 0}
+    settings = {**MICRO, **MICRO_OF["00"], "total_batch_size": 4 * 32, "val_tokens": 4 * 32,
+                "train_steps": 3, "kernel_warmup_steps": 0}
     del settings["micro_batch_size"]
     command = ["run_milestone.py", script, "--data", shards, "--device-batch", "auto",
                *(f"--set={name}={value}" for name, value in settings.items())]
@@ -390,7 +388,7 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
 
     lines = run("--out", tmp_path / "run").out.splitlines()
     answer = f"micro_batch_size: 1 (largest that fits {GPU}, 0.1 of 1.0 GiB"
-    # the record's 64 is more than the two sequences that each rank has
+    # the record's 32 is more than the two sequences that each rank has
     assert lines[1:4] == [
         "trying micro_batch_size 2: out of memory", "trying micro_batch_size 1: 0.1 GiB",
         f"{answer})"]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Measure what a milestone's script costs beside its arithmetic, on the CPU.
 
     python tools/benchmark.py 01                     both parts, on the embedded corpus

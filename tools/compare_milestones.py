@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Compare milestones, scripts and logs in one table: loss, tokens, time, speed.
 
     python tools/compare_milestones.py 00 01 02 04 --scale tiny --repeat 3

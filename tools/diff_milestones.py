@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Show what a milestone changes: the blocks that differ from another's, and nothing else.
 
     python tools/diff_milestones.py 03 04                       the change, in reading order

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Tell what this machine can run, and what to do about what is missing.
 
     python tools/doctor.py            one screen

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Carry a repair to a milestone's descendants: you edit the earliest milestone that has the fault,
 this command edits the rest.
 

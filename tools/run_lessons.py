@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Run notebooks again and keep their outputs, without the traces of this machine.
 
     python tools/run_lessons.py                 all of them

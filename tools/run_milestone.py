@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Run a milestone, the learner's script or any train_gpt.py, and sum the run up.
 
     python tools/run_milestone.py 01                   tiny on a CPU, a minute or two

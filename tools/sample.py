@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Let a trained model write: text from the checkpoint of any milestone.
 
     python tools/sample.py runs/01-20250101-120000 --prompt "def "

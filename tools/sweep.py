@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Try each learning rate of a milestone at half and at twice its value of the tiny scale.
 
     python tools/sweep.py 02

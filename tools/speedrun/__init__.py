@@ -1,1 +1,7 @@
 """The library the commands in tools/ share; each module has one duty and imports fast."""
+
+import sys
+
+LEAST_PYTHON = (3, 11)
+if sys.version_info < LEAST_PYTHON:  # before what an older one cannot import
+    sys.exit("error: this is Python {}.{}; 3.11 or newer is needed".format(*sys.version_info))

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -46,20 +47,24 @@ def not_negative(text: str) -> float:
 def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     """Ends the process with the exit code of `main`; an error of the user's becomes one line.
 
-    Those are RunError (with its own exit code), ManifestError, OSError and `errors`. A reader that
-    has gone, as in `... | head`, ends it silently.
+    Those are RunError (with its own exit code), ManifestError, OSError, a package that is not
+    installed, and `errors`. A reader that has gone, as in `... | head`, ends it silently.
     """
+    status, message = 1, None
     try:
-        sys.exit(main())
+        status = main()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        sys.exit(130)
+        status, message = 130, "interrupted"
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed here: pip install -r requirements.txt"
     except (RunError, ManifestError, OSError, *errors) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 1))
+        status, message = getattr(error, "status", 1), error
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing but the exit is left to interrupt
+    if message is not None:
+        print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
 
 
 def visible(text: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import struct
 import subprocess
 import sys
 from array import array
@@ -15,6 +16,7 @@ FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record sca
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
 FINEWEB_SHARDS = 103  # training shards that there are
 FINEWEB_SHARD_TOKENS = 100_000_000
+MAGIC, VERSION = 20240520, 1  # the first two of the 256 int32 in a shard's header
 HEADER_BYTES = 1024
 TOKEN_BYTES = 2
 
@@ -41,12 +43,32 @@ def check_shards(folder: Path, tokens: int | None) -> None:
 
 
 def fetch_command(folder: Path = FINEWEB, tokens: int | None = None) -> str:
-    """The command that fetches FineWeb shards for `tokens` training tokens into the folder."""
+    """The command that fetches FineWeb shards for `tokens` training tokens into the folder, or
+    makes the embedded corpus where it is that folder."""
+    if folder.resolve() == BUILTIN:
+        return f"python {short(REPOSITORY / 'data' / 'builtin_corpus.py')}"
     shards = -(-tokens // FINEWEB_SHARD_TOKENS) if tokens else "N"
     if tokens:
         shards = min(shards, FINEWEB_SHARDS)
     out = "" if folder.resolve() == FINEWEB else f" --out {shlex.quote(short(folder))}"
     return f"python {short(REPOSITORY / 'data' / 'cached_fineweb10B.py')} {shards}{out}"
+
+
+def shard_length(file: str | Path) -> int:
+    """How many tokens a shard holds. Raises RunError for a file that is none or not whole, and
+    OSError for one that cannot be read."""
+    with open(file, "rb") as shard:
+        header = shard.read(HEADER_BYTES)
+        size = os.fstat(shard.fileno()).st_size
+    known = struct.pack("<2i", MAGIC, VERSION)
+    if len(header) < HEADER_BYTES or not header.startswith(known):
+        raise RunError(f"{file} is no token shard (magic {MAGIC}, version {VERSION}); make or fetch"
+                       " it again")
+    (length,) = struct.unpack_from("<i", header, len(known))
+    if size != HEADER_BYTES + TOKEN_BYTES * length:
+        raise RunError(f"{file} has {size} bytes, not {HEADER_BYTES} + {TOKEN_BYTES} * {length}"
+                       " tokens; make or fetch it again")
+    return length
 
 
 def holds_bytes(folder: Path) -> bool:

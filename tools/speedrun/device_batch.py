@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.device import visible_memory
-from speedrun.hyperparameters import SCHEDULE, micro_batches, trial_sizes, whole
+from speedrun.hyperparameters import SCHEDULE, micro_batches, trial_sizes
 from speedrun.launch import RunError
 from speedrun.manifest import REPOSITORY
 from speedrun.plan import Plan
@@ -105,11 +105,7 @@ def _candidates(plan):
         raise RunError(f"--device-batch auto: {plan.script.path} has no {', '.join(missing)}")
     if plan.nodes.count > 1:
         raise RunError("--device-batch auto tries one machine; give all of them the same number")
-    candidates = micro_batches(plan.hyperparameters, plan.nproc)
-    if not candidates:
-        raise RunError(f"--device-batch auto: total_batch_size and val_tokens are not multiples of "
-                       f"seq_len times {plan.nproc} rank(s)")
-    return candidates
+    return micro_batches(plan.hyperparameters, plan.nproc)
 
 
 def _memory(plan):
@@ -143,9 +139,9 @@ def _search(plan, candidates, memory, stream):
         finally:
             print(outcome, file=stream, flush=True)
 
-    best = largest_fitting(fits, candidates, whole(plan.hyperparameters["micro_batch_size"]) or 1)
+    best = largest_fitting(fits, candidates, plan.hyperparameters["micro_batch_size"])
     if best is None:
-        seq_len = whole(plan.hyperparameters["seq_len"])
+        seq_len = plan.hyperparameters["seq_len"]
         raise RunError(
             f"not even one sequence of {seq_len} tokens fits into {MARGIN:.0%} of the"
             f" {memory / 1024:.1f} GiB of {_names(plan)}; try --set seq_len={seq_len // 2} or a"

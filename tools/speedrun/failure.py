@@ -5,23 +5,27 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-TAIL_LINES = 15
 SIGKILL = 9  # by number, as the launcher reports it: Windows has no such name
 
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 _FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a rank's traceback
+_SPOKEN = re.compile(r"(?:\S+: )?error: (.*)|AssertionError: (.*)")  # argparse names the program
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed: `text` for the user, the exit code to end with (1..255).
+    """Why a run failed: `text` for the user, one line, and the exit code to end with (1..255).
 
-    `spoken` tells that the text is the script's own `error:` line, so nothing is left to look up;
-    `stopped` that a signal to the launching process ended the run.
+    `spoken` tells that the text is what the script itself has to say, an assertion's words or its
+    `error:` line, so nothing is left to look up; `stopped` that a signal to the launching process
+    ended the run; `rank` is the one that failed first, if it is known.
     """
 
     text: str
     exit_code: int
+    rank: int | None = None
     spoken: bool = False
     stopped: bool = False
 
@@ -30,13 +34,14 @@ class Failure:
 class _Rank:
     rank: int
     exit_code: int  # negative: killed by that signal
-    stderr: str
+    last_words: str
     silent_since: float  # when it wrote to stderr for the last time
 
     @property
-    def error_line(self):
-        lines = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
-        return lines[-1].removeprefix("error: ") if lines else None
+    def spoken(self):
+        """What the script itself had to say, or None."""
+        match = _SPOKEN.fullmatch(self.last_words)
+        return match and (match[1] or match[2])
 
 
 def rank_stderr(ranks_dir: Path) -> dict[int, Path]:
@@ -49,7 +54,7 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
 
     Ranks that the launcher closed are victims and left out. Of those that failed by themselves
     (a broken connection makes others fail too) the first cause is the one killed from outside,
-    else the one with an `error:` line, else the one that fell silent first.
+    else one that speaks for itself, else the one that fell silent first.
     """
     closed = set(_CLOSED.findall(report))
     failed = [
@@ -58,24 +63,45 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
         if pid not in closed
     ]
     if not failed:
-        tail = _tail(report) if launcher_exit_code >= 0 else ""  # killed: it could not say why
-        text = f"the launcher {ending(launcher_exit_code)}{tail}"
-        return Failure(text, _status(launcher_exit_code))
+        words = last_words(report) if launcher_exit_code >= 0 else ""  # killed: it could not say
+        text = f"the launcher {ending(launcher_exit_code)}"
+        return Failure(f"{text}: {words}" if words else text, _status(launcher_exit_code))
     first = min(
-        failed,
-        key=lambda r: (r.exit_code != -SIGKILL, r.error_line is None, r.silent_since),
+        failed, key=lambda r: (r.exit_code != -SIGKILL, r.spoken is None, r.silent_since)
     )
-    if first.error_line and first.exit_code != -SIGKILL:
-        return Failure(first.error_line, _status(first.exit_code), spoken=True)
-    text = f"rank {first.rank} {ending(first.exit_code)}{_tail(first.stderr)}"
-    return Failure(text, _status(first.exit_code))
+    name = f"rank {first.rank}"
+    if first.exit_code < 0 or not first.last_words:
+        return Failure(f"{name} {ending(first.exit_code)}", _status(first.exit_code), first.rank)
+    text = first.spoken or first.last_words
+    if len(stderr_files) > 1 or first.rank > 0:
+        text = f"{name}: {text}"
+    return Failure(text, _status(first.exit_code), first.rank, spoken=first.spoken is not None)
+
+
+def last_words(stderr: str) -> str:
+    """The line of a program's stderr that tells why it ended; "" if there is nothing.
+
+    That is its last `error:` line, else the line with the exception below its last traceback, else
+    its last line. What the interpreter ignored while it ended is no reason.
+    """
+    lines = [_PREFIX.sub("", line.rstrip()) for line in stderr.splitlines()]
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if re.match(r"(\S+: )?error: ", line)]
+    if errors:
+        return errors[-1]
+    for start in reversed(range(len(lines))):
+        if lines[start] == _TRACEBACK and not lines[start - 1].startswith("Exception ignored"):
+            below = [line for line in lines[start + 1 :] if not line.startswith(" ")]
+            if below:
+                return " ".join(below[: 2 if below[0].endswith(":") else 1])
+    return lines[-1] if lines else ""
 
 
 def _rank(rank, exit_code, file):
     if file is None:
         return _Rank(rank, exit_code, "", 0.0)
     text = file.read_text(encoding="utf-8", errors="replace")
-    return _Rank(rank, exit_code, text, file.stat().st_mtime)
+    return _Rank(rank, exit_code, last_words(text), file.stat().st_mtime)
 
 
 def ending(exit_code: int) -> str:
@@ -95,9 +121,3 @@ def _status(exit_code):
     if exit_code < 0:
         return 128 - exit_code
     return exit_code if 0 < exit_code < 256 else 1
-
-
-def _tail(text):
-    """The last lines below a colon, or nothing."""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()][-TAIL_LINES:]
-    return "\n".join(["; the end of its stderr:", *lines]) if lines else ""

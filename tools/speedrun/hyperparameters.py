@@ -5,7 +5,7 @@ They are {name: value} of a script's defaults and overrides, values as numbers o
 
 import math
 
-# phases that some records count in steps
+# phases that some records count in steps; scripts divide by them
 SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
 
 
@@ -18,17 +18,17 @@ def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> in
 
 def scaled_phases(hyperparameters: dict[str, object], steps: int) -> dict[str, tuple[int, int]]:
     """The phases counted in steps, {name: (old, new)}, such that a schedule cut to `steps` steps
-    keeps its shape. Phases of 0 steps are left out."""
+    keeps its shape; a phase has at least one step."""
     full = whole(hyperparameters.get("train_steps"))
     if full in (None, 0, steps):
         return {}
     phases = {name: whole(hyperparameters.get(name)) for name in SCHEDULE}
-    return {name: (old, old * steps // full) for name, old in phases.items() if old}
+    return {name: (old, max(1, old * steps // full)) for name, old in phases.items() if old}
 
 
 def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[int]:
     """Every micro_batch_size with which a step and a validation divide among the ranks, ascending;
-    none where there is no way (the script says what is wrong)."""
+    none where there is no way (speedrun.preflight says what is wrong)."""
     names = ("total_batch_size", "val_tokens", "seq_len")
     batch, val_tokens, seq_len = (whole(hyperparameters.get(name)) for name in names)
     if not (batch and seq_len):
@@ -40,7 +40,7 @@ def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[i
 
 def fitting_micro_batch(hyperparameters: dict[str, object], world_size: int) -> int | None:
     """The largest part of micro_batch_size with which a step and a validation divide among the
-    ranks; None where there is no need or no way (the script says what is wrong)."""
+    ranks; None where there is no need or no way (speedrun.preflight says what is wrong)."""
     usual = whole(hyperparameters.get("micro_batch_size"))
     parts = [n for n in micro_batches(hyperparameters, world_size) if usual and usual % n == 0]
     fitting = max(parts, default=usual)
@@ -59,7 +59,7 @@ def trial_sizes(
     sizes = {name: whole(value) or 0 for name, value in hyperparameters.items()}
     tokens = micro_batch * sizes["seq_len"] * world_size
     trial = dict(
-        micro_batch_size=micro_batch, val_tokens=tokens, train_steps=2,
+        micro_batch_size=micro_batch, val_tokens=tokens, train_steps=2, warmup_steps=1,
         total_batch_size=min(2 * tokens, sizes["total_batch_size"]),
         kernel_warmup_steps=min(2, sizes.get("kernel_warmup_steps", 0)),
         val_loss_every=0, train_loss_every=0, save_checkpoint=False,

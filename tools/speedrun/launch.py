@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,36 @@ class Nodes:
     endpoint: str | None = None
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a launch ended: the launcher's exit code, and the signal that stopped us, if one did."""
+class Stop:
+    """The first signal that asked this process to stop, or None; it ends the launcher too.
 
-    exit_code: int
-    stopped_by: signal.Signals | None
+    Being impatient does not help: later signals change nothing.
+    """
+
+    def __init__(self):
+        self.signum: signal.Signals | None = None
+        self.launcher: subprocess.Popen | None = None
+
+    def __call__(self, signum, frame):
+        if self.signum is None:
+            self.signum = signal.Signals(signum)
+            if self.launcher is not None:
+                _end(self.launcher)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Inside the block, Ctrl-C, SIGTERM and SIGHUP to this process are noted in its Stop and do no
+    more, except those that are ignored (by nohup, say). For the main thread only."""
+    previous, stop = {}, Stop()
+    for signum in STOP_SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            previous[signum] = signal.signal(signum, stop)
+    try:
+        yield stop
+    finally:
+        for signum, old in previous.items():
+            signal.signal(signum, old)
 
 
 def launch_command(
@@ -70,12 +94,13 @@ def launch_command(
     ]
 
 
-def launch(command: list[str], report: Path, on_line: Callable[[str], None]) -> Ended:
-    """Runs the command to its end and hands each line of its stdout to `on_line`.
+def launch(command: list[str], report: Path, on_line: Callable[[str], None], stop: Stop) -> int:
+    """Runs the command to its end, hands each line of its stdout to `on_line` and returns its exit
+    code.
 
-    report: file for the launcher's own stderr. Ctrl-C, SIGTERM and SIGHUP to this process stop the
-    run; whatever ends it (an exception of on_line too), its processes are gone on return. To be
-    called from the main thread. Raises OSError if the command or the report cannot be started.
+    report: file for the launcher's own stderr; stop: of the stop_signals block around this. A stop
+    ends the run; whatever ends it (an exception of on_line too), its processes are gone on return.
+    Raises OSError if the command or the report cannot be started.
     """
     environment = {
         "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
@@ -84,17 +109,8 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None]) -> 
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
         RUN_MARK: f"{os.getpid()}-{time.time_ns()}",
     }
-    launcher = stopped_by = None
-
-    def stop(signum, frame):
-        nonlocal stopped_by
-        if stopped_by is None:  # being impatient does not help: the first one is on its way
-            stopped_by = signal.Signals(signum)
-            if launcher is not None:
-                _end(launcher)
-
-    with _handle(STOP_SIGNALS, stop), open(report, "wb") as stderr:
-        launcher = subprocess.Popen(
+    with open(report, "wb") as stderr:
+        launcher = stop.launcher = subprocess.Popen(
             command, env=environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
             encoding="utf-8", errors="replace",
@@ -105,7 +121,7 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None]) -> 
         reaper = threading.Thread(target=_reap, args=(launcher, environment[RUN_MARK]), daemon=True)
         reaper.start()
         try:
-            if stopped_by is not None:  # the signal came before there was a launcher
+            if stop.signum is not None:  # the signal came before there was a launcher
                 _end(launcher)
             for line in launcher.stdout:
                 on_line(line.rstrip("\r\n"))
@@ -115,21 +131,7 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None]) -> 
         finally:
             reaper.join()
             launcher.stdout.close()
-    return Ended(launcher.returncode, stopped_by)
-
-
-@contextmanager
-def _handle(signals, handler):
-    """Handles the signals inside the block, except those that are ignored (by nohup, say)."""
-    previous = {}
-    for signum in signals:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            previous[signum] = signal.signal(signum, handler)
-    try:
-        yield
-    finally:
-        for signum, old in previous.items():
-            signal.signal(signum, old)
+    return launcher.returncode
 
 
 def _end(launcher):
@@ -147,15 +149,13 @@ def _reap(launcher, mark):
     This also closes the pipe that such a rank would hold open.
     """
     launcher.wait()
-    for _ in range(20):
+    looked_in_vain = 0
+    while looked_in_vain < 3:  # for a moment, a process that starts shows no environment
         pids = list(_processes_with(f"{RUN_MARK}={mark}"))
         for pid in pids:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        if not pids:
-            return
+        looked_in_vain = 0 if pids else looked_in_vain + 1
         time.sleep(0.05)
 
 

@@ -1,8 +1,9 @@
 """Decides what a run is: script, scale, hyperparameters, data, ranks and output folder.
 
-Everything is checked here, before anything is written.
+All but the tokens themselves is checked here, before anything is written.
 """
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedrun import preflight
 from speedrun.dataset import (
     BUILTIN,
     FINEWEB,
@@ -74,8 +76,10 @@ class Plan:
 
     @property
     def hyperparameters(self) -> dict[str, object]:
-        """Those of the run: the script's defaults, with the options in their place."""
-        return {**self.script.hyperparameters, **self.options}
+        """Those of the run: the script's defaults, with the options in their place, each in its
+        type; None where a default is not known."""
+        values = {**self.script.hyperparameters, **self.options}
+        return {name: self.script.typed(name, value) for name, value in values.items()}
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -105,6 +109,8 @@ def make_plan(
     (None: a fresh one below runs/). Raises RunError or ManifestError, both with one line.
     """
     script = find_script(target)
+    if importlib.util.find_spec("torch") is None:
+        raise RunError("torch is not installed here: pip install -r requirements.txt")
     nodes = _check_nodes(nodes or Nodes())
     settings = dict(_name_and_value(setting, script) for setting in settings)
     gpus = visible_gpus()
@@ -148,20 +154,27 @@ def make_plan(
         options["save_checkpoint"] = True
     options |= settings
 
-    out = _check_out(out, nodes) if out else _fresh_out(script.name)
-    return Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes, auto_batch)
+    out = _check_out(out or _fresh_out(script.name), nodes)
+    plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes, auto_batch)
+    values = plan.hyperparameters
+    preflight.check_values(values, script.hyperparameters, nproc * nodes.count, bool(gpus))
+    if folder != BUILTIN or has_shards(BUILTIN):
+        preflight.check_shards(values)
+    return plan
 
 
 def _name_and_value(setting, script):
     name, equals, value = setting.removeprefix("--").partition("=")
     if not (name and equals):
-        raise RunError(f"--set {setting}: write it as --set name=value")
+        raise RunError(f"--set {setting}: write it as --set name=value", 2)
     if name == "log_dir":
-        raise RunError(f"--set {setting}: the log's folder is chosen with --out")
+        raise RunError(f"--set {setting}: the log's folder is chosen with --out", 2)
     if name not in script.hyperparameters:
         near = nearest(name, script.hyperparameters)
         hint = f"; did you mean {near}?" if near else ""
-        raise RunError(f"--set {setting}: {short(script.path)} has no hyperparameter {name}{hint}")
+        raise RunError(
+            f"--set {setting}: {short(script.path)} has no hyperparameter {name}{hint}", 2)
+    script.typed(name, value)
     return name, value
 
 

@@ -1,7 +1,7 @@
 """Shows a run while it goes on: one live line on a terminal, plain lines elsewhere."""
 
 from speedrun.plan import Plan
-from speedrun.runlog import RunLog, Step
+from speedrun.runlog import RULE, RunLog, Step
 
 WIDE = 70  # columns from which on the live line also has a bar and tokens/s
 
@@ -57,7 +57,7 @@ class _LiveLine:
     def show(self, line):
         event = self.log.feed(line)
         if event is None:
-            if line.strip():
+            if line.strip() and line != RULE:
                 self.console.print(line, markup=False)
         elif isinstance(event, Step):  # facts are in the log and in the summary
             self._show_step(event)

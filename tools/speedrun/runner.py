@@ -1,18 +1,23 @@
 """Carries out a plan: prepares its folder, launches it, tidies up, sums up."""
 
-import importlib.util
+import os
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
 from typing import TextIO
 
 from speedrun.dataset import BUILTIN, make_builtin, short
 from speedrun.failure import Failure, explain, rank_stderr
-from speedrun.launch import RunError, Stopped, launch
+from speedrun.launch import RunError, Stopped, launch, stop_signals
 from speedrun.plan import Plan
+from speedrun.preflight import check_tokens
 from speedrun.progress import follow
 from speedrun.runlog import read_log
 from speedrun.summary import Summary, summarize, to_json
+
+PROBE_BYTES = 2**16  # to find out whether a disk is full
 
 
 def run(plan: Plan, stream: TextIO) -> Summary | None:
@@ -24,15 +29,19 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
     ends it; what it logged is kept.
     """
     out_is_new = not plan.out.exists()
-    failure = execute(plan, stream)
+    log = plan.out / "log.txt"
+    try:
+        failure = execute(plan, stream)
+    except BaseException:
+        if not log.exists():
+            _discard(plan.out, out_is_new)
+        raise
     if failure is None:
         return _sum_up(plan)
-    log = plan.out / "log.txt"
     if not log.exists() and (failure.spoken or failure.stopped):
-        _discard(plan.out, out_is_new)  # the error line says all that there is to know
-    so_far = f"\nthe log so far: {short(log)}" if log.exists() else ""
+        _discard(plan.out, out_is_new)  # the failure says all that there is to know
     error = Stopped if failure.stopped else RunError
-    raise error(failure.text + so_far, failure.exit_code)
+    raise error("\n".join([failure.text, *_kept(plan.out, failure)]), failure.exit_code)
 
 
 def execute(plan: Plan, stream: TextIO) -> Failure | None:
@@ -40,25 +49,25 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
 
     Returns None, or why the run failed or was stopped. Raises RunError if it cannot start.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise RunError("torch is not installed here: pip install -r requirements.txt")
     if plan.data == BUILTIN:
         make_builtin()
-    _prepare(plan)
+    check_tokens(plan.hyperparameters)
     report = plan.ranks_dir / "launcher.txt"
-    try:
-        with follow(plan, stream) as show:
-            ended = launch(plan.command, report, show)
-        if ended.stopped_by:
-            signum = ended.stopped_by
-            word = "interrupted" if signum == SIGINT else f"stopped by {signum.name}"
-            return Failure(word, 128 + signum, stopped=True)
-        if ended.exit_code:
-            text = report.read_text(encoding="utf-8", errors="replace")
-            return explain(text, rank_stderr(plan.ranks_dir), ended.exit_code)
-        return None
-    finally:
-        _tidy(plan)
+    with stop_signals() as stop:
+        try:
+            _prepare(plan)
+            with follow(plan, stream) as show:
+                exit_code = launch(plan.command, report, show, stop)
+            if stop.signum:
+                word = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
+                return Failure(word, 128 + stop.signum, stopped=True)
+            if exit_code:
+                text = report.read_text(encoding="utf-8", errors="replace")
+                failure = explain(text, rank_stderr(plan.ranks_dir), exit_code)
+                return _blame_disk(plan.out, failure)
+            return None
+        finally:
+            _tidy(plan)
 
 
 def _prepare(plan):
@@ -68,7 +77,34 @@ def _prepare(plan):
         if plan.nodes.rank == 0:
             shutil.copyfile(plan.script.path, plan.out / "train_gpt.py")
     except OSError as error:
-        raise RunError(f"cannot write in {plan.out}: {error.strerror}") from None
+        raise RunError(f"cannot write in {short(plan.out)}: {error.strerror}") from None
+
+
+def _blame_disk(out, failure):
+    """The failure, led by the folder's own if nothing can be written there any more.
+
+    The words of the ranks may be lost then, and torch.save does not say what it failed of.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=out) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+        return failure
+    except OSError as error:
+        # the launcher speaks for the ranks where their words were lost
+        said = "" if failure.text.startswith("the launcher") else f" ({failure.text})"
+        text = f"cannot write in {short(out)}: {error.strerror}{said}"
+        return replace(failure, text=text, spoken=False)
+
+
+def _kept(out, failure):
+    """A line that tells what is left to look at, if anything is."""
+    log, stderr = out / "log.txt", out / f"stderr_rank{failure.rank}.txt"
+    words = [f"the log so far: {short(log)}"] if log.exists() else []
+    if stderr.exists() and not failure.spoken:
+        words += [f"stderr: {short(stderr)}"]
+    return ["; ".join(words)] if words else []
 
 
 def _tidy(plan):
@@ -78,13 +114,14 @@ def _tidy(plan):
             rank = plan.nodes.rank * plan.nproc + local_rank
             file.replace(plan.out / f"stderr_rank{rank}.txt")
     shutil.rmtree(plan.ranks_dir, ignore_errors=True)
+    (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
 
 
 def _discard(out: Path, out_is_new):
     """Undoes a run that never came to its log, so that the folder can be used again."""
     for file in (out / "train_gpt.py", *out.glob("stderr_rank*.txt")):
         file.unlink(missing_ok=True)
-    if out_is_new and not any(out.iterdir()):
+    if out_is_new and out.exists() and not any(out.iterdir()):
         out.rmdir()
 
 
@@ -98,5 +135,12 @@ def _sum_up(plan):
     if log.last is None:
         raise RunError(f"no step was logged in {short(plan.out / 'log.txt')}")
     summary = summarize(plan, log)
-    (plan.out / "summary.json").write_text(to_json(summary) + "\n", encoding="utf-8")
+    partial = plan.out / "summary.partial"
+    try:
+        partial.write_text(to_json(summary) + "\n", encoding="utf-8")
+        partial.replace(plan.out / "summary.json")
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"cannot write in {short(plan.out)}: {error.strerror}; the run is complete, "
+                       f"its log: {short(plan.out / 'log.txt')}") from None
     return summary

@@ -19,17 +19,41 @@ _OPERATIONS = {
 }
 
 
+# How a script reads a value of each type that a hyperparameter may have.
+_READERS = {
+    "int": int, "float": float, "str": str,
+    "bool": lambda text: {"True": True, "False": False}[text],
+}
+
+
 @dataclass(frozen=True)
 class Script:
     """A train_gpt.py: name for its runs, file, the milestone it is (or None), the defaults of its
-    hyperparameters, the overrides {name: value} that make it tiny, and whose overrides they are."""
+    hyperparameters and the names of their types, the overrides {name: value} that make it tiny, and
+    whose overrides they are."""
 
     name: str
     path: Path
     milestone: Milestone | None
     hyperparameters: dict[str, object]
+    types: dict[str, str]
     tiny: dict[str, object]
     tiny_of: Milestone
+
+    def typed(self, name: str, value: object) -> object:
+        """A value of hyperparameter `name`, as a text or not, in the type that the script gives it.
+
+        It stays as it is where that type is none of int, float, bool and str, and None (not known)
+        stays None. Raises RunError, exit code 2, for a value that is none of its type.
+        """
+        kind = self.types.get(name)
+        if value is None or kind not in _READERS:
+            return value
+        try:
+            return _READERS[kind](str(value))
+        except (KeyError, ValueError):
+            wanted = "True or False" if kind == "bool" else f"a value of type {kind}"
+            raise RunError(f"{name} takes {wanted}, not {str(value)!r}", 2) from None
 
 
 def find_script(target: str) -> Script:
@@ -45,12 +69,12 @@ def find_script(target: str) -> Script:
     if milestone is not None:
         return _milestone_script(manifest, milestone)
     name = target if target == "train" else path.resolve().parent.name
-    hyperparameters = _hyperparameters(path)
-    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script).keys()
+    hyperparameters, types = _hyperparameters(path)
+    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script)[0].keys()
                                                         ^ hyperparameters.keys()))
     tiny = manifest.overrides(nearest, "tiny")
     known = {key: value for key, value in tiny.items() if key in hyperparameters}
-    return Script(name or "run", path, None, hyperparameters, known, nearest)
+    return Script(name or "run", path, None, hyperparameters, types, known, nearest)
 
 
 def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
@@ -82,18 +106,24 @@ def default_hyperparameters(script: Path) -> dict[str, object]:
     such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
     cannot be read.
     """
+    return _defaults(_fields(script))
+
+
+def _defaults(fields):
+    return {field.target.id: _constant(field.value) for field in fields}
+
+
+def _fields(script):
+    """The syntax of each field of class Hyperparameters; raises as default_hyperparameters."""
     try:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{script} is not a Python script: {error}") from None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
-            return {
-                field.target.id: _constant(field.value)
-                for field in node.body
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            }
-    return {}
+            return [field for field in node.body
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
+    return []
 
 
 def code_hash(script: Path) -> str:
@@ -112,18 +142,19 @@ def code_hash(script: Path) -> str:
 
 def _milestone_script(manifest, milestone):
     tiny = manifest.overrides(milestone, "tiny")
-    defaults = _hyperparameters(milestone.script)
-    return Script(milestone.id, milestone.script, milestone, defaults, tiny, milestone)
+    defaults, types = _hyperparameters(milestone.script)
+    return Script(milestone.id, milestone.script, milestone, defaults, types, tiny, milestone)
 
 
 def _hyperparameters(path):
+    """The defaults and the types of a script's hyperparameters; RunError if it has none."""
     try:
-        hyperparameters = default_hyperparameters(path)
+        fields = _fields(path)
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from None
-    if not hyperparameters:
+    if not fields:
         raise RunError(f"{path} has no class Hyperparameters, so it is no training script")
-    return hyperparameters
+    return _defaults(fields), {f.target.id: ast.unparse(f.annotation) for f in fields}
 
 
 def _constant(node):

@@ -1,0 +1,37 @@
+"""Every command can be started by its name, and says in one line which requirement is missing.
+
+Run: .venv/bin/python -m pytest tests/test_commands.py
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from speedrun.manifest import REPOSITORY
+
+COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows starts files by their ending")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda path: path.name)
+def test_a_command_is_executable(command):
+    with open(command, encoding="utf-8") as file:
+        assert next(file) == "#!/usr/bin/env python3\n"
+    assert os.access(command, os.X_OK)
+
+
+@pytest.mark.parametrize("arguments", [
+    "diff_milestones.py 00 01", "check_train.py --list", "make_figures.py --check",
+    "run_lessons.py start_here", "run_milestone.py 00", "compare_milestones.py 00", "sweep.py 00",
+])
+def test_a_missing_requirement_is_one_line(arguments):
+    name, *rest = arguments.split()
+    ended = subprocess.run(
+        [sys.executable, "-S", str(REPOSITORY / "tools" / name), *rest],  # no site-packages
+        capture_output=True, encoding="utf-8", cwd=REPOSITORY,
+    )
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("error: ")
+    assert ended.stderr.endswith(" is not installed here: pip install -r requirements.txt\n")

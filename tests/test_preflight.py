@@ -1,0 +1,248 @@
+"""What run_milestone.py refuses before it starts anything: one line, an exit code, nothing written.
+
+Run: .venv/bin/python -m pytest tests/test_preflight.py
+"""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+import run_milestone
+import shards as shard_files
+from speedrun import runner
+from speedrun.launch import RunError
+from speedrun.manifest import REPOSITORY, Manifest, load_manifest
+from speedrun.preflight import check_values
+
+# A script with every hyperparameter for which there is a rule, and a few for which there is none.
+SCRIPT = """
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class Hyperparameters:
+    train_files: str = ""
+    val_files: str = ""
+    val_tokens: int = 1024
+    total_batch_size: int = 1024
+    seq_len: int = 32
+    micro_batch_size: int = 2
+    vocab_size: int = 64
+    bos_id: int = 1
+    num_layers: int = 2
+    num_heads: int = 2
+    model_dim: int = 32
+    adam_lr: float = 1e-3
+    train_steps: int = 20
+    warmup_steps: int = 2
+    cooldown_steps: int = 5
+    momentum_warmup_steps: int = 5
+    window_start: int = 4
+    window_end: int = 24
+    val_loss_every: int = 1
+    seed: int = 0
+    kernel_warmup_steps: int = 1
+    compile: bool = torch.cuda.is_available()
+    use_flex_attention: bool = torch.cuda.is_available()
+    offset: int = -1
+    ratios: tuple = (1, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """A folder with shards of 7,000, 9,500 and, for validation, 3,000 tokens below 64."""
+    folder = tmp_path_factory.mktemp("shards")
+    for name, length in (("train_000001", 7000), ("train_000002", 9500), ("val_000000", 3000)):
+        shard_files.write(folder / f"x_{name}.bin", [63] * length)
+    return folder
+
+
+class Launched(Exception):
+    """The launcher was about to start the ranks."""
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path, shards):
+    """Calls run_milestone.py on SCRIPT with options and settings; Launched, if nothing is wrong.
+    Nothing may have been written then."""
+
+    def launched(*_):
+        raise Launched
+
+    script = tmp_path / "script" / "train_gpt.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT, encoding="utf-8")
+    monkeypatch.setattr(runner, "launch", launched)
+    monkeypatch.setattr("speedrun.plan.visible_gpus", list)
+    manifest = load_manifest()
+    root = Manifest(manifest.milestones[:1], manifest.scales)  # looking for the nearest takes time
+    monkeypatch.setattr("speedrun.script.load_manifest", lambda: root)
+
+    def call(*settings, data=shards, options=()):
+        command = [script, "--scale", "record", "--data", data, "--out", tmp_path / "out",
+                   *options, *(f"--set={setting}" for setting in settings)]
+        monkeypatch.setattr(sys, "argv", ["run_milestone.py", *map(str, command)])
+        try:
+            run_milestone.main()
+        finally:
+            assert not (tmp_path / "out").exists()
+
+    return call
+
+
+def refused(start, message, *settings, status=1, **options):
+    with pytest.raises(RunError, match=message) as refusal:
+        start(*settings, **options)
+    assert refusal.value.status == status and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("settings", [
+    [], ["ratios=(3,)", "offset=-1"], ["adam_lr=0", "val_loss_every=0", "seed=0", "bos_id=0"],
+    ["kernel_warmup_steps=0", "warmup_steps=1", "cooldown_steps=1", "momentum_warmup_steps=1"],
+    ["bos_id=63", "window_start=24", "num_heads=32", "compile=True", "use_flex_attention=False"],
+    ["seq_len=16384", "total_batch_size=16384", "val_tokens=16384", "micro_batch_size=1"],
+])
+def test_what_fits_is_launched(start, settings, tmp_path):
+    for split in ("train", "val"):
+        shard_files.write(tmp_path / f"long_{split}_0.bin", [63] * 16_385)
+    with pytest.raises(Launched):
+        start(*settings, data=tmp_path)
+
+
+@pytest.mark.parametrize("setting, message", [
+    ("no_such_name=1", "has no hyperparameter no_such_name"),
+    ("tran_steps=1", "did you mean train_steps?"),
+    ("train_steps=abc", "train_steps takes a value of type int, not 'abc'"),
+    ("train_steps=1.5", "train_steps takes a value of type int, not '1.5'"),
+    ("adam_lr=tiny", "adam_lr takes a value of type float, not 'tiny'"),
+    ("compile=yes", "compile takes True or False, not 'yes'"),
+    ("seed", "write it as --set name=value"),
+    ("log_dir=x", "the log's folder is chosen with --out"),
+])
+def test_names_and_types(start, setting, message):
+    refused(start, message, setting, status=2)
+
+
+@pytest.mark.parametrize("setting", [
+    "num_heads=0", "num_layers=0", "micro_batch_size=0", "seq_len=0", "vocab_size=0",
+    "total_batch_size=0", "val_tokens=-1024", "window_start=0", "train_steps=0", "train_steps=-1",
+    "warmup_steps=0", "cooldown_steps=0", "momentum_warmup_steps=0", "kernel_warmup_steps=-1",
+    "val_loss_every=-1", "bos_id=-1", "seed=-1", "offset=-2", "adam_lr=-0.1", "adam_lr=nan",
+    "adam_lr=inf",
+])
+def test_ranges(start, setting):
+    refused(start, f"^{setting} is out of range; give a number from", setting)
+
+
+@pytest.mark.parametrize("settings, message", [
+    (["total_batch_size=1000"], r"^total_batch_size=1000 is not a multiple of .* = 2 \* 32 \* 1;"),
+    (["val_tokens=1000"], r"^val_tokens=1000 is not a multiple of .* = 2 \* 32 \* 1;"),
+    (["micro_batch_size=3"], r"^total_batch_size=1024 is not a multiple of .* = 3 \* 32 \* 1;"),
+    (["num_heads=3"], "^model_dim=32 is not a multiple of num_heads=3;"),
+    (["bos_id=64"], "^bos_id=64 is not below vocab_size=64;"),
+    (["window_end=3"], "^window_start=4 is above window_end=3"),
+    (["use_flex_attention=True"], "^use_flex_attention=True: .* without CUDA"),
+    (["seq_len=32768", "micro_batch_size=1", "total_batch_size=32768", "val_tokens=32768"],
+     "^seq_len=32768 is too long for a dense mask"),
+])
+def test_what_does_not_fit_together(start, settings, message):
+    refused(start, message, *settings)
+
+
+def test_ranks(start):
+    refused(start, r"^total_batch_size=1024 is not a multiple of .* = 2 \* 32 \* 3;",
+            options=["--nproc", "3"])
+
+
+@pytest.mark.parametrize("switches, fits", [
+    (dict(flex_attention=None, compile=None), True), (dict(flex_attention=True), True),
+    (dict(flex_attention=False), False), (dict(flex_attention=True, compile=False), False),
+])
+def test_long_sequences_want_a_compiled_flex_attention(switches, fits):
+    values = dict(seq_len=65_536) | switches
+    if fits:
+        check_values(values, {}, 8, on_gpu=True)
+    else:
+        with pytest.raises(RunError, match="too long for a dense mask"):
+            check_values(values, {}, 8, on_gpu=True)
+
+
+# ---- shards ----
+
+
+def remove(folder):
+    for file in folder.glob("*_val_*.bin"):
+        file.unlink()
+
+
+def truncate(folder):
+    file = next(folder.glob("*_train_000002.bin"))
+    os.truncate(file, file.stat().st_size - 2)
+
+
+def lengthen(folder):
+    file = next(folder.glob("*_train_000002.bin"))
+    file.write_bytes(file.read_bytes() + b"\0\0")
+
+
+def spoil_magic(folder):
+    file = next(folder.glob("*_train_000001.bin"))
+    file.write_bytes(b"\0" * 4 + file.read_bytes()[4:])
+
+
+def shorten_header(folder):
+    next(folder.glob("*_val_*.bin")).write_bytes(b"\0" * 100)
+
+
+@pytest.mark.parametrize("spoil, message", [
+    (remove, r"holds no \*_train_\*.bin and \*_val_\*.bin; .*cached_fineweb10B.py 1 --out"),
+    (shutil.rmtree, "is not a folder; fetch shards: python data/cached_fineweb10B.py 1 --out"),
+    (truncate, r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
+    (lengthen, r"train_000002.bin has 20026 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
+    (spoil_magic, "train_000001.bin is no token shard .* make or fetch it again"),
+    (shorten_header, "val_000000.bin is no token shard"),
+])
+def test_shards(start, spoil, message, shards, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "shards")
+    spoil(folder)
+    refused(start, message, data=folder)
+    refused(start, message, data=folder, options=["--dry-run"])
+
+
+@pytest.mark.parametrize("setting, message", [
+    ("val_files=none/*.bin", "^no shards match val_files=none/.*cached_fineweb10B.py 1 --out none"),
+    ("train_files=data/builtin/x", "^no shards match .*; get some: python data/builtin_corpus.py"),
+    ("val_tokens=3008", "^val_tokens=3008 and one token more do not fit .* which holds 3000;"),
+    ("total_batch_size=9536", "^total_batch_size=9536 and one token more .* which holds 9500;"),
+])
+def test_files_that_settings_name(start, setting, message, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    refused(start, message, setting, "micro_batch_size=1")
+
+
+@pytest.mark.parametrize("file, position, settings, read", [
+    # a step is 1,024 tokens and the target of the last; the first shard has six, the other nine
+    ("train_000001", 3 * 1024, ["train_steps=3"], True),
+    ("train_000001", 3 * 1024 + 1, ["train_steps=3"], False),
+    ("train_000001", 4 * 1024, ["train_steps=3", "kernel_warmup_steps=4"], True),
+    ("train_000002", 0, ["train_steps=6"], False),
+    ("train_000002", 1024, ["train_steps=7"], True),
+    ("train_000002", 1024 + 1, ["train_steps=7"], False),
+    ("train_000001", 6 * 1024 + 1, ["train_steps=20"], False),  # the tail, around which it goes
+    ("val_000000", 1024, [], True),
+    ("val_000000", 1024 + 1, [], False),
+])
+def test_a_token_beyond_the_vocabulary(start, file, position, settings, read, shards, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "shards")
+    path = next(folder.glob(f"*_{file}.bin"))
+    tokens = shard_files.read(path)
+    tokens[position] = 64
+    shard_files.write(path, tokens)
+    if read:
+        refused(start, f"{file}.bin holds token 64, beyond vocab_size=64", *settings, data=folder)
+    else:
+        with pytest.raises(Launched):
+            start(*settings, data=folder)
