@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Rewrite every generated table and picture of the repository, or check that none is stale.
 
     python tools/make_figures.py            rewrite what is stale
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun import figures, ladder, tables
+from speedrun.cli import run_command
 from speedrun.comparison import Comparison
 from speedrun.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.records import Record, load_records
@@ -18,20 +20,27 @@ from speedrun.records import Record, load_records
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: history/milestones.toml, records.json and tiny.json."""
+    """What everything is made from: history/milestones.toml, records.json and tiny.json.
+
+    Without tiny.json there is no ladder: what is made from it stays as it is.
+    """
 
     manifest: Manifest
     records: tuple[Record, ...]
-    ladder: Comparison
+    ladder: Comparison | None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table between the markers called `name` in `file`, a path inside the repository."""
+    """A table between the markers called `name` in `file`, a path inside the repository.
+
+    from_ladder: it needs the runs of tiny.json.
+    """
 
     file: str
     name: str
     make: Callable[[Sources], str]
+    from_ladder: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Picture:
     file: str
     hash: Callable[[Sources], str]
     draw: Callable[[Sources, Path], None]
+    from_ladder: bool = False
 
 
 def attention_table(sources: Sources) -> str:
@@ -56,7 +66,8 @@ TABLES = (
         s.manifest, written_only=True)),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(
         s.manifest, folder="history")),
-    Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest)),
+    Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
+          from_ladder=True),
     Table("history/README.md", "attention", attention_table),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
@@ -65,7 +76,7 @@ PICTURES = (
     Picture("history/records.png", lambda s: figures.data_hash(s.records, s.manifest),
             lambda s, path: figures.draw_records(s.records, s.manifest, path)),
     Picture("history/tiny.png", lambda s: ladder.picture_hash(s.ladder),
-            lambda s, path: ladder.draw_ladder(s.ladder, path)),
+            lambda s, path: ladder.draw_ladder(s.ladder, path), from_ladder=True),
 )
 
 
@@ -73,17 +84,24 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
     """Bring all tables and pictures under `root` up to date, or only look if `check` is set.
 
     Returns (stale, errors), a line for each: what was stale, and what no rewriting can mend.
-    Raises ValueError or OSError when one of the sources cannot be read.
+    Raises ValueError or OSError when the manifest or the records cannot be read.
     """
-    sources = Sources(
-        load_manifest(root / "history" / "milestones.toml"),
-        load_records(root / "history" / "records.json"),
-        ladder.load_ladder(root / "history" / "tiny.json"),
-    )
+    manifest = load_manifest(root / "history" / "milestones.toml")
+    records = load_records(root / "history" / "records.json")
     stale, errors = [], []
-    for line in ladder.stale_entries(sources.ladder, sources.manifest):
+    try:
+        runs = ladder.load_ladder(root / "history" / "tiny.json")
+        faults = ladder.stale_entries(runs, manifest)
+    except FileNotFoundError:
+        runs, faults = None, ["the file is missing"]
+    except (ValueError, OSError) as error:
+        runs, faults = None, [str(error)]
+    for line in faults:
         errors.append(f"history/tiny.json: {line}; history/README.md has the command")
+    sources = Sources(manifest, records, runs)
     for table in TABLES:
+        if table.from_ladder and runs is None:
+            continue
         path = root / table.file
         try:
             old = path.read_text(encoding="utf-8")
@@ -99,6 +117,8 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
             if not check:
                 path.write_text(new, encoding="utf-8")
     for picture in PICTURES:
+        if picture.from_ladder and runs is None:
+            continue
         path = root / picture.file
         shown = figures.stored_hash(path) if path.exists() else None
         if shown != picture.hash(sources):
@@ -131,4 +151,4 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -1,9 +1,11 @@
 """Draw the fall of the record time, and tell whether a committed picture still shows its data."""
 
 import hashlib
+import io
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from datetime import date
 from pathlib import Path
 
@@ -12,31 +14,63 @@ from speedrun.records import Record
 
 HASH_KEY = "Data-SHA256"  # the name of the PNG text chunk that holds data_hash
 
-# Where a label begins, (date, minutes): right of the steep first year, and stacked above the
-# crowded autumn of 2025. The order keeps the lines to the points from crossing.
-LABEL_AT = {
-    "00": ("2024-06-15", 45), "01": ("2024-11-01", 24), "02": ("2024-11-08", 17.2),
-    "03": ("2024-11-08", 13.1), "04": ("2024-11-28", 7.4), "05": ("2024-12-12", 5.3),
-    "05a": ("2025-01-10", 4.2), "05b": ("2025-02-15", 3.35), "05c": ("2025-11-10", 6.9),
-    "06": ("2025-11-10", 5.6), "07": ("2025-11-10", 4.55), "08": ("2025-11-10", 3.7),
-    "09": ("2025-11-10", 3.0),
-}  # fmt: skip
+# Labels stand in columns beside the staircase: those of the records up to a day stand at another
+# day, from a time in minutes on upwards (to the right of their points) or downwards (to the left).
+COLUMNS = (
+    ("2025-06-30", "2025-02-10", 3.4, "up"),
+    ("2025-10-31", "2025-11-12", 2.75, "up"),
+    ("9999-12-31", "2025-11-01", 1.95, "down"),
+)
+LINE = 1.135  # from one label to the next, as a factor of the time: the axis is logarithmic
 
 
-def marks(records: Sequence[Record], manifest: Manifest) -> list[tuple[str, Record]]:
-    """Return (label, last record) for every milestone that has a place in LABEL_AT."""
+@dataclass(frozen=True)
+class Mark:
+    """A milestone in the picture: its point is the last of its records, its label beside it."""
+
+    id: str
+    text: str
+    written: bool
+    date: str
+    minutes: float
+    label_date: str
+    label_minutes: float
+    side: str  # "right" or "left" of the point; "above" where there is room beside it
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it is a milestone with a number, not a step between two of them."""
+        return self.id.isdigit()
+
+
+def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
+    """Return the milestones that tell records, with their labels placed, column by column.
+
+    A column is filled from its end, so that no two labels overlap and their lines do not cross.
+    """
     by_number = {r.number: r for r in records}
-    return [
-        (f"{m.id} {m.slug.replace('_', ' ')}", by_number[m.records[-1]])
-        for m in manifest.milestones
-        if m.id in LABEL_AT and m.records
-    ]
+    told = [(by_number[m.records[-1]], m) for m in manifest.milestones if m.records]
+    found, after = [], ""
+    for until, day, minutes, direction in COLUMNS:
+        column = [(r, m) for r, m in told if after < r.date <= until]
+        column.sort(key=lambda pair: pair[0].minutes, reverse=direction == "down")
+        for r, m in column:
+            side = "right" if direction == "up" else "left"
+            if direction == "up" and r.minutes > minutes:
+                side, minutes = "above", r.minutes
+            found.append(Mark(
+                m.id, f"{m.id} {m.slug.replace('_', ' ')}", m.written, r.date, r.minutes,
+                r.date if side == "above" else day, minutes, side,
+            ))
+            minutes *= LINE if direction == "up" else 1 / LINE
+        after = until
+    return found
 
 
 def data_hash(records: Sequence[Record], manifest: Manifest) -> str:
     """Return the hexadecimal SHA-256 of all that the picture shows."""
     points = [(r.number, r.date, r.minutes) for r in records]
-    labels = [(label, r.number) for label, r in marks(records, manifest)]
+    labels = [astuple(mark) for mark in marks(records, manifest)]
     return hashlib.sha256(json.dumps([points, labels]).encode()).hexdigest()
 
 
@@ -67,29 +101,21 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     from matplotlib.dates import DateFormatter, MonthLocator
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    plt.rcParams.update({"font.size": 12, "font.family": "DejaVu Sans"})
+    plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
     days = [date.fromisoformat(r.date) for r in records]
     minutes = [r.minutes for r in records]
-    axes.step(days, minutes, where="post", color="0.7", linewidth=1.5, zorder=1)
-    axes.scatter(days, minutes, s=14, color="0.55", zorder=2, label="a record")
-
-    chosen = marks(records, manifest)
-    axes.scatter(
-        [date.fromisoformat(r.date) for _, r in chosen], [r.minutes for _, r in chosen],
-        s=42, color="black", zorder=3, label="a milestone",
-    )  # fmt: skip
-    for label, r in chosen:
-        label_date, label_minutes = LABEL_AT[label.split()[0]]
-        axes.annotate(
-            label, xy=(date.fromisoformat(r.date), r.minutes), va="center",
-            xytext=(date.fromisoformat(label_date), label_minutes),
-            arrowprops={"arrowstyle": "-", "color": "0.4", "linewidth": 0.8, "relpos": (0, 0.5)},
-        )  # fmt: skip
+    axes.step(days, minutes, where="post", color="0.75", linewidth=1.5, zorder=1)
+    axes.scatter(days, minutes, s=10, color="0.6", zorder=2, label="a record")
+    for mark in marks(records, manifest):
+        _draw_mark(axes, mark)
+    for size, face, label in ((42, "black", "a milestone"), (18, "black", "a step between two"),
+                              (42, "white", "not yet written")):
+        axes.scatter([], [], s=size, facecolor=face, edgecolor="black", label=label)
     axes.annotate(
-        f"record #{records[-1].number}: {minutes[-1]:g} min", xy=(days[-1], minutes[-1]),
-        xytext=(4, -18), textcoords="offset points", ha="right",
-    )  # fmt: skip
+        f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
+        textcoords="offset points", ha="center", fontsize=9,
+    )
 
     axes.set_yscale("log")
     axes.set_ylim(0.95, 60)
@@ -104,6 +130,38 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     axes.set_xlabel("date of the record")
     axes.set_ylabel("minutes to 3.28 validation loss on 8 H100 (log scale)")
     axes.legend(loc="upper right", frameon=False)
-    metadata = {HASH_KEY: data_hash(records, manifest), "Software": None}
-    figure.savefig(path, metadata=metadata)
+    _save_grey(figure, path, {HASH_KEY: data_hash(records, manifest)})
     plt.close(figure)
+
+
+def _save_grey(figure, path: Path, texts: dict[str, str]) -> None:
+    """Write the figure, which has no colours, to `path` as a PNG of greys with these texts."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    chunks = PngInfo()
+    for key, value in texts.items():
+        chunks.add_text(key, value)
+    with io.BytesIO() as buffer:
+        figure.savefig(buffer)
+        Image.open(buffer).convert("L").save(path, "PNG", optimize=True, pnginfo=chunks)
+
+
+def _draw_mark(axes, mark: Mark) -> None:
+    """Draw the point of a milestone and its label, with a line between where they are apart."""
+    point = (date.fromisoformat(mark.date), mark.minutes)
+    axes.scatter(
+        *point, s=42 if mark.numbered else 18, facecolor="black" if mark.written else "white",
+        edgecolor="black", linewidth=1, zorder=4,
+    )
+    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.numbered else "0.35")
+    if mark.side == "above":
+        axes.annotate(**text, xytext=(8, 3), textcoords="offset points")
+        return
+    left = mark.side == "left"
+    axes.annotate(
+        **text, xytext=(date.fromisoformat(mark.label_date), mark.label_minutes),
+        ha="right" if left else "left", va="center", zorder=3,
+        arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkB": 2,
+                    "relpos": (1 if left else 0, 0.5)},
+    )

@@ -75,14 +75,14 @@ def shard_table(manifest: Manifest) -> str:
 
 
 def record_table(records: Sequence[Record], manifest: Manifest) -> str:
-    """Return the table of all public records, each with the milestone that tells it."""
-    home = {number: m.id for m in manifest.milestones for number in m.records}
+    """Return the table of all public records, each with the milestones that tell it."""
     rows = []
     for r in records:
+        told = [m.id for m in manifest.milestones if r.number in m.records]
         what = r.what + "".join(f"; re-timed at {t['minutes']:g} ({t['why']})" for t in r.retimed)
         people = ", ".join(r.people) or UNKNOWN
         rows.append([f"{r.number}", f"{r.minutes:g}", r.date, what, people,
-                     home.get(r.number, UNKNOWN)])  # fmt: skip
+                     ", ".join(told) or UNKNOWN])  # fmt: skip
     head = ["record", "minutes", "date", "what was new", "who", "milestone"]
     return markdown(head, rows, right=head[:2])
 
