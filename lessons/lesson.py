@@ -1,5 +1,6 @@
 """What every lesson uses: snapshots as modules, runs, diffs, a plot style and checked exercises."""
 
+import contextlib
 import difflib
 import hashlib
 import importlib.util
@@ -7,6 +8,7 @@ import io
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +22,7 @@ from IPython.display import Markdown, display  # noqa: E402
 from speedrun import ladder as ladders  # noqa: E402
 from speedrun.blocks import changed_blocks  # noqa: E402
 from speedrun.comparison import Comparison, Entry, rows  # noqa: E402
-from speedrun.dataset import BUILTIN, fingerprint, make_builtin  # noqa: E402
+from speedrun.dataset import BUILTIN, fingerprint, make_builtin, patterns  # noqa: E402
 from speedrun.manifest import load_manifest  # noqa: E402
 from speedrun.plan import make_plan  # noqa: E402
 from speedrun.runlog import RunLog, read_log  # noqa: E402
@@ -50,9 +52,13 @@ def tiny_runs() -> Comparison:
     return ladders.load_ladder(REPOSITORY / "history" / "tiny.json")
 
 
-def tiny_entry(id: str) -> Entry:
-    """The committed tiny runs of one milestone."""
-    return next(entry for entry in tiny_runs().entries if entry.milestone == MANIFEST.get(id).id)
+def tiny_entries(*ids: str) -> dict[str, Entry]:
+    """The committed tiny runs of these milestones by id. Says which have none, and skips them."""
+    made = {entry.milestone: entry for entry in tiny_runs().entries}
+    for id in ids:
+        if id not in made:
+            print(f"{MANIFEST.get(id).name}: no tiny runs in history/tiny.json yet")
+    return {id: made[id] for id in ids if id in made}
 
 
 def train(id: str, **overrides) -> RunLog:
@@ -73,6 +79,16 @@ def train(id: str, **overrides) -> RunLog:
         plan = make_plan(id, scale="tiny", settings=settings, out=out)
         run(plan, io.StringIO())
     return read_log(out / "log.txt")
+
+
+def train_here(module: ModuleType, **hyperparameters) -> RunLog:
+    """Trains a snapshot on the embedded corpus in this very process, without its output, and
+    returns its log: for models so small that a process of their own would take longer."""
+    make_builtin()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        what = {**patterns(BUILTIN), **hyperparameters, "log_dir": folder}
+        module.main(module.Hyperparameters(**what))
+        return read_log(Path(folder, "log.txt"))
 
 
 def show_diff(parent: str, child: str, *blocks: str) -> None:
@@ -97,15 +113,53 @@ def plot_runs(axes, entry: Entry, **style) -> None:
     axes.set(xlabel="million tokens", ylabel="validation loss, nats per token")
 
 
+def plot_tiny(axes, *ids: str) -> dict[str, Entry]:
+    """Draws and returns the committed tiny runs of these milestones, and prints how they end.
+
+    The plot leaves out the first steps, in which the losses fall fastest.
+    """
+    entries = tiny_entries(*ids)
+    for entry, style in zip(entries.values(), _styles(len(entries)), strict=True):
+        plot_runs(axes, entry, **style)
+        print(f"{entry.label} ends at", *(f"{loss:.4f}" for loss in entry.final_losses))
+    tops = [entry.curve[len(entry.curve) // 4][1] for entry in entries.values()]
+    axes.set(title="Tiny scale, three seeds", ylim=(None, max(tops, default=None)))
+    axes.legend()
+    return entries
+
+
+def plot_official(axes, *ids: str) -> None:
+    """Draws these milestones' official losses over tokens: a curve, or a cross at a lone end."""
+    for id, style in zip(ids, _styles(len(ids)), strict=True):
+        m = MANIFEST.get(id)
+        curve = m.curve or [(m.train_steps, m.val_loss)]
+        points = [(step * m.tokens_per_step / 1e9, loss) for step, loss in curve]
+        if not m.curve:
+            style |= dict(linestyle="", marker="x")
+        label = f"{m.name} (#{m.records[-1]})" if m.curve else f"end of {m.name}"
+        axes.plot(*zip(*points, strict=True), label=label, **style)
+    axes.axhline(3.28, color="0.6", linewidth=0.8)
+    axes.set(title="Official; the thin line is the goal, 3.28", xlabel="billion tokens",
+             ylabel="validation loss, nats per token", ylim=(3.2, 4.3))
+    axes.legend()
+
+
+def _styles(count: int) -> list[dict[str, object]]:
+    """Line styles along the chain: broken lines from light to dark, and the last line black."""
+    dashes = ("--", ":", "-.")
+    broken = [dict(color=plt.cm.viridis_r(0.25 + 0.65 * k / count), linestyle=dashes[k % 3])
+              for k in range(count - 1)]
+    return [*broken, dict(color="black")][:count]
+
+
 def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
-    figures = {row.label: row for row in rows(tiny_runs())}
+    ends = {row.label: f"{row.val_loss:.3f} ± {row.val_loss_sd:.3f}" for row in rows(tiny_runs())}
     lines = []
     for m in MANIFEST.written():
-        tiny = figures[m.name]
         lines.append([m.name, number_ranges(m.records), f"{m.minutes:g}",
                       f"{m.train_steps * m.tokens_per_step / 1e9:.2f}B",
-                      f"{m.val_loss:.4f}", f"{tiny.val_loss:.3f} ± {tiny.val_loss_sd:.3f}"])
+                      f"{m.val_loss:.4f}", ends.get(m.name, "not measured")])
         if m.id == MANIFEST.get(id).id:
             break
     head = ["milestone", "records", "minutes (8 H100)", "tokens", "val loss", "tiny val loss"]

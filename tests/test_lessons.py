@@ -51,9 +51,18 @@ exercises = pytest.mark.parametrize(
 
 
 def test_every_written_milestone_has_its_lesson():
-    assert [REPOSITORY / m.lesson for m in WRITTEN] == [p for p in NOTEBOOKS if p.stem[0].isdigit()]
-    assert [m.name for m in WRITTEN] == [path.stem for path in SOLUTIONS]
+    numbered = [path for path in NOTEBOOKS if path.stem[0].isdigit()]
+    assert sorted({REPOSITORY / m.lesson for m in WRITTEN}) == numbered
+    assert [path.stem for path in numbered] == [path.stem for path in SOLUTIONS]
     assert (LESSONS / "start_here.ipynb").exists()
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=[m.id for m in WRITTEN])
+def test_lesson_walks_the_diff_of_each_of_its_milestones(milestone):
+    notebook = nbformat.read(REPOSITORY / milestone.lesson, as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    if milestone.parent:
+        assert f'lesson.show_diff("{milestone.parent}", "{milestone.id}", ' in code
 
 
 @notebooks
@@ -103,7 +112,7 @@ def test_notebook_keeps_its_budget(path):
               for kind in ("code", "markdown")}
     assert 25 <= len(notebook.cells) <= 40
     assert sum(len(text.splitlines()) for text in source["code"]) <= 220
-    assert 900 <= sum(len(text.split()) for text in source["markdown"]) <= 1500
+    assert 900 <= sum(len(text.split()) for text in source["markdown"]) <= 1800
     pictures = sum("image/png" in output.get("data", {}) for cell in notebook.cells
                    for output in cell.get("outputs", []))
     assert 3 <= pictures <= 5
@@ -149,6 +158,38 @@ def test_show_diff_shows_the_change(lesson, monkeypatch):
     shown.clear()
     lesson.show_diff("02", "03")
     assert [text.split("`")[1] for text in shown][-1] == "Muon"
+
+
+def test_milestone_without_tiny_runs_is_told_and_skipped(lesson, tmp_path, monkeypatch, capsys):
+    (entry,) = lesson.tiny_entries("01").values()
+    assert entry.milestone == "01" and not capsys.readouterr().out
+    runs = lesson.tiny_runs()
+    runs.entries = [entry]
+    monkeypatch.setattr(lesson, "tiny_runs", lambda: runs)
+    axes = lesson.plt.subplots()[1]
+    assert list(lesson.plot_tiny(axes, "00", "01")) == ["01"]
+    assert "00_baseline: no tiny runs" in capsys.readouterr().out
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["01_muon"]
+    shown = []
+    monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
+    lesson.progress_table("01")
+    lines = {line.split()[1]: line for line in shown[0].splitlines() if line.startswith("| 0")}
+    assert "not measured" in lines["00_baseline"] and "not measured" not in lines["01_muon"]
+
+
+def test_official_curves_are_the_manifests(lesson):
+    axes = lesson.plt.subplots()[1]
+    lesson.plot_official(axes, "00", "01")
+    lone, curve, _goal = axes.get_lines()
+    assert lone.get_marker() == "x" and len(lone.get_xdata()) == 1  # 00 kept no curve
+    assert list(curve.get_ydata()) == [loss for _, loss in lesson.MANIFEST.get("01").curve]
+
+
+def test_train_here_returns_the_log_and_prints_nothing(lesson, capsys):
+    sizes = dict(lesson.MANIFEST.overrides(lesson.MANIFEST.get("01"), "tiny"), model_dim=32,
+                 train_steps=2, val_tokens=4096, total_batch_size=1024, kernel_warmup_steps=0)
+    log = lesson.train_here(lesson.snapshot("01"), **sizes)
+    assert [step for step, _ in log.val_curve] == [0, 2] and not capsys.readouterr().out
 
 
 def test_train_is_cached(lesson, tmp_path, monkeypatch):

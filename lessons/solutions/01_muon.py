@@ -39,8 +39,13 @@ def size(value):
 def muon_step(weight, grad, buffer, lr, momentum):
     """The right one."""
     buffer.mul_(momentum).add_(grad)
-    update = m01.newton_schulz(grad + momentum * buffer)
+    update = newton_schulz(grad + momentum * buffer)
     weight.sub_(lr * max(weight.shape) ** 0.5 * update)
+
+
+def newton_schulz(matrix):
+    """01's, which works on a batch of matrices, for one."""
+    return m01.newton_schulz(matrix[None], torch.float32)[0]
 
 
 def variant(weight, grad, buffer, lr, momentum, *, scale=None, dampened=False, nesterov=True,
@@ -52,7 +57,7 @@ def variant(weight, grad, buffer, lr, momentum, *, scale=None, dampened=False, n
     if keep:
         buffer.copy_(summed)
     if orthogonal:
-        update = m01.newton_schulz(update)
+        update = newton_schulz(update)
     factor = max(rows, cols) ** 0.5 if scale is None else scale(rows, cols)
     weight.add_(sign * lr * factor * update)
 
@@ -118,7 +123,7 @@ def muon_itself(weight, grad, buffer, lr, momentum):
     """The snapshot's optimizer, with the buffer handed in."""
     parameter = torch.nn.Parameter(weight.clone())
     parameter.grad = grad
-    optimizer = m01.Muon([parameter], lr=lr, momentum=momentum, bf16=False, compile=False)
+    optimizer = m01.Muon([parameter], lr=lr, momentum=momentum, bf16=False, compiled=False)
     optimizer.state[parameter]["momentum_buffer"] = buffer
     optimizer.step()
     weight.copy_(parameter.detach())
@@ -202,9 +207,9 @@ EXERCISES = {
             "Four things happen, in this order: buffer, look-ahead, orthogonalise, move.",
             "M <- momentum M + G;  U = G + momentum M;  W <- W - lr sqrt(max(m, n)) NS(U).",
             "buffer.mul_(...).add_(...), then the sum of grad and the decayed buffer, then "
-            "m01.newton_schulz, then weight.sub_(...): the trailing underscores change in place.",
+            "newton_schulz, then weight.sub_(...): the trailing underscores change in place.",
             "buffer.mul_(momentum).add_(grad)\n"
-            "update = m01.newton_schulz(grad + momentum * buffer)\n"
+            "update = newton_schulz(grad + momentum * buffer)\n"
             "scale = max(weight.shape) ** 0.5\n"
             "weight.sub_(...)",
         ],

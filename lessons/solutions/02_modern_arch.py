@@ -145,7 +145,7 @@ def stuck(names, steps=3):
     before = {name: [weight.detach().clone() for weight in weights[name]] for name in MATRICES}
     optimizers = [torch.optim.AdamW([model.embed.weight], lr=3e-3),
                   m02.Muon(list(model.blocks.parameters()), lr=1e-2, momentum=0.95, bf16=False,
-                           compile=False)]
+                           compiled=False)]
     for _ in range(steps):
         tokens = torch.randint(64, (4, 17))
         model.zero_grad()
