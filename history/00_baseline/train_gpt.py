@@ -1,8 +1,8 @@
 """
 00 baseline: GPT-2 (124M) without biases and norm weights, trained by a well-tuned AdamW
 
-Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
-that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it one idea at a time.
 
 Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record #1
 Changed: no biases, RMSNorm without parameters, exact GELU, a constant factor on the attention
@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every number one may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults are the record's."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -63,7 +63,7 @@ class Hyperparameters:
     warmup_steps: int = 256
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
+    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -120,7 +120,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with a GELU between them, four times as wide inside."""
+    """Linear map to four times the width, GELU, linear map back."""
     def __init__(self, args):
         super().__init__()
         hidden_dim = 4 * args.model_dim
@@ -137,7 +137,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        self.attn_scale = 24**-0.5  # keeps the early stream small; 24 at any depth, as the record
+        self.attn_scale = 24**-0.5  # keeps the early stream small; 24 at any depth, as recorded
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -146,7 +146,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss where the targets are given."""
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
         self.bf16 = args.bf16
@@ -173,7 +173,7 @@ class GPT(nn.Module):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -195,7 +195,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
             if device.type == "cuda":
-                tokens = tokens.pin_memory()  # so that the copy does not wait
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
             tokens = tokens.to(device, non_blocking=True)
             yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
@@ -210,7 +210,7 @@ def lr_multiplier(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Writes what the schedules say into the optimizers."""
+    """Sets what the schedules say for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -226,7 +226,7 @@ def validate(model, batches, micro_steps):
 
 
 def warm_up(model, optimizers, batches, args):
-    """Compiles all kernels in a few steps of training, then puts every state back."""
+    """Compiles the kernels of training in a few steps, then puts every state back."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
         model(inputs, targets).backward()
@@ -279,7 +279,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
@@ -289,7 +289,7 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
     warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
@@ -342,7 +342,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
+    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 

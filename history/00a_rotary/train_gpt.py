@@ -1,13 +1,13 @@
 """
-00a rotary: rotary positions, and a flat learning rate that ends in a line to zero
+00a rotary: rotary positions, and a flat learning rate with a linear cooldown
 
-Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
-that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it one idea at a time.
 
 Parent:  00 baseline
-Changed: queries and keys are rotated by their position instead of adding a learned vector; the
-         learning rate stays flat before it falls to zero; twice the batch; all matrices keep
-         nn.Linear's init
+Changed: queries and keys are rotated by their position instead of offset by a learned vector; the
+         learning rate is 1.2x as high, flat, then falls to zero; twice the batch, fewer steps; all
+         matrices keep nn.Linear's init
 Record:  #2 by @kellerjordan0, 2024-06-06: val loss 3.2760 after 5.00B tokens in 31.4 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every number one may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults are the record's."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -65,7 +65,7 @@ class Hyperparameters:
     cooldown_steps: int = 2048
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
+    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -104,7 +104,7 @@ def norm(x):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): a query times a key depends on their distance alone."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
@@ -140,7 +140,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with a GELU between them, four times as wide inside."""
+    """Linear map to four times the width, GELU, linear map back."""
     def __init__(self, args):
         super().__init__()
         hidden_dim = 4 * args.model_dim
@@ -166,7 +166,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss where the targets are given."""
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
         self.bf16 = args.bf16
@@ -191,7 +191,7 @@ class GPT(nn.Module):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -213,7 +213,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
             if device.type == "cuda":
-                tokens = tokens.pin_memory()  # so that the copy does not wait
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
             tokens = tokens.to(device, non_blocking=True)
             yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
@@ -226,7 +226,7 @@ def lr_multiplier(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Writes what the schedules say into the optimizers."""
+    """Sets what the schedules say for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -242,7 +242,7 @@ def validate(model, batches, micro_steps):
 
 
 def warm_up(model, optimizers, batches, args):
-    """Compiles all kernels in a few steps of training, then puts every state back."""
+    """Compiles the kernels of training in a few steps, then puts every state back."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
         model(inputs, targets).backward()
@@ -295,10 +295,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
+    model.broadcast_buffers = False  # deprecated as an argument; all ranks' tables agree
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]
@@ -306,7 +306,7 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
     warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
@@ -359,7 +359,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
+    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 

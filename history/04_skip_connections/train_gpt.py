@@ -1,12 +1,12 @@
 """
 04 skip connections: the second half of the layers adds the outputs of the first half
 
-Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
-that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it one idea at a time.
 
 Parent:  03c bfloat16
 Changed: U-net skips, the first layer's output to the last layer and so on inwards, each with a
-         learned weight; doubled learning rates, the head's fourfold
+         learned weight; doubled learning rates, the head's fourfold; fewer steps
 Record:  #11 by @brendanh0gan, 2024-11-10: val loss 3.2753 after 1.57B tokens in 7.2 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every number one may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults are the record's."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -54,7 +54,7 @@ class Hyperparameters:
     num_heads: int = 6
     model_dim: int = 768
     # optimizer
-    muon_lr: float = 0.04  # the size of a step's singular values, if the matrix is not tall
+    muon_lr: float = 0.04  # about a step's singular values, unless the matrix is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -69,7 +69,7 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
+    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -92,7 +92,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 def newton_schulz(matrices, dtype):
-    """Orthogonalizes matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
+    """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
     vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]; the coefficients
@@ -103,7 +103,7 @@ def newton_schulz(matrices, dtype):
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # the smaller Gram matrix
+        X = X.mT  # makes XX' the smaller one
     for _ in range(5):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
@@ -118,9 +118,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Moves each matrix by its orthogonalized Nesterov momentum times lr sqrt(max(1, rows / cols)).
+    """Moves each matrix by its orthogonalised Nesterov momentum times lr sqrt(max(1, rows / cols)).
 
-    Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalizes.
+    Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalises.
     """
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
@@ -135,7 +135,7 @@ class Muon(torch.optim.Optimizer):
             sizes = [param.numel() for param in params]
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
             parts = dict(zip(params, flat.split(sizes), strict=True))
-            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalized in one batch
+            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalised in one batch
             for param in params[dist.get_rank() :: dist.get_world_size()]:
                 state = self.state[param]
                 if not state:
@@ -143,12 +143,12 @@ class Muon(torch.optim.Optimizer):
                 by_shape[param.shape][param] = nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
-                # Rows of a tall orthogonal matrix have norm sqrt(cols / rows): scale them to 1.
+                # Rows of a tall orthogonal matrix have RMS norm sqrt(cols / rows): make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
                     parts[param].copy_(update.flatten())
-            dist.all_reduce(flat)  # a sum with one term that is not zero, so it is exact
+            dist.all_reduce(flat)  # exact: of the terms summed, only one is not zero
             for param, update in parts.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
@@ -160,13 +160,13 @@ def norm(x):
 
 
 class Linear(nn.Linear):
-    """A linear map without bias whose float32 weight is cast to the dtype of its input."""
+    """A linear map that casts its float32 weight to the dtype of its input."""
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): a query times a key depends on their distance alone."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
@@ -188,7 +188,7 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon treats each alone
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # three matrices, for Muon
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
@@ -200,7 +200,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
                    for linear in (self.c_q, self.c_k, self.c_v))
-        # Value residual (arXiv 2410.17897): part of each layer's values are the first layer's.
+        # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
         first_v = v if first_v is None else first_v  # in the first layer the mixture is v itself
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         # Unit RMS bounds every score by sqrt(head_dim), however large c_q and c_k grow.
@@ -211,7 +211,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with a squared ReLU (arXiv 2109.08668) between, four times as wide inside."""
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
     def __init__(self, args):
         super().__init__()
         hidden_dim = 4 * args.model_dim
@@ -229,7 +229,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and of x0
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, first_v, x0):
         x = self.lambdas[0] * x + self.lambdas[1] * x0
@@ -240,7 +240,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss where the targets are given."""
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
         assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
@@ -250,8 +250,8 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
         nn.init.zeros_(self.lm_head.weight)
-        # All but the zeroed matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
-        if args.bf16:  # all but the matrices: embedding, scalars, rotary tables, so all activations
+        # The other linear maps keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+        if args.bf16:  # all but the linear maps: embedding, scalars, rotary tables; so activations
             self.bfloat16()
             for module in self.modules():
                 if isinstance(module, Linear):
@@ -277,7 +277,7 @@ class GPT(nn.Module):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -299,7 +299,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
             if device.type == "cuda":
-                tokens = tokens.pin_memory()  # so that the copy does not wait
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
             tokens = tokens.to(device, non_blocking=True)
             yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
@@ -318,7 +318,7 @@ def muon_momentum(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Writes what the schedules say into the optimizers."""
+    """Sets what the schedules say for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -336,7 +336,7 @@ def validate(model, batches, micro_steps):
 
 
 def warm_up(model, optimizers, batches, args):
-    """Compiles all kernels in a few steps of training, then puts every state back."""
+    """Compiles the kernels of training in a few steps, then puts every state back."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
         model(inputs, targets).backward()
@@ -389,10 +389,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
+    model.broadcast_buffers = False  # deprecated as an argument; all ranks' tables agree
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
@@ -411,7 +411,7 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
     warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
@@ -464,7 +464,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
+    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 

@@ -1,12 +1,12 @@
 """
-05 flex attention: one long sequence of whole documents, each seen through a mask
+05 flex attention: one long sequence of documents, which a mask keeps apart
 
-Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. How fast
-that can be done is the NanoGPT speedrun, which these scripts retell one idea at a time.
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it one idea at a time.
 
 Parent:  04 skip connections
 Changed: one sequence of 65,536 tokens per GPU instead of 64 rows of 1,024; a token sees its own
-         document, up to 1,024 tokens back; FlexAttention skips what is masked; fewer steps
+         document within its last 1,024 tokens; FlexAttention skips what is masked; fewer steps
 Record:  #12 by @KoszarskyB, 2024-11-19: val loss 3.2783 after 0.98B tokens in 5.03 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
@@ -42,13 +42,13 @@ from torch.nn.parallel import DistributedDataParallel
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every number one may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults are the record's."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
     total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
-    seq_len: int = 65_536  # tokens per sequence: documents in a row
+    seq_len: int = 65_536  # tokens per sequence: documents end to end
     micro_batch_size: int = 1  # sequences per forward pass per rank
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
@@ -58,7 +58,7 @@ class Hyperparameters:
     num_heads: int = 6
     model_dim: int = 768
     # optimizer
-    muon_lr: float = 0.04  # the size of a step's singular values, if the matrix is not tall
+    muon_lr: float = 0.04  # about a step's singular values, unless the matrix is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -73,7 +73,7 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # reading the loss waits for the device; 0 = never
+    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -97,7 +97,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 def newton_schulz(matrices, dtype):
-    """Orthogonalizes matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
+    """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
     vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]; the coefficients
@@ -108,7 +108,7 @@ def newton_schulz(matrices, dtype):
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # the smaller Gram matrix
+        X = X.mT  # makes XX' the smaller one
     for _ in range(5):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
@@ -123,9 +123,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Moves each matrix by its orthogonalized Nesterov momentum times lr sqrt(max(1, rows / cols)).
+    """Moves each matrix by its orthogonalised Nesterov momentum times lr sqrt(max(1, rows / cols)).
 
-    Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalizes.
+    Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalises.
     """
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
@@ -140,7 +140,7 @@ class Muon(torch.optim.Optimizer):
             sizes = [param.numel() for param in params]
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
             parts = dict(zip(params, flat.split(sizes), strict=True))
-            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalized in one batch
+            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalised in one batch
             for param in params[dist.get_rank() :: dist.get_world_size()]:
                 state = self.state[param]
                 if not state:
@@ -148,12 +148,12 @@ class Muon(torch.optim.Optimizer):
                 by_shape[param.shape][param] = nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
-                # Rows of a tall orthogonal matrix have norm sqrt(cols / rows): scale them to 1.
+                # Rows of a tall orthogonal matrix have RMS norm sqrt(cols / rows): make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
                     parts[param].copy_(update.flatten())
-            dist.all_reduce(flat)  # a sum with one term that is not zero, so it is exact
+            dist.all_reduce(flat)  # exact: of the terms summed, only one is not zero
             for param, update in parts.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
@@ -165,13 +165,13 @@ def norm(x):
 
 
 class Linear(nn.Linear):
-    """A linear map without bias whose float32 weight is cast to the dtype of its input."""
+    """A linear map that casts its float32 weight to the dtype of its input."""
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): a query times a key depends on their distance alone."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
@@ -187,18 +187,18 @@ class Rotary(nn.Module):
 
 
 def attention_mask(inputs, args):
-    """Which tokens each token of `inputs` (B, T) sees: of its document, the last `window`.
+    """The mask of `inputs` (B, T): a token sees the last `window` tokens of its document.
 
     For FlexAttention (arXiv 2412.05496) the rule becomes a BlockMask of 128 x 128 tiles: those in
-    which nothing is visible are skipped. The fallback is all (B, 1, T, T) booleans, for SDPA.
+    which nothing is visible are skipped. The fallback is a dense (B, 1, T, T) mask for SDPA.
     """
     B, T = inputs.shape
     assert T <= 16_384 or (args.use_flex_attention and args.compile), (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
-    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # (B, T), counts their starts
+    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers, (B, T)
 
     def visible(b, h, q_idx, k_idx):
-        q_idx, k_idx = q_idx.int(), k_idx.int()  # comparing 64-bit numbers takes longer
+        q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
         same_document = documents[b, q_idx] == documents[b, k_idx]
         return (q_idx >= k_idx) & same_document & (q_idx - k_idx < args.window)
 
@@ -215,7 +215,7 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon treats each alone
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # three matrices, for Muon
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
@@ -227,7 +227,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
                    for linear in (self.c_q, self.c_k, self.c_v))
-        # Value residual (arXiv 2410.17897): part of each layer's values are the first layer's.
+        # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
         first_v = v if first_v is None else first_v  # in the first layer the mixture is v itself
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         # Unit RMS bounds every score by sqrt(head_dim), however large c_q and c_k grow.
@@ -241,7 +241,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with a squared ReLU (arXiv 2109.08668) between, four times as wide inside."""
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
     def __init__(self, args):
         super().__init__()
         hidden_dim = 4 * args.model_dim
@@ -259,7 +259,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and of x0
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, first_v, x0, mask):
         x = self.lambdas[0] * x + self.lambdas[1] * x0
@@ -270,7 +270,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss where the targets are given."""
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
         assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
@@ -281,15 +281,15 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
         nn.init.zeros_(self.lm_head.weight)
-        # All but the zeroed matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
-        if args.bf16:  # all but the matrices: embedding, scalars, rotary tables, so all activations
+        # The other linear maps keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+        if args.bf16:  # all but the linear maps: embedding, scalars, rotary tables; so activations
             self.bfloat16()
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.float()
 
     def forward(self, inputs, targets=None):
-        mask = attention_mask(inputs, self.args)  # of all layers
+        mask = attention_mask(inputs, self.args)  # for all layers
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
         first_v, skips = None, []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
@@ -309,7 +309,7 @@ class GPT(nn.Module):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, which follow 256 int32: magic number, version, token count."""
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -331,7 +331,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
             if device.type == "cuda":
-                tokens = tokens.pin_memory()  # so that the copy does not wait
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
             tokens = tokens.to(device, non_blocking=True)
             yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
@@ -350,7 +350,7 @@ def muon_momentum(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Writes what the schedules say into the optimizers."""
+    """Sets what the schedules say for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -368,7 +368,7 @@ def validate(model, batches, micro_steps):
 
 
 def warm_up(model, optimizers, batches, args):
-    """Compiles all kernels in a few steps of training, then puts every state back."""
+    """Compiles the kernels of training in a few steps, then puts every state back."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
         model(inputs, targets).backward()
@@ -422,10 +422,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts where DDP averages gradients
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # deprecated as an argument; all rotary tables are alike
+    model.broadcast_buffers = False  # deprecated as an argument; all ranks' tables agree
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
@@ -444,7 +444,7 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each just once
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
     warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
@@ -497,7 +497,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # DDP, in a reference cycle, holds the group, whose threads could abort the exit
+    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 
