@@ -1,9 +1,10 @@
+#!/usr/bin/env python3
 """Check your own train/train_gpt.py, which starts as milestone 00, against the next milestone.
 
     python tools/check_train.py --list        the milestones, and how far you are
     python tools/check_train.py 01            what is still missing for 01
-    python tools/check_train.py 01 --hint     a hint to the first check that fails; again: more
-    python tools/check_train.py 01 --hint --check momentum     a hint to the check of this name
+    python tools/check_train.py 01 --hint     a hint to the first block at fault; again: more
+    python tools/check_train.py 01 --hint --block Muon     a hint to the block of this name
     python tools/check_train.py 01 --watch    checks again whenever the file is saved
     python tools/check_train.py 01 --take     01 becomes your script; yours is kept beside it
 """
@@ -19,22 +20,21 @@ from speedrun.cli import Parser, not_negative, run_command
 def main() -> int:
     """Parses, does one of the things above, returns the exit code."""
     args = parse_args()
-    from speedrun.checks import path
-    from speedrun.checks.learner import open_path
+    from speedrun.check import command
 
     sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
     signal.signal(signal.SIGTERM, end)
-    learner = open_path(args.script)
+    learner = command.open_learner(args.script)
     if args.list:
-        return path.show_list(learner)
-    milestone = path.find_milestone(args.milestone)
+        return command.show_list(learner)
+    milestone = command.find_milestone(args.milestone)
     if args.take:
-        return path.take_milestone(learner, milestone)
+        return command.take_milestone(learner, milestone)
     if args.hint is not None:
-        return path.give_hint(learner, milestone, args.hint or None, args.check, args.timeout)
+        return command.give_hint(learner, milestone, args.hint or None, args.block, args.timeout)
     if args.watch:
-        return path.watch(learner, milestone, args.timeout)
-    return 0 if path.check_once(learner, milestone, args.timeout) else 1
+        return command.watch(learner, milestone, args.timeout)
+    return 0 if command.check_once(learner, milestone, args.timeout) else 1
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,10 +45,10 @@ def parse_args() -> argparse.Namespace:
     does = parser.add_mutually_exclusive_group()
     does.add_argument("--list", action="store_true", help="show the milestones and your progress")
     does.add_argument("--hint", nargs="?", const=0, type=level, metavar="1-4",
-                      help="a hint to the first failing check: a nudge, the mathematics, the "
+                      help="a hint to the first block at fault: a nudge, the mathematics, the "
                       "steps, the diff (default: one level further)")
-    add("--check", metavar="NAME", help="with --hint: the check, by the name that the list of "
-        "checks shows, instead of the first that fails")
+    add("--block", metavar="NAME", help="with --hint: the block (a function, a class, a part of "
+        "main), instead of the first at fault")
     does.add_argument("--watch", action="store_true", help="check at every change, until Ctrl-C")
     does.add_argument("--take", action="store_true",
                       help="make the milestone your script; the old one is kept with a number")
@@ -59,8 +59,8 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.milestone is None and not args.list:
         parser.error("give a milestone, or --list")
-    if args.check is not None and args.hint is None:
-        parser.error("--check NAME goes with --hint")
+    if args.block is not None and args.hint is None:
+        parser.error("--block NAME goes with --hint")
     return args
 
 

@@ -57,7 +57,7 @@ def time_steps(module: ModuleType, args) -> StepTime:
         def timed_call(self, *positional, **named):
             start = time.perf_counter()
             result = call(self, *positional, **named)
-            if getattr(self, "training", True):  # a model in eval() validates
+            if torch.is_grad_enabled():  # otherwise it validates
                 seconds[part] += time.perf_counter() - start
             return result
 
@@ -90,8 +90,8 @@ def time_loader(module: ModuleType, args, tokens: int) -> LoaderTime:
 
     args are the module's Hyperparameters, whose train_files are read from the first shard on.
     """
-    shards = module.open_shards(args.train_files, args.total_batch_size)
-    batches = module.token_batches(shards, args.total_batch_size, args, 0, 1, torch.device("cpu"))
+    batches = module.token_batches(
+        args.train_files, args.total_batch_size, args, 0, 1, torch.device("cpu"))
     next(batches)
     before, count, start = _anonymous_bytes(), 0, time.perf_counter()
     while count < tokens:

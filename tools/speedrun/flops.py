@@ -10,6 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.snapshot import load_snapshot
 
+LONGEST = 16_384  # tokens; a dense mask of more is refused
+
 
 def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float:
     """FLOPs per token of forward and backward, averaged over the run that `hyperparameters`
@@ -23,7 +25,7 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, "train_seq_len", args.seq_len)
-    half = T // 2
+    half = min(T, LONGEST) // 2
     per_token, per_pair = _solve(half, _forward_flops(module, args, half),
                                  2 * half, _forward_flops(module, args, 2 * half))
     return 3 * (per_token + per_pair * _mean_visible(module, args, T))
@@ -37,8 +39,8 @@ def visible_pairs(T: int, window: int) -> int:
 
 def _plain(hyperparameters):
     """The hyperparameters without what only a GPU can do."""
-    off = {name: False for name in ("compile", "bf16", "flex_attention") if name in hyperparameters}
-    return {**hyperparameters, **off}
+    switches = ("compile", "bf16", "use_flex_attention")
+    return {**hyperparameters, **{name: False for name in switches if name in hyperparameters}}
 
 
 def _forward_flops(module, args, T):
@@ -61,7 +63,7 @@ def _mean_visible(module, args, T):
     if hasattr(module, "window_size"):
         windows = [module.window_size(step, args) for step in steps]
     else:
-        windows = [T]
+        windows = [getattr(args, "window", T)]
     return sum(visible_pairs(T, window) for window in windows) / (T * len(windows))
 
 

@@ -124,7 +124,8 @@ def _path(way, machine):
         words.append("compiled")
     for name, on in switches.items():
         comment = f" ({way.comments[name]})" if way.comments[name] and not on else ""
-        words.append(name if on else f"no {name}{comment}")
+        part = name.removeprefix("use_")
+        words.append(part if on else f"no {part}{comment}")
     return ", ".join(words)
 
 

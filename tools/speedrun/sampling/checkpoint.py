@@ -43,7 +43,8 @@ def load_run(run: Path) -> Trained:
     hyperparameters = checkpoint["hyperparameters"]
     check_names(script, file, hyperparameters)
     cuda = torch.cuda.is_available()
-    switches = dict(compile=False, flex_attention=False, bf16=cuda and hyperparameters.get("bf16"))
+    switches = dict(compile=False, use_flex_attention=False,
+                    bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
     try:
         module = load_snapshot(script)

@@ -1,36 +1,75 @@
-"""What tools/check_train.py does: lists, checks, hints, watches and takes."""
+"""What tools/check_train.py does: lists, checks, gives hints, watches and takes."""
 
+import shlex
 import sys
 import time
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
-from speedrun.checks.catalog import load_catalog
-from speedrun.checks.hints import print_hint
-from speedrun.checks.learner import Learner
-from speedrun.checks.session import check
-from speedrun.checks.standing import Standing, hash_of
-from speedrun.checks.take import take
+from speedrun.check.hints import LEVELS, hint_of, print_hint
+from speedrun.check.process import check
+from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
+from speedrun.check.screen import Screen
 from speedrun.dataset import short
 from speedrun.launch import RunError
-from speedrun.manifest import ManifestError, Milestone, load_manifest
+from speedrun.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 
+OWN = REPOSITORY / "train" / "train_gpt.py"
 POLL_S = 0.3
 
 
-def find_milestone(id: str) -> Milestone:
-    """The written milestone called `id` that has checks of its own.
+@dataclass
+class Learner:
+    """The learner's script, the progress beside it, and where to show things."""
 
-    Raises RunError, one line, if there is none, if it is not written or has no checks yet.
+    script: Path
+    progress: Progress
+    screen: Screen
+
+    def existing(self) -> Path:
+        """The script. Raises RunError, which says how to make one, if there is none."""
+        if not self.script.is_file():
+            root = load_manifest().written()[0].id
+            raise RunError(f"there is no {short(self.script)}; --take makes one: "
+                           + self.command(f"{root} --take"))
+        return self.script
+
+    def command(self, arguments: str) -> str:
+        """The command line that does something with this script."""
+        other = "" if self.script == OWN else f" --script {shlex.quote(short(self.script))}"
+        return f"python tools/check_train.py {arguments}{other}"
+
+
+def open_learner(script: Path | None) -> Learner:
+    """The Learner of a script (None: train/train_gpt.py), which need not exist yet.
+
+    No progress is kept beside a milestone's own script. Raises RunError, one line, if there can be
+    no script of that name or its progress cannot be read.
     """
+    script = Path(script or OWN).absolute()
+    if script.is_dir():
+        raise RunError(f"{short(script)} is a folder, not a script; name the file in it")
+    if script.suffix != ".py":
+        raise RunError(f"{short(script)} is not the name of a script: it ends with .py")
+    if not script.parent.is_dir():
+        raise RunError(f"there is no folder {short(script.parent)} for {script.name}")
+    snapshots = [m.script for m in load_manifest().written()]
+    own = script.resolve() in snapshots
+    learner = Learner(script, Progress(None if own else script.parent / FILE), Screen(sys.stdout))
+    if learner.progress.note:
+        print(learner.progress.note, file=sys.stderr)
+    return learner
+
+
+def find_milestone(id: str) -> Milestone:
+    """The written milestone called `id`. Raises RunError, one line, if there is none."""
     try:
         milestone = load_manifest().get(id)
     except ManifestError as error:
         raise RunError(f"{error} (--list shows all)") from None
     if not milestone.written:
         raise RunError(f"milestone {milestone.name} is not written yet; --list shows what is")
-    if milestone.id not in _checked():
-        raise RunError(f"milestone {milestone.name} has no checks yet; they go up to "
-                       f"{max(_checked())}")
     return milestone
 
 
@@ -39,8 +78,7 @@ def show_list(learner: Learner) -> int:
     rows = []
     for m in load_manifest().written():
         standing = learner.progress.of(m.id)
-        state = _state(standing) if m.id in _checked() else "no checks yet"
-        rows.append(("x" if standing.done else " ", f"{m.id} {m.title}", state))
+        rows.append(("x" if standing.done else " ", f"{m.id} {m.title}", _state(standing)))
     learner.screen.standings(rows)
     return 0
 
@@ -66,20 +104,20 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     learner.screen.line(f"{short(learner.script)} against {milestone.name}", "bold")
     shown = None
     with closing(check(learner.script, milestone, limit)) as found:
-        for group, outcome in found:
-            if group not in (shown, outcome.name):
-                learner.screen.line(group)
-            shown = group
+        for outcome in found:
+            if outcome.part != shown:
+                learner.screen.line(outcome.part)
+            shown = outcome.part
             learner.screen.outcome(outcome)
             outcomes.append(outcome)
     learner.progress.of(milestone.id).record(outcomes, current)
     learner.progress.save()
     passed = sum(outcome.passed for outcome in outcomes)
     if passed < len(outcomes):
-        learner.screen.line(f"{passed} of {len(outcomes)} checks so far pass. Stuck?", "bold")
+        learner.screen.line(f"{passed} of {len(outcomes)} checks pass. Stuck?", "bold")
         learner.screen.command(learner.command(f"{milestone.id} --hint"))
         return False
-    children = [m for m in load_manifest().children(milestone.id) if m.id in _checked()]
+    children = [m for m in load_manifest().children(milestone.id) if m.written]
     then = f" Next: {children[0].id}, {children[0].title}." if children else ""
     learner.screen.line(f"All {len(outcomes)} checks pass: this is {milestone.name}.{then}", "bold")
     return True
@@ -87,43 +125,27 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
 
 def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: str | None,
               limit: float) -> int:
-    """Gives a hint to the check `name` (None: the first failing one; the script is checked anew if
-    it has changed since), at a level (None: one further than last time).
+    """Gives a hint to the block `name` (None: the first at fault; the script is checked anew if it
+    has changed since), at a level (None: one further than last time).
 
-    Raises RunError, with exit code 2, if the milestone has no check of that name.
+    Raises RunError, with exit code 2, if the milestone has no block of that name.
     """
     standing = learner.progress.of(milestone.id)
     if name is None:
-        name = _first_failing(learner, milestone, limit)
-        if not name:
+        current = hash_of(learner.existing())
+        if standing.script != current or learner.progress.file is None:
+            standing.record(list(check(learner.script, milestone, limit)), current)
+            learner.progress.save()
+        if not standing.failing:
             learner.screen.line(f"All checks of {milestone.name} pass; no hint is needed.")
             return 0
-    else:
-        name = _known(name, milestone)
-    entry = load_catalog().get(name, milestone)
-    level = entry.next_level(level or standing.hints.get(name, 0) + 1)
-    print_hint(name, milestone, level, load_catalog())
-    standing.hinted(name, level)
+        name = standing.failing
+    hint = hint_of(name, milestone)
+    level = hint.next_level(min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
+    print_hint(hint, milestone, level)
+    standing.hinted(hint.block, level)
     learner.progress.save()
     return 0
-
-
-def _first_failing(learner, milestone, limit) -> str:
-    current, standing = hash_of(learner.existing()), learner.progress.of(milestone.id)
-    if standing.script != current or learner.progress.file is None:
-        outcomes = [outcome for _, outcome in check(learner.script, milestone, limit)]
-        standing.record(outcomes, current)
-        learner.progress.save()
-    return standing.failing
-
-
-def _known(name, milestone) -> str:
-    """The name of a check as the catalog spells it."""
-    names = load_catalog().names(milestone)
-    for known in names:
-        if known.casefold() == name.strip().casefold():
-            return known
-    raise RunError(f'{milestone.id} has no check "{name}"; it has: {", ".join(names)}', status=2)
 
 
 def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
@@ -133,10 +155,13 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
         while True:
             stamp = _stamp(learner.script)
             if stamp is not None:
-                check_once(learner, milestone, limit)
+                try:
+                    check_once(learner, milestone, limit)
+                except FileNotFoundError:  # an editor is just replacing it
+                    stamp = None
                 learner.screen.line("Watching; Ctrl-C ends it.")
                 sys.stdout.flush()
-            while _stamp(learner.script) in (stamp, None):  # None: an editor is just replacing it
+            while _stamp(learner.script) in (stamp, None):
                 time.sleep(POLL_S)
             print()
     except KeyboardInterrupt:
@@ -160,13 +185,6 @@ def take_milestone(learner: Learner, milestone: Milestone) -> int:
     else:
         learner.screen.line(f"{name} is {milestone.name} now")
     return 0
-
-
-def _checked() -> set[str]:
-    """Ids of the milestones that have checks of their own: the chain up to the last `since`."""
-    catalog = load_catalog()
-    last = max(check.since for check in catalog.checks)
-    return set(catalog.lineage(catalog.manifest.get(last)))
 
 
 def _stamp(script):

@@ -1,24 +1,27 @@
-"""Keeps the learner's progress in a file beside the script."""
+"""Keeps the learner's progress and every version of the script: nothing is ever lost."""
 
 import hashlib
+import itertools
 import json
 import os
 import secrets
+import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from speedrun.checks.outcome import Outcome
+from speedrun.check.outcome import Outcome
 from speedrun.launch import RunError
+from speedrun.manifest import Milestone
 
 FILE = ".progress.json"
 
 
 @dataclass
 class Standing:
-    """What is known of one milestone: checks passed and seen when the script was last checked, the
-    first that failed or "", the script's hash then, whether it passed once, whether the
-    milestone's own script was taken; of hints the last level given for the message that a check has
-    now, {check: level}, the messages by their hashes, and how many were given in all."""
+    """What is known of one milestone: outcomes that passed and all there were when the script was
+    last examined, the first block that failed or "", the script's hash then, whether it passed
+    once, whether the milestone's own script was taken; of hints the last level given for what a
+    block shows now, {block: level}, what it showed by hashes, and how many were given in all."""
 
     passed: int = 0
     seen: int = 0
@@ -31,23 +34,23 @@ class Standing:
     given: int = 0
 
     def record(self, outcomes: list[Outcome], script: str) -> None:
-        """Notes what the checks of a script with this hash found. Hints to a check begin anew when
-        it passes or says something else."""
-        failed = {outcome.name: outcome for outcome in reversed(outcomes) if not outcome.passed}
+        """Notes what was found in a script with this hash. Hints to a block begin anew when it is
+        right or shows something else."""
+        failed = {outcome.key: outcome for outcome in reversed(outcomes) if not outcome.passed}
         self.passed = sum(outcome.passed for outcome in outcomes)
         self.seen, self.script = len(outcomes), script
-        self.failing = next((o.name for o in outcomes if not o.passed), "")
+        self.failing = next((o.key for o in outcomes if not o.passed), "")
         self.done |= not failed
-        for name in {outcome.name for outcome in outcomes}:
-            text = f"{failed.get(name, '')}".encode("utf-8", "replace")
-            message = hashlib.sha256(text).hexdigest()[:16]
-            if name not in failed or self.messages.get(name, message) != message:
+        for name in {outcome.key for outcome in outcomes}:
+            text = "" if name not in failed else f"{failed[name].expected} {failed[name].got}"
+            message = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+            if not text or self.messages.get(name, message) != message:
                 self.hints.pop(name, None)
             self.messages[name] = message
 
-    def hinted(self, check: str, level: int) -> None:
+    def hinted(self, block: str, level: int) -> None:
         """Notes that a hint was given."""
-        self.hints[check] = max(level, self.hints.get(check, 0))
+        self.hints[block] = max(level, self.hints.get(block, 0))
         self.given += 1
 
 
@@ -81,11 +84,6 @@ class Progress:
         replace_file(self.file, (text + "\n").encode())
 
 
-def progress_beside(script: Path) -> Progress:
-    """The Progress of the script's folder. Raises RunError if there is one that cannot be read."""
-    return Progress(script.parent / FILE)
-
-
 def hash_of(script: Path) -> str:
     """A hash of the file. Raises OSError if it cannot be read."""
     return hashlib.sha256(script.read_bytes()).hexdigest()
@@ -109,6 +107,47 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
         raise RunError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def take(script: Path, milestone: Milestone) -> Path | None:
+    """Makes `script` a copy of the milestone's; returns where its old text is kept.
+
+    The old text is first written to script's name with the lowest free number, train_gpt.1.py; then
+    the script is replaced at one go. Returns None if there was nothing to keep: no file, or
+    the same text. Raises RunError, one line, if the script changes meanwhile, and OSError.
+    """
+    new = milestone.script.read_bytes()
+    try:
+        old = script.read_bytes()
+    except FileNotFoundError:
+        replace_file(script, new)
+        return None
+    if old == new:
+        return None
+    kept = _keep(script, old)
+    if script.read_bytes() != old:
+        raise RunError(f"{script} changed while it was being kept as {kept.name}; try again")
+    replace_file(script, new, stat.S_IMODE(script.stat().st_mode))
+    return kept
+
+
+def _keep(script, old):
+    """Writes the text under a name that no file has yet."""
+    for number in itertools.count(1):
+        kept = script.with_name(f"{script.stem}.{number}{script.suffix}")
+        try:
+            file = open(kept, "xb")
+        except FileExistsError:
+            continue
+        try:
+            with file:
+                file.write(old)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            kept.unlink()
+            raise
+        return kept
 
 
 def _standing(raw):

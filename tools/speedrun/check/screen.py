@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from speedrun.checks.outcome import Outcome
+from speedrun.check.outcome import Outcome
 from speedrun.cli import visible
 
 NARROWEST, WIDEST, PIPE = 30, 100, 100  # columns of text
@@ -42,11 +42,11 @@ class Screen:
                 self.console.print(Text(part))
 
     def outcome(self, outcome: Outcome) -> None:
-        """One line if it passed, else what was expected, what came and what it usually means."""
+        """One line if it passed, else what was expected, what came and what is proved of it."""
         if outcome.passed:
             self.console.print(Text.assemble(("  pass  ", "green"), outcome.name))
             return
-        self.console.print(Text.assemble(("  FAIL  ", "bold red"), (outcome.name, "bold")))
+        self.console.print(Text.assemble(("  FAIL  ", "bold red"), (visible(outcome.name), "bold")))
         for key, label in LABELS.items():
             value = visible(getattr(outcome, key))
             if value:
