@@ -1,62 +1,54 @@
-"""Started by tests, one process per rank: trains a milestone and records its losses, a hash of
-every micro-batch that `token_batches` dealt, and who orthogonalized.
-
-Arguments: milestone id, folder with overrides.json; writes rank<r>.json there.
-"""
+"""What a training run in a rank is recorded as: its losses, a hash of every micro-batch that
+`token_batches` dealt, and who orthogonalized what."""
 
 import hashlib
-import json
 import os
-import sys
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tools"), str(Path(__file__).parents[1] / "data")]
-
-from snapshots import load_snapshot  # noqa: E402
-from speedrun.manifest import load_manifest  # noqa: E402
+from snapshots import MANIFEST, load_snapshot, train
 
 
-def main(milestone_id, folder):
-    module = load_snapshot(load_manifest().get(milestone_id))
-    overrides = json.loads(Path(folder, "overrides.json").read_text(encoding="utf-8"))
-    streams = dict(train=[], val=[])  # one list of hashes per stream that was read from
+def record(milestone_id, overrides):
+    """Trains and returns {losses, streams, matrices, buffers} of this rank.
+
+    losses: unrounded, one for each validation; streams: {"train" or "val": one list of hashes for
+    each stream that was read from}; matrices: how many newton_schulz was given; buffers: of
+    momentum.
+    """
+    module = load_snapshot(MANIFEST.get(milestone_id))
+    streams = dict(train=[], val=[])
     token_batches = module.token_batches
 
-    def recorded(shards, *args, **kwargs):
+    def recorded(pattern, *args, **kwargs):
         hashes = []
-        streams["val" if "_val_" in str(shards[0].filename) else "train"].append(hashes)
-        for inputs, targets in token_batches(shards, *args, **kwargs):
+        streams["val" if "_val_" in pattern else "train"].append(hashes)
+        for inputs, targets in token_batches(pattern, *args, **kwargs):
             hashes.append(batch_hash(inputs.numpy(), targets.numpy()))
             yield inputs, targets
 
     module.token_batches = recorded
-    muons, orthogonalized = watch_muon(module)
-    losses = module.main(module.Hyperparameters(**overrides))
-    rank = int(os.environ.get("RANK", 0))
+    muons, sizes = watch_muon(module)
+    losses = train(module, module.Hyperparameters(**overrides))
     buffers = sum("momentum_buffer" in state for muon in muons for state in muon.state.values())
-    record = dict(
-        losses=losses, streams=streams, orthogonalized=len(orthogonalized), buffers=buffers
-    )
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+    return dict(losses=losses, streams=streams, matrices=sum(sizes), buffers=buffers)
 
 
 def watch_muon(module):
-    """Two lists that fill while the module trains: its Muon optimizers, and an entry for each call
-    of newton_schulz. They stay empty for a milestone without Muon."""
-    muons, calls = [], []
+    """Two lists that fill while the module trains: its Muon optimizers, and for each call of
+    newton_schulz the number of its matrices. They stay empty for a milestone without Muon."""
+    muons, sizes = [], []
     if hasattr(module, "Muon"):
         newton_schulz, init = module.newton_schulz, module.Muon.__init__
 
-        def counted(*args, **kwargs):
-            calls.append(None)
-            return newton_schulz(*args, **kwargs)
+        def counted(matrices, *args, **kwargs):
+            sizes.append(len(matrices))
+            return newton_schulz(matrices, *args, **kwargs)
 
         def noted(self, *args, **kwargs):
             muons.append(self)
             init(self, *args, **kwargs)
 
         module.newton_schulz, module.Muon.__init__ = counted, noted
-    return muons, calls
+    return muons, sizes
 
 
 def batch_hash(inputs, targets):
@@ -64,5 +56,6 @@ def batch_hash(inputs, targets):
     return hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def threads_of_the_server():
+    """How many threads the process has that this rank was forked from."""
+    return len(os.listdir(f"/proc/{os.getppid()}/task"))

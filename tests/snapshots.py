@@ -1,19 +1,23 @@
-"""Load and run the snapshots from tests: micro-sized runs on synthetic tokens."""
+"""What tests need of the snapshots: which of them have a subject, and micro-sized runs of them."""
 
-import json
-import os
 import subprocess
 import sys
+import tomllib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import shards as shard_files
 from speedrun import snapshot
+from speedrun.blocks import split_blocks
 from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.script import default_hyperparameters
 
-WRITTEN = load_manifest().written()
-TESTS = Path(__file__).parent
+MANIFEST = load_manifest()
+WRITTEN = MANIFEST.written()
+KNOWN = Path(__file__).parent / "known"
 
 # A model and a stream that train for 20 steps in a second or two.
 MICRO = dict(
@@ -21,21 +25,79 @@ MICRO = dict(
     total_batch_size=1024, val_tokens=1024, train_steps=20, val_loss_every=1, train_loss_every=1,
     kernel_warmup_steps=1, compile=False, bf16=False,
 )
-# What each milestone needs besides, so that 20 steps move the loss by more than 0.5.
-MICRO_OF = {
-    "00": dict(warmup_steps=2, adam_lr=6e-3),
-    **{id: dict(muon_lr=1e-2, adam_lr=3e-3, cooldown_steps=5) for id in ("01", "02", "03")},
-    # The scalars stand still: test_equivalence.py shows what Adam makes of their round-off.
-    "04": dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02, scalar_lr=0.0, cooldown_steps=5,
-               momentum_warmup_steps=5),
-    "05": dict(bos_id=1, window_start=4, window_end=24, muon_lr=0.05, embed_lr=0.1, head_lr=0.02,
-               scalar_lr=0.0, cooldown_steps=5, momentum_warmup_steps=5),
-}
+# What moves the loss by more than 0.5 in those steps; a milestone takes the fields that it has.
+# The scalars stand still: test_equivalence.py shows what Adam makes of their round-off.
+MICRO_RATES = dict(
+    adam_lr=6e-3, warmup_steps=2, cooldown_steps=5, muon_lr=1e-2, embed_lr=3e-3, scalar_lr=0.0,
+    momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
+)
+MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
+
+
+def _rates(milestone):
+    fields = default_hyperparameters(milestone.script)
+    rates = MICRO_RATES | (MICRO_RATES_UNTIED if "head_lr" in fields else {})
+    return {name: value for name, value in rates.items() if name in fields}
+
+
+MICRO_OF = {milestone.id: _rates(milestone) for milestone in WRITTEN}
 
 
 def by_id(milestone):
     """Test ids: the milestone's folder name."""
     return milestone.name
+
+
+every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+
+
+# ---- where a subject changed ----
+
+
+@cache
+def _blocks(id):
+    """{name: section} of the blocks of a milestone's script."""
+    source = MANIFEST.get(id).script.read_text(encoding="utf-8")
+    found, title = {}, None
+    for block in split_blocks(source):
+        title = block.name.removeprefix("heading: ") if "heading: " in block.name else title
+        found[block.name] = title
+    return found
+
+
+def declaring(*subjects, known=None):
+    """The milestones at which one of the subjects changed: the roots that have it, and those that
+    declare it and still have it. A subject is a block, or a section with all its blocks.
+
+    Everywhere else it is the parent's, byte for byte, as test_chain.py proves. known: only those
+    that have this key among their known values.
+    """
+    def changed(milestone):
+        return {name for name, title in _blocks(milestone.id).items()
+                if {name, title} & set(subjects)
+                and (milestone.parent is None or name in milestone.changes)}
+
+    return [milestone for milestone in WRITTEN
+            if changed(milestone) and (known is None or known_values(milestone.id).get(known))]
+
+
+def where(*subjects, known=None):
+    """Runs a test once for each milestone that `declaring` names."""
+    found = declaring(*subjects, known=known)
+    assert found, f"no milestone declares {', '.join(subjects)}"
+    return pytest.mark.parametrize("milestone", found, ids=by_id)
+
+
+@cache
+def known_values(id):
+    """What tests/known/<id>.toml says of a milestone; what it leaves out is the parent's."""
+    parent = MANIFEST.get(id).parent
+    file = KNOWN / f"{id}.toml"
+    own = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return (known_values(parent) if parent else {}) | own
+
+
+# ---- micro-sized runs ----
 
 
 def load_snapshot(milestone):
@@ -46,7 +108,7 @@ def load_snapshot(milestone):
 def micro_overrides(milestone, folder, log_dir, **more):
     """Hyperparameters of a micro run on the shards in `folder`."""
     files = dict(train_files=f"{folder}/*_train_*.bin", val_files=f"{folder}/*_val_*.bin")
-    return {**files, "log_dir": str(log_dir), **MICRO, **MICRO_OF.get(milestone.id, {}), **more}
+    return {**files, "log_dir": str(log_dir), **MICRO, **MICRO_OF[milestone.id], **more}
 
 
 def micro_args(milestone, folder, log_dir, **more):
@@ -55,33 +117,36 @@ def micro_args(milestone, folder, log_dir, **more):
     return load_snapshot(milestone).Hyperparameters(**overrides)
 
 
+def micro_sizes(module, **more):
+    """Hyperparameters of a micro model, for a test that does not train."""
+    return module.Hyperparameters(**MICRO | more)
+
+
+def train(module, args):
+    """Trains in this process and returns the validation losses, unrounded."""
+    losses, validate = [], module.validate
+
+    def noted(*positional, **named):
+        losses.append(validate(*positional, **named))
+        return losses[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "validate", noted)
+        module.main(args)
+    return losses
+
+
 def as_options(overrides):
     """`--name=value` for the command line."""
     return [f"--{name}={value}" for name, value in overrides.items()]
 
 
-def run_ranks(world_size, program, *arguments, timeout=300):
-    """Runs a Python program on this machine, several ranks under torchrun and one plainly; returns
-    the finished process."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
+def run_script(milestone, overrides, world_size=1, cwd=REPOSITORY, timeout=300):
+    """Runs the script as a user does, several ranks under torchrun; returns the ended process."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
-    command = [
-        sys.executable, *(launcher if world_size > 1 else []), str(program), *map(str, arguments)
-    ]
-    return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, timeout=timeout, capture_output=True,
-        encoding="utf-8",
-    )
-
-
-def run_recorded(milestone, overrides, world_size, folder):
-    """Trains and returns what tests/record_run.py wrote, one dict per rank."""
-    folder.mkdir(parents=True)
-    (folder / "overrides.json").write_text(json.dumps(overrides), encoding="utf-8")
-    ended = run_ranks(world_size, TESTS / "record_run.py", milestone.id, folder)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    files = [folder / f"rank{rank}.json" for rank in range(world_size)]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    command = [sys.executable, *(launcher if world_size > 1 else []), str(milestone.script)]
+    return subprocess.run([*command, *as_options(overrides)], cwd=cwd, timeout=timeout,
+                          capture_output=True, encoding="utf-8")
 
 
 def write_random_shards(folder, train_lengths=(7_000, 9_500), val_length=3_000, seed=0):

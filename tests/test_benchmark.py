@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from snapshots import WRITTEN, load_snapshot, micro_args
+from snapshots import MANIFEST, load_snapshot, micro_args
 from speedrun.benchmark import time_loader, time_steps
 from speedrun.manifest import REPOSITORY
 
@@ -18,7 +18,7 @@ from speedrun.manifest import REPOSITORY
 @pytest.fixture
 def micro(shards, tmp_path):
     """Milestone 01's module and the hyperparameters of a short run."""
-    milestone = WRITTEN[1]
+    milestone = MANIFEST.get("01")
     return load_snapshot(milestone), micro_args(
         milestone, shards, tmp_path / "log", kernel_warmup_steps=0, train_steps=5
     )
@@ -37,7 +37,7 @@ def test_a_slow_part_is_seen(part, micro, monkeypatch):
     module, args = micro
     owner, name = {
         "forward": (module.GPT, "forward"), "backward": (torch.Tensor, "backward"),
-        "optimizer": (torch.optim.AdamW, "step"),
+        "optimizer": (torch.optim.Adam, "step"),
     }[part]
     monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
     times = time_steps(module, args)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 import pytest
 
-from snapshots import MICRO, WRITTEN, by_id, load_snapshot, micro_overrides
+from snapshots import MICRO, WRITTEN, load_snapshot, micro_overrides, where
 from speedrun.comparison import Comparison, Entry, Run, choose_target, rows
 from speedrun.comparison_plot import curves_of, draw_comparison
 from speedrun.comparison_tables import columns, notes, print_comparison, to_csv, to_markdown
@@ -182,13 +182,14 @@ def test_picture(tmp_path):
 # ---- FLOPs ----
 
 
-@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+@where("Model", "Hyperparameters")
 def test_flops_of_the_records(milestone):
     args = load_snapshot(milestone).Hyperparameters()
     T, V = args.seq_len, args.vocab_size
     visible = (T + 1) / 2
-    if milestone.id == "05":  # the mean over the steps of the schedule
-        windows = [64 * (1 + 27 * step // 1750) for step in range(1750)]
+    # the mean over the steps of the schedule
+    windows = {"05": [1024], "05a": [64 * (1 + 27 * step // 1750) for step in range(1750)]}
+    if windows := windows.get(milestone.id):
         visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
     expected = 6 * (12 * 12 * 768**2 + V * 768) + 12 * 12 * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
@@ -351,7 +352,7 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
 @pytest.mark.parametrize("arguments, code, message", [
     (["0O"], 1, 'no milestone "0O"'),
     (["14"], 1, "not written yet"),
-    (["01:no_such_rate=1"], 1, "no hyperparameter no_such_rate"),
+    (["01:no_such_rate=1"], 2, "no hyperparameter no_such_rate"),
     (["missing/log.txt"], 1, "there is no such log"),
     (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
     (["01", "--repeat", "0"], 2, "--repeat"),

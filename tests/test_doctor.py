@@ -21,11 +21,14 @@ from speedrun.checkup.findings import print_report
 from speedrun.checkup.machine import COMPILERS, REQUIREMENTS, Gpus, Packages, Torch
 from speedrun.checkup.paths import missing_names, way_of
 from speedrun.manifest import REPOSITORY
+from speedrun.script import default_hyperparameters
 
 H100 = "NVIDIA H100 80GB HBM3"
 GIB = 2**30
 REAL_PACKAGES = machine.probe_packages()
 NAMES = [milestone.name for milestone in WRITTEN]
+WITH_FLEX = [milestone for milestone in WRITTEN
+             if "use_flex_attention" in default_hyperparameters(milestone.script)]
 CPU = Torch("2.13.0+cpu", None, False, None, (), ("gloo",), True)
 
 
@@ -111,9 +114,9 @@ def test_a_cpu(computer, report):
     assert code == 0 and lines["all"]["scale"] == "tiny"
     assert with_status(lines, "note") == []
     assert lines["05_flex_attention"]["switches"] == dict(
-        compile=False, bf16=False, flex_attention=False)
+        compile=False, bf16=False, use_flex_attention=False)
     assert lines["05_flex_attention"]["text"].startswith(
-        "CPU, float32, no flex_attention (no backward pass on a CPU: a dense mask)")
+        "CPU, float32, no flex_attention (on a CPU it has no backward pass)")
     assert lines["01_muon"]["text"] == "CPU, float32; 0 of 33 shards"
     assert lines["01_muon"]["why"] == "compile, bf16 off: torch.cuda.is_available() is False"
     assert lines["FineWeb"]["status"] == "none" and lines["FineWeb"]["do"] is None
@@ -132,7 +135,7 @@ def test_eight_h100(computer, report):
     assert all(all(lines[name]["switches"].values()) for name in NAMES)
     assert lines["00_baseline"]["text"] == "CUDA, bf16, compiled; 65 of 65 shards"
     assert lines["05_flex_attention"]["text"].startswith("CUDA, bf16, compiled, flex_attention;")
-    assert lines["FlexAttention"]["text"] == "there; for 05"
+    assert lines["FlexAttention"]["text"] == f"there; for {', '.join(m.id for m in WITH_FLEX)}"
     assert lines["Triton"]["text"] == "there; all milestones use it"
 
 
@@ -227,7 +230,7 @@ def test_an_old_torch_that_lacks_a_function(computer, report, monkeypatch):
 def test_an_old_torch_that_lacks_a_module(computer, report, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", None)
     code, lines = report()
-    assert code == 1 and with_status(lines, "fix") == ["05_flex_attention"]
+    assert code == 1 and with_status(lines, "fix") == [m.name for m in WITH_FLEX]
     assert lines["05_flex_attention"]["text"].startswith("ModuleNotFoundError: ")
 
 

@@ -1,56 +1,90 @@
-"""Any number of ranks trains on the same tokens to the same losses.
+"""Any number of ranks trains on the same tokens to the same losses; so do systems milestones.
 
 Run: .venv/bin/python -m pytest tests/test_equivalence.py
 """
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
 
 import shards as shard_files
-from record_run import batch_hash
+from ranks import start_ranks
+from record_run import batch_hash, record, threads_of_the_server
 from snapshots import (
+    MANIFEST,
     MICRO,
     WRITTEN,
     by_id,
     load_snapshot,
     micro_args,
     micro_overrides,
-    run_recorded,
+    train,
+    where,
+    write_random_shards,
 )
-from speedrun.manifest import load_manifest
 from speedrun.runlog import read_log
 
 WORLD_SIZES = (1, 2, 4)
+# Four micro-steps in a world of one, one in a world of four; 20 steps go twice around the shards.
+SIZES = dict(total_batch_size=256, val_tokens=256)
 
 
-@pytest.fixture(scope="module", params=WRITTEN, ids=by_id)
-def recorded(request, shards, tmp_path_factory):
-    """The milestone's records by world size."""
-    milestone, runs = request.param, {}
+@pytest.fixture(scope="module")
+def short_shards(tmp_path_factory):
+    """A folder with shards of 7 and of 10 steps."""
+    folder = tmp_path_factory.mktemp("short_shards")
+    write_random_shards(folder, (1_900, 2_800), 300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(milestone, short_shards, tmp_path_factory):
+    """The milestone's records, one per rank, by world size."""
+    runs = {}
     for world_size in WORLD_SIZES:
-        folder = tmp_path_factory.mktemp("runs") / str(world_size)
-        overrides = micro_overrides(milestone, shards, folder / "log")
-        runs[world_size] = run_recorded(milestone, overrides, world_size, folder)
-        runs[world_size][0]["train_losses"] = train_losses(folder / "log")
+        log_dir = tmp_path_factory.mktemp("runs") / "log"
+        overrides = micro_overrides(milestone, short_shards, log_dir, **SIZES)
+        ended = start_ranks(world_size, record, milestone.id, overrides)
+        runs[world_size] = [run for run, printed in ended]
+        runs[world_size][0]["train_losses"] = read_log(log_dir / "log.txt").train_curve
     return runs
 
 
-def train_losses(log_dir):
-    """The logged mean train losses, [(step, loss), ...]."""
-    return read_log(log_dir / "log.txt").train_curve
+# Each test of `recorded` runs for every milestone, and the milestones one after the other.
+recorded_snapshots = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id, scope="module")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_ranks_are_forks_of_a_process_without_threads():
+    assert start_ranks(2, threads_of_the_server) == [(1, ""), (1, "")]
+
+
+def test_a_rank_that_fails_or_waits_for_ever_ends_the_test():
+    with pytest.raises(AssertionError, match="(?s)rank 1 of 2: .*no luck"):
+        start_ranks(2, fail_or_wait)
+    with pytest.raises(AssertionError, match=r"ranks \[0\] did not end in 2 s"):
+        start_ranks(1, fail_or_wait, timeout=2)
+
+
+def fail_or_wait():
+    import os
+    import time
+    if os.environ.get("RANK") == "1":
+        raise ValueError("no luck")
+    time.sleep(60)
 
 
 def blocks_of(records, kind, number):
     """The hashes of a stream's blocks, in the order micro_step * world_size + rank."""
-    by_rank = [record["streams"][kind][number] for record in records]
+    by_rank = [run["streams"][kind][number] for run in records]
     return list(itertools.chain.from_iterable(zip(*by_rank, strict=True)))
 
 
 def expected_blocks(folder, steps):
     """The stream as data/README.md rules it, cut from the tokens without their loader."""
-    T, B, step_tokens = MICRO["seq_len"], MICRO["micro_batch_size"], MICRO["total_batch_size"]
+    T, B, step_tokens = MICRO["seq_len"], MICRO["micro_batch_size"], SIZES["total_batch_size"]
     files = sorted(folder.glob("*_train_*"))
     streams = [shard_files.read(file).astype(np.int64) for file in files]
     cuts = [
@@ -67,14 +101,15 @@ def expected_blocks(folder, steps):
             yield batch_hash(inputs.reshape(B, T), targets.reshape(B, T))
 
 
-def test_every_world_size_sees_the_same_tokens(recorded, shards):
-    steps = MICRO["train_steps"]
-    expected = list(expected_blocks(shards, steps))
+@recorded_snapshots
+def test_every_world_size_sees_the_same_tokens(recorded, short_shards):
+    expected = list(expected_blocks(short_shards, MICRO["train_steps"]))
     for world_size, records in recorded.items():
         # stream 0 is the kernel warm-up's
         assert blocks_of(records, "train", 1) == expected, f"world size {world_size}"
 
 
+@recorded_snapshots
 def test_every_validation_reads_the_same_tokens(recorded):
     validations = {
         tuple(blocks_of(records, "val", number))
@@ -84,15 +119,17 @@ def test_every_validation_reads_the_same_tokens(recorded):
     assert len(validations) == 1
 
 
+@recorded_snapshots
 def test_every_world_size_has_the_same_losses(recorded):
-    (reference,) = [record["losses"] for record in recorded[1]]
+    (reference,) = [run["losses"] for run in recorded[1]]
     assert len(reference) == MICRO["train_steps"] + 1
-    assert reference[0][1] - reference[-1][1] > 0.5, "the learning rates must move the loss"
+    assert reference[0] - reference[-1] > 0.5, "the learning rates must move the loss"
     for records in recorded.values():
-        for record in records:
-            np.testing.assert_allclose(record["losses"], reference, rtol=0, atol=1e-4)
+        for run in records:
+            np.testing.assert_allclose(run["losses"], reference, rtol=0, atol=1e-4)
 
 
+@recorded_snapshots
 def test_every_world_size_logs_the_same_train_losses(recorded):
     reference = recorded[1][0]["train_losses"]
     assert len(reference) == MICRO["train_steps"]
@@ -100,17 +137,22 @@ def test_every_world_size_logs_the_same_train_losses(recorded):
         np.testing.assert_allclose(records[0]["train_losses"], reference, rtol=0, atol=2.1e-4)
 
 
-def test_each_rank_orthogonalizes_its_share(recorded, request):
-    # The micro model has 12 matrices from 02 on; 01 has 8, of which Q, K and V count as three.
-    milestone = request.node.callspec.params["recorded"]
-    buffers = {"00": 0, "01": 8}.get(milestone.id, 12)
-    calls = 0 if milestone.id == "00" else 12
+@recorded_snapshots
+def test_each_rank_orthogonalizes_its_share(recorded, milestone):
+    # Queries, keys, values, attention out, MLP up and down of two layers.
+    matrices = 12 if hasattr(load_snapshot(milestone), "Muon") else 0
     steps = MICRO["train_steps"] + MICRO["kernel_warmup_steps"]
+    distributed = MANIFEST.get("03") in ancestry(milestone)
     for world_size, records in recorded.items():
-        share = 1 if milestone.id in ("00", "01", "02") else world_size
-        for record in records:
-            assert record["buffers"] == buffers / share
-            assert record["orthogonalized"] == steps * calls / share
+        share = world_size if distributed else 1
+        for run in records:
+            assert run["buffers"] == matrices / share
+            assert run["matrices"] == steps * matrices / share
+
+
+def ancestry(milestone):
+    """The milestone and those it descends from."""
+    return [milestone] + (ancestry(MANIFEST.get(milestone.parent)) if milestone.parent else [])
 
 
 SYSTEMS = [milestone for milestone in WRITTEN if milestone.kind == "systems"]
@@ -118,25 +160,23 @@ SYSTEMS = [milestone for milestone in WRITTEN if milestone.kind == "systems"]
 
 @pytest.mark.parametrize("milestone", SYSTEMS, ids=by_id)
 def test_a_systems_milestone_has_its_parents_losses(milestone, shards, tmp_path):
-    parent = load_manifest().get(milestone.parent)
-    losses = [
-        load_snapshot(m).main(micro_args(m, shards, tmp_path / m.id)) for m in (parent, milestone)
-    ]
+    parent = MANIFEST.get(milestone.parent)
+    losses = [train(load_snapshot(m), micro_args(m, shards, tmp_path / m.id))
+              for m in (parent, milestone)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
-    assert losses[0][0][1] - losses[0][-1][1] > 0.5
+    assert losses[0][0] - losses[0][-1] > 0.5
 
 
-@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+@where("main: train", "attention_mask")
 def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
-    losses = [
-        module.main(micro_args(
-            milestone, shards, tmp_path / str(size), micro_batch_size=size, train_steps=10
-        ))
-        for size in (4, 16)
-    ]
+    losses, logged = [], []
+    for size in (2, 16):
+        args = micro_args(milestone, shards, tmp_path / str(size), micro_batch_size=size,
+                          train_steps=10)
+        losses.append(train(module, args))
+        logged.append(read_log(tmp_path / str(size) / "log.txt").train_curve)
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
-    logged = [train_losses(tmp_path / str(size)) for size in (4, 16)]
     np.testing.assert_allclose(logged[0], logged[1], rtol=0, atol=2.1e-4)
 
 
@@ -144,14 +184,13 @@ def test_why_the_scalars_stand_still_in_these_tests(shards, tmp_path):
     # In the first steps of 04 the exact gradient of its scalars is zero. What comes out is
     # round-off, which depends on the order of the sums, so on ranks and micro-batches; Adam divides
     # by its size and takes a whole step.
-    milestone = load_manifest().get("04")
+    milestone = MANIFEST.get("04")
     apart = {}
     for scalar_lr in (0.0, 0.04):
         losses = [
-            load_snapshot(milestone).main(micro_args(
+            train(load_snapshot(milestone), micro_args(
                 milestone, shards, tmp_path / f"{scalar_lr}-{size}", micro_batch_size=size,
-                scalar_lr=scalar_lr,
-            ))
+                scalar_lr=scalar_lr))
             for size in (4, 32)
         ]
         apart[scalar_lr] = np.abs(np.subtract(*losses)).max()
@@ -159,13 +198,11 @@ def test_why_the_scalars_stand_still_in_these_tests(shards, tmp_path):
     assert apart[0.04] > 1e-4
 
 
-@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+@where("warm_up", "main: train", "Muon")
 def test_kernel_warmup_leaves_no_trace(milestone, shards, tmp_path):
-    module = load_snapshot(milestone)
     losses = [
-        module.main(micro_args(
-            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=5
-        ))
+        train(load_snapshot(milestone), micro_args(
+            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=5))
         for n in (0, 3)
     ]
     assert losses[0] == losses[1]

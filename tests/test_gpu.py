@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from snapshots import WRITTEN, as_options, by_id, micro_overrides
+from snapshots import MICRO_OF, WRITTEN, as_options, by_id, every_snapshot, micro_overrides
 from speedrun.device import visible_gpus
 from speedrun.runlog import read_log
 from speedrun.script import default_hyperparameters
@@ -47,10 +47,10 @@ def run(milestone, shards, log_dir, cuda=True, **options):
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
-WITH_FLEX = [m for m in WRITTEN if "flex_attention" in default_hyperparameters(m.script)]
+WITH_FLEX = [m for m in WRITTEN if "use_flex_attention" in default_hyperparameters(m.script)]
 
 
-@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+@every_snapshot
 def test_gpu_losses_follow_the_cpus(milestone, shards, tmp_path):
     cpu = run(milestone, shards, tmp_path / "cpu", cuda=False)
     cuda = run(milestone, shards, tmp_path / "cuda", compile=True, bf16=True)
@@ -62,12 +62,14 @@ def test_gpu_losses_follow_the_cpus(milestone, shards, tmp_path):
 @pytest.mark.parametrize("milestone", WITH_FLEX, ids=by_id)
 def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path):
     # The backward pass of FlexAttention exists on a GPU alone.
-    sizes = dict(seq_len=256, micro_batch_size=1, window_start=32, window_end=192, bf16=False)
+    sizes = dict(seq_len=256, micro_batch_size=1, bf16=False)
+    windows = dict(window=150, window_start=32, window_end=192)
+    sizes |= {name: windows[name] for name in windows if name in MICRO_OF[milestone.id]}
     curves = []
     for flex in (False, True):
-        log = run(milestone, shards, tmp_path / str(flex), flex_attention=flex, compile=True,
-                  **sizes)
-        assert log.environment["attention"].startswith("FlexAttention" if flex else "dense mask")
+        log = run(milestone, shards, tmp_path / str(flex), use_flex_attention=flex,
+                  compile=True, **sizes)
+        assert log.environment["attention"] == ("FlexAttention" if flex else "a dense mask")
         curves.append([loss for _, loss in log.val_curve])
     assert curves[0] == pytest.approx(curves[1], abs=1e-2)  # TF32 inside the kernels
     assert curves[0][0] - curves[0][-1] > 0.5

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from speedrun.blocks import split_blocks
 from speedrun.manifest import REPOSITORY, load_manifest
 from speedrun.propagate import ALREADY, CARRIED, DIFFERS, Repair, carry, descendants, repairs
 
@@ -43,7 +44,8 @@ def test_what_cannot_be_carried(before, after, wanted, message):
 
 def test_descendants():
     manifest = load_manifest()
-    assert [m.id for m in descendants(manifest, manifest.get("01"))][:2] == ["02", "03"]
+    found = [m.id for m in descendants(manifest, manifest.get("01"))]
+    assert found[:3] == ["02", "03", "03a"] and "00a" not in found
     assert "01" not in [m.id for m in descendants(manifest, manifest.get("02"))]
 
 
@@ -66,22 +68,30 @@ def propagate(clone, *arguments):
     )
 
 
+def blocks_of(script):
+    """{name: text} of a file's blocks."""
+    return {block.name: block.text for block in split_blocks(script.read_text(encoding="utf-8"))}
+
+
 def test_the_command(clone):
-    scripts = sorted(clone.glob("history/*/train_gpt.py"))
-    first = scripts[0].read_text(encoding="utf-8")
-    repaired = first.replace("with one line on stderr", "with a single line on stderr")
-    repaired = repaired.replace('"""Two linear maps with a GELU', '"""Two maps with a GELU')
-    scripts[0].write_text(repaired, encoding="utf-8")
+    first = clone / "history" / "00_baseline" / "train_gpt.py"
+    others = {path: blocks_of(path) for path in clone.glob("history/*/train_gpt.py")}
+    old = others.pop(first)
+    new = {name: old[name].replace('"""', '"""Repaired. ', 1) for name in ("parse_args", "MLP")}
+    text = first.read_text(encoding="utf-8")
+    for name in new:
+        text = text.replace(old[name], new[name])
+    first.write_text(text, encoding="utf-8")
     ended = propagate(clone, "00")
     assert ended.returncode == 0, ended.stderr
-    for script in [*scripts[1:], clone / "train" / "train_gpt.py"]:
-        assert "with a single line on stderr" in script.read_text(encoding="utf-8")
-    assert (clone / "train" / "train_gpt.py").read_text(encoding="utf-8") == repaired
-    assert "Two maps with a GELU" in scripts[1].read_text(encoding="utf-8")
+    assert (clone / "train" / "train_gpt.py").read_text(encoding="utf-8") == text
+    for path, before in others.items():
+        assert blocks_of(path) == {name: new[name] if name in new and block == old[name] else block
+                                   for name, block in before.items()}
+        assert before["parse_args"] == old["parse_args"]
     # 02 has an MLP of its own, which stays and is told.
     assert "differs        history/02_modern_arch/train_gpt.py  MLP" in ended.stdout
-    assert "GELU" not in scripts[2].read_text(encoding="utf-8")
-    again = propagate(clone, "00", "--block", "fail")
+    again = propagate(clone, "00", "--block", "parse_args")
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
 
 

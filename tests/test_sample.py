@@ -15,7 +15,7 @@ import tiktoken
 import torch
 
 import sample
-from snapshots import WRITTEN, by_id, load_snapshot, micro_args
+from snapshots import MANIFEST, load_snapshot, micro_args, where
 from speedrun.launch import RunError
 from speedrun.manifest import REPOSITORY
 from speedrun.sampling import generate, next_token, random_stream
@@ -36,14 +36,14 @@ class Hyperparameters:
     seq_len: int = 8
     compile: bool = False
     bf16: bool = False
-    flex_attention: bool = False
+    use_flex_attention: bool = False
     certainty: float = 50.0
     favourite: int = -1
 
 class GPT(torch.nn.Module):
     def __init__(self, args):
         super().__init__()
-        assert not (args.compile or args.bf16 or args.flex_attention), "switched on"
+        assert not (args.compile or args.bf16 or args.use_flex_attention), "switched on"
         self.args = args
         self.weight = torch.nn.Parameter(torch.zeros(2, 3))
 
@@ -66,8 +66,9 @@ def fake(tmp_path):
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         (folder / "train_gpt.py").write_text(FAKE, encoding="utf-8")
-        defaults = dict(vocab_size=257, seq_len=8, compile=True, bf16=True, flex_attention=True,
-                        certainty=50.0, favourite=-1)  # as on a machine with CUDA
+        # as on a machine with CUDA
+        defaults = dict(vocab_size=257, seq_len=8, compile=True, bf16=True,
+                        use_flex_attention=True, certainty=50.0, favourite=-1)
         save(folder, defaults | hyperparameters)
         return folder
 
@@ -104,7 +105,7 @@ def text_of(capsys):
 # ---- checkpoints of the milestones ----
 
 
-@pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
+@where("Model")
 def test_every_milestone_writes(milestone, shards, tmp_path, text_of, capsys):
     args = micro_args(milestone, shards, tmp_path / "run", save_checkpoint=True, train_steps=5,
                       vocab_size=257, val_loss_every=0, kernel_warmup_steps=0)
@@ -380,7 +381,7 @@ def test_missing_files_are_refused(fake, tmp_path):
 
 def test_a_checkpoint_of_another_script_is_refused(fake):
     run = fake()
-    shutil.copy(WRITTEN[0].script, run / "train_gpt.py")
+    shutil.copy(MANIFEST.get("00").script, run / "train_gpt.py")
     refuse(run, "is not of .*only one of the two has adam_beta1, adam_beta2, .*…$")
     script = run / "train_gpt.py"
     script.write_text(FAKE.replace("zeros(2, 3)", "zeros(3, 2)"), encoding="utf-8")

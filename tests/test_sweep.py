@@ -53,8 +53,8 @@ def sweep_with(monkeypatch, losses):
 def test_verdict(monkeypatch, capsys):
     code, compared = sweep_with(monkeypatch, [2.0, 2.1, 2.2, 2.0, 2.3])
     assert code == 0 and "no change is better" in capsys.readouterr().out
-    assert compared == ["01", "01:muon_lr=0.001", "01:muon_lr=0.008", "01:adam_lr=0.0018",
-                        "01:adam_lr=0.0144"]
+    assert compared == ["01", "01:muon_lr=0.001", "01:muon_lr=0.008", "01:embed_lr=0.0018",
+                        "01:embed_lr=0.0144"]
     code, _ = sweep_with(monkeypatch, [2.0, 2.1, 1.9, 1.95, None])
     assert code == 1
     assert "better than the manifest: 01:muon_lr=0.008" in capsys.readouterr().out
@@ -64,12 +64,12 @@ def test_verdict(monkeypatch, capsys):
 
 def test_it_trains(tmp_path):
     ended = subprocess.run(
-        [*COMMAND, "01", "--only", "adam_lr", "--steps", "2", "--factors", "2",
+        [*COMMAND, "01", "--only", "embed_lr", "--steps", "2", "--factors", "2",
          "--set", "val_tokens=4096", "--out", str(tmp_path)],
         capture_output=True, encoding="utf-8",
     )
     assert ended.returncode == 1, ended.stderr  # of two steps, longer ones learn more
-    assert "better than the manifest: 01_muon adam_lr=0.0072" in ended.stdout
+    assert "better than the manifest: 01_muon embed_lr=0.0072" in ended.stdout
 
 
 @pytest.mark.parametrize("arguments, code", [

@@ -1,0 +1,92 @@
+"""Ranks for tests: forks of one warm server, which imports torch once and has no threads.
+
+A fork of the test's own process could wait for ever for a lock that one of its threads held.
+"""
+
+import contextlib
+import gc
+import io
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import torch.distributed as dist
+
+# What takes time to import.
+WARM = ["torch._dynamo", "torch.nn.attention.flex_attention", "numpy", "pytest"]
+
+
+def start_ranks(world_size, job, *arguments, timeout=120):
+    """Calls job(*arguments) in that many ranks and returns what each returned and what it printed,
+    [(result, text), ...] in the order of ranks.
+
+    A world of one is a process as without torchrun. The job and what it returns must be picklable.
+    Raises AssertionError with a rank's traceback if one fails, or if they take longer than
+    `timeout` seconds; then all of them are ended.
+    """
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    context.set_forkserver_preload(WARM)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks, answers = [], {}
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            environment = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size)
+            process = context.Process(target=_rank, daemon=True, args=(
+                job, arguments, environment if world_size > 1 else {}, str(Path(folder, "store")),
+                theirs, timeout))
+            process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        try:
+            deadline = time.monotonic() + timeout
+            waiting = {ours: rank for rank, (_, ours) in enumerate(ranks)}
+            while waiting:
+                ready = wait(waiting, max(0, deadline - time.monotonic()))
+                assert ready, f"ranks {sorted(waiting.values())} did not end in {timeout} s"
+                for ours in ready:
+                    rank = waiting.pop(ours)
+                    try:
+                        answers[rank], failure = ours.recv()
+                    except EOFError:
+                        failure = "it ended without a word"
+                    assert failure is None, f"rank {rank} of {world_size}: {failure}"
+        finally:
+            for process, ours in ranks:
+                if len(answers) < world_size:
+                    process.kill()
+                process.join()
+                ours.close()
+    return [answers[rank] for rank in range(world_size)]
+
+
+def _rank(job, arguments, environment, store, answer, timeout):
+    """What one rank runs; the ranks meet at a file, which needs no free port."""
+    gc.freeze()  # what the server imported is no garbage: a collection need not walk through it
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    init = dist.init_process_group
+
+    def init_over_a_file(*positional, store_file=store, **named):
+        named["timeout"] = timedelta(seconds=timeout)
+        if environment:
+            rank, world_size = environment["RANK"], environment["WORLD_SIZE"]
+            named |= dict(rank=rank, world_size=world_size)
+            named["store"] = dist.FileStore(store_file, world_size)
+        init(*positional, **named)
+
+    dist.init_process_group = init_over_a_file
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            result = job(*arguments)
+        answer.send(((result, printed.getvalue()), None))
+    except BaseException:
+        answer.send((None, traceback.format_exc() + printed.getvalue()[-1000:]))

@@ -1,0 +1,86 @@
+"""Which tokens each rank is dealt, step by step, against what is known of the stream.
+
+Run: .venv/bin/python -m pytest tests/test_loader.py
+"""
+
+import numpy as np
+import pytest
+import torch
+
+import shards as shard_files
+from snapshots import load_snapshot, where
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with two shards of consecutive numbers: 65 tokens hold two steps of 32 and the last
+    target, 64 hold one (the second lacks a target)."""
+    shard_files.write(tmp_path / "a_1.bin", np.arange(65))
+    shard_files.write(tmp_path / "a_2.bin", np.arange(65, 65 + 64))
+    return tmp_path
+
+
+def stream(module, folder, world_size, count):
+    """The first `count` micro-batches of every rank."""
+    args = module.Hyperparameters(micro_batch_size=2, seq_len=4, vocab_size=1000)
+    ranks = [module.token_batches(f"{folder}/*.bin", 32, args, rank, world_size, CPU)
+             for rank in range(world_size)]
+    return [[next(rank) for rank in ranks] for _ in range(count)]
+
+
+@where("token_batches")
+def test_steps_are_cut_before_they_are_dealt(milestone, folder):
+    module = load_snapshot(milestone)
+    alone = [batches[0] for batches in stream(module, folder, world_size=1, count=14)]
+    starts = [inputs[0, 0].item() for inputs, _ in alone]
+    assert starts == [0, 8, 16, 24, 32, 40, 48, 56, 65, 73, 81, 89, 0, 8]
+    for inputs, targets in alone:
+        assert inputs.shape == targets.shape == (2, 4) and inputs.dtype == torch.int64
+        assert inputs.flatten().tolist() == list(range(inputs[0, 0], inputs[0, 0] + 8))
+        assert (targets - inputs).unique().tolist() == [1]
+    dealt = [b for batches in stream(module, folder, world_size=2, count=7) for b in batches]
+    assert [inputs[0, 0].item() for inputs, _ in dealt] == starts
+
+
+@where("open_shard")
+def test_shards_are_mapped_not_read(milestone, folder):
+    opened = load_snapshot(milestone).open_shard(folder / "a_1.bin")
+    assert isinstance(opened, np.memmap) and opened.tolist() == list(range(65))
+
+
+@where("token_batches", "Hyperparameters")
+def test_no_rank_drifts_at_the_end_of_a_shard(milestone, monkeypatch):
+    # 381 steps of 262,144 tokens come out of a shard of 100,000,000 and 190 of 524,288, on every
+    # rank alike: the first shard holds zeros, the second ones. Rank 7 of 8 is the last to be dealt.
+    module = load_snapshot(milestone)
+    args = module.Hyperparameters()
+    monkeypatch.setattr(module.glob, "glob", lambda pattern: ["0", "1"])
+    monkeypatch.setattr(module, "open_shard", lambda file: np.broadcast_to(
+        np.uint16(file), 100_000_000))
+    for rank in (0, 7):
+        batches = module.token_batches("*", args.total_batch_size, args, rank, 8, CPU)
+        steps = 0
+        while next(batches)[0][0, 0] == 0:
+            steps += 1
+        assert steps == 100_000_000 // args.total_batch_size == {262144: 381, 524288: 190}[
+            args.total_batch_size]
+
+
+@where("token_batches")
+def test_every_rank_starts_at_its_own_sequences(milestone, monkeypatch):
+    # In the first steps of the record: sequence block number = step * 8 + rank.
+    module = load_snapshot(milestone)
+    args = module.Hyperparameters()
+    shard = (np.arange(2 * args.total_batch_size + 1) % 50257).astype(np.uint16)
+    monkeypatch.setattr(module.glob, "glob", lambda pattern: ["a"])
+    monkeypatch.setattr(module, "open_shard", lambda file: shard)
+    B, T = args.micro_batch_size, args.seq_len
+    for rank in (0, 3, 7):
+        batches = module.token_batches("*", args.total_batch_size, args, rank, 8, CPU)
+        for step in range(2):
+            inputs, targets = next(batches)
+            assert inputs.shape == targets.shape == (B, T)
+            start = B * T * (8 * step + rank)
+            assert inputs[0, 0] == start % 50257 and targets[-1, -1] == (start + B * T) % 50257

@@ -1,0 +1,281 @@
+"""Unit-norm gradients, Newton-Schulz and Muon against tables of known values, tests/known/.
+
+Run: .venv/bin/python -m pytest tests/test_optimizers.py
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ranks import start_ranks
+from snapshots import MANIFEST, declaring, known_values, load_snapshot, micro_args, train, where
+
+# ---- unit-norm gradients ----
+
+
+@where("NormalizedAdamW")
+def test_gradients_have_unit_norm(milestone):
+    def moved(scale):
+        param = torch.nn.Parameter(torch.ones(3, 4))
+        optimizer = load_snapshot(milestone).NormalizedAdamW(
+            [param], lr=1e-2, eps=1e-8, weight_decay=0.1)
+        param.grad = scale * torch.arange(12.0).view(3, 4)
+        optimizer.step()
+        return param.detach(), param.grad.norm().item()
+
+    for scale in (1e-2, 1.0, 1e3):
+        param, norm = moved(scale)
+        assert norm == pytest.approx(1, abs=1e-4)
+        torch.testing.assert_close(param, moved(1.0)[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(moved(0.0)[0], torch.full((3, 4), 1 - 1e-3))  # decay alone, no NaN
+
+
+# ---- Newton-Schulz ----
+
+
+def orthogonalized(milestone, matrix, dtype=torch.float64):
+    """newton_schulz of one matrix."""
+    matrix = torch.as_tensor(matrix, dtype=torch.promote_types(dtype, torch.float32))
+    return load_snapshot(milestone).newton_schulz(matrix[None], dtype)[0]
+
+
+@where("newton_schulz")
+def test_newton_schulz_known_matrices(milestone):
+    known = known_values(milestone.id)["newton_schulz"]
+    for pair in known["pairs"]:
+        matrix, expected = torch.tensor(pair["input"]), torch.tensor(pair["output"])
+        for dtype, atol in ((torch.float64, 2e-6), (torch.float32, 1e-5), (torch.bfloat16, 0.03)):
+            for x, y in ((matrix, expected), (matrix.T, expected.T)):
+                found = orthogonalized(milestone, x, dtype)
+                assert found.dtype == dtype
+                torch.testing.assert_close(found.double(), y.double(), rtol=0, atol=atol)
+    found = orthogonalized(milestone, known["pairs"][0]["input"])
+    singular_values = torch.linalg.svdvals(found).tolist()
+    assert singular_values == pytest.approx(known["singular_values"], abs=2e-6)
+
+
+@where("newton_schulz")
+def test_newton_schulz_on_one_singular_value(milestone):
+    for start, end in known_values(milestone.id)["newton_schulz"]["scalars"]:
+        matrix = torch.diag(torch.tensor([start, (1 - start**2) ** 0.5], dtype=torch.float64))
+        assert orthogonalized(milestone, matrix)[0, 0].item() == pytest.approx(end, abs=2e-6)
+
+
+@where("newton_schulz")
+def test_newton_schulz_band(milestone):
+    # What is above 0.003 after the division by the Frobenius norm must land in the band, whatever
+    # the shape; 0.0041 lands at its upper end.
+    low, high = known_values(milestone.id)["newton_schulz"]["band"]
+    torch.manual_seed(0)
+    values = torch.cat([torch.linspace(0.003, 0.15, 59, dtype=torch.float64), torch.ones(1)])
+    values[1] = 0.0041
+    values[-1] = (1 - values[:-1].square().sum()).sqrt()
+    left, right = (torch.linalg.qr(torch.randn(n, 60, dtype=torch.float64))[0] for n in (60, 90))
+    wide = orthogonalized(milestone, left @ values.diag() @ right.T)
+    tall = orthogonalized(milestone, right @ values.diag() @ left.T)
+    torch.testing.assert_close(tall, wide.T)
+    found = torch.linalg.svdvals(wide)
+    assert found.min() > low - 1e-4 and high - 3e-3 < found.max() < high + 1e-4
+    rotated = left.T @ wide @ right  # the singular vectors stay, so this is diagonal
+    torch.testing.assert_close(rotated, rotated.diag().diag(), rtol=0, atol=1e-9)
+
+
+@where("newton_schulz")
+def test_newton_schulz_multiplies_by_the_smaller_gram_matrix(milestone):
+    def flops(shape):
+        with FlopCounterMode(display=False) as counter:
+            load_snapshot(milestone).newton_schulz(torch.ones(shape), torch.float32)
+        return counter.get_total_flops()
+
+    m, n = 4, 32
+    each = 2 * m * m * n + 2 * m**3 + 2 * m * m * n  # XX', AA and BX
+    assert flops((3, m, n)) == flops((3, n, m)) == 3 * 5 * each
+
+
+@where("newton_schulz")
+def test_newton_schulz_ignores_scale_and_survives_zero(milestone):
+    torch.manual_seed(0)
+    newton_schulz, matrices = load_snapshot(milestone).newton_schulz, torch.randn(3, 8, 5)
+    scaled = matrices * torch.tensor([1.0, 1e3, 1e-2]).view(3, 1, 1)  # each by its own norm
+    torch.testing.assert_close(newton_schulz(scaled, torch.float32),
+                               newton_schulz(matrices, torch.float32))
+    assert newton_schulz(torch.zeros(2, 4, 6), torch.float32).equal(torch.zeros(2, 4, 6))
+
+
+# ---- Muon ----
+
+
+@where("nesterov_update")
+def test_nesterov_momentum(milestone):
+    known = known_values(milestone.id)["nesterov"]
+    buffer = torch.zeros(2, 2)
+    for gradient in known["gradients"]:
+        gradient = torch.tensor(gradient, dtype=torch.float32)
+        kept = gradient.clone()
+        mix = load_snapshot(milestone).nesterov_update(gradient, buffer, 0.95)
+        assert gradient.equal(kept)
+    torch.testing.assert_close(buffer, torch.tensor(known["buffer"]))
+    torch.testing.assert_close(mix, torch.tensor(known["mix"]))
+
+
+class World:
+    """One of several ranks, alone: what it hands to all_reduce comes back as it is."""
+
+    def __init__(self, rank=0, world_size=1):
+        self.dist = SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: world_size,
+                                    all_reduce=self.all_reduce)
+        self.reduced = []
+
+    def all_reduce(self, tensor):
+        self.reduced.append(tensor.clone())
+
+
+def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None):
+    """One step of Muon from zero; returns the parameters and the optimizer."""
+    module = load_snapshot(milestone)
+    params = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient.clone()
+    muon = module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, compiled=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "dist", (world or World()).dist)
+        muon.step()
+    return [param.detach() for param in params], muon
+
+
+@where("Muon")
+def test_muon_moves_by_a_known_size(milestone):
+    torch.manual_seed(0)
+    for rows, cols, rms in known_values(milestone.id)["muon"]["rms"]:
+        (param,), _ = step_of_muon(milestone, [torch.randn(rows, cols)], lr=0.5, bf16=True)
+        assert param.square().mean().sqrt().item() == pytest.approx(0.5 * rms, rel=0.01)
+
+
+@where("Muon")
+def test_muon_treats_each_matrix_of_a_batch_alone(milestone):
+    torch.manual_seed(0)
+    gradients = [torch.randn(shape) * scale for shape in ((8, 8), (32, 8), (8, 32))
+                 for scale in (1.0, 100.0, 0.01)]
+    together, _ = step_of_muon(milestone, gradients)
+    for param, gradient in zip(together, gradients, strict=True):
+        (alone,), _ = step_of_muon(milestone, [gradient])
+        torch.testing.assert_close(param, alone, rtol=0, atol=1e-5)
+
+
+@where("Muon")
+def test_muon_orthogonalizes_matrices_of_one_shape_in_one_batch(milestone, monkeypatch):
+    module, batches = load_snapshot(milestone), []
+    newton_schulz = module.newton_schulz
+
+    def spy(matrices, dtype):
+        batches.append(tuple(matrices.shape))
+        return newton_schulz(matrices, dtype)
+
+    monkeypatch.setattr(module, "newton_schulz", spy)
+    step_of_muon(milestone, [torch.ones(shape) for shape in ((4, 4), (8, 4), (4, 4), (4, 8))])
+    assert sorted(batches) == [(1, 4, 8), (1, 8, 4), (2, 4, 4)]
+
+
+def former_newton_schulz(matrix, steps=5):
+    """One matrix in the ungrouped form, aX + b(XX')X + c(XX')(XX')X."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrix / (matrix.norm() + 1e-7)
+    tall = X.size(0) > X.size(1)
+    X = X.T if tall else X
+    for _ in range(steps):
+        A = X @ X.T
+        B = A @ X
+        X = a * X + b * B + c * A @ B
+    return X.T if tall else X
+
+
+@where("newton_schulz", "Muon")
+def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkeypatch):
+    module = load_snapshot(milestone)
+    factors = {(m, n): factor for m, n, factor in known_values(milestone.id)["muon"]["factor"]}
+
+    class FormerMuon(torch.optim.Optimizer):
+        """Muon without batches, matrix by matrix on every rank."""
+        def __init__(self, params, lr, momentum, bf16, compiled):
+            super().__init__(params, dict(lr=lr, momentum=momentum))
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    buffer = self.state[param].setdefault("buffer", torch.zeros_like(param))
+                    buffer.mul_(group["momentum"]).add_(param.grad)
+                    mix = param.grad + group["momentum"] * buffer
+                    update = factors[tuple(param.shape)] * former_newton_schulz(mix)
+                    param.sub_(group["lr"] * update)
+
+    sizes = dict(train_steps=20, total_batch_size=256, val_tokens=256, kernel_warmup_steps=0)
+    losses = [train(module, micro_args(milestone, shards, tmp_path / "batched", **sizes))]
+    monkeypatch.setattr(module, "Muon", FormerMuon)
+    losses.append(train(module, micro_args(milestone, shards, tmp_path / "former", **sizes)))
+    assert losses[0][0] - losses[0][-1] > 0.5
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-5)
+
+
+@where("main: model and optimizers", known="muon")
+def test_muon_has_the_matrices_of_the_blocks(milestone, shards, tmp_path, monkeypatch):
+    module, groups = load_snapshot(milestone), []
+    init = module.Muon.__init__
+
+    def spy(self, params, **kwargs):
+        groups.append(list(params))
+        init(self, params, **kwargs)
+
+    monkeypatch.setattr(module.Muon, "__init__", spy)
+    module.main(micro_args(milestone, shards, tmp_path / "log", train_steps=1))
+    shapes = [tuple(param.shape) for param in groups[0]]  # in the order of the model
+    assert shapes == 2 * [*4 * [(32, 32)], (128, 32), (32, 128)]
+
+
+# ---- from 03 on: who orthogonalizes what ----
+
+DISTRIBUTED = declaring("Muon", known="owners")
+
+
+@pytest.mark.parametrize("milestone", DISTRIBUTED, ids=lambda m: m.name)
+def test_owners(milestone):
+    owners = np.array(known_values(milestone.id)["owners"])
+    owners = np.concatenate([owners] * 3).flatten()  # of 12 layers
+    shapes = 12 * [*4 * [(4, 4)], (16, 4), (4, 16)]
+    gradients = [torch.randn(shape) for shape in shapes]
+    filled = 0
+    for rank in range(8):
+        world = World(rank, 8)
+        params, muon = step_of_muon(milestone, gradients, world=world)
+        order = {param: i for i, param in enumerate(muon.param_groups[0]["params"])}
+        owned = sorted(order[param] for param in muon.state)
+        assert owned == np.flatnonzero(owners == rank).tolist()
+        (flat,) = world.reduced
+        assert flat.count_nonzero() == flat.numel() // 8  # equal shares, the rest stays zero
+        filled = filled + (flat != 0).int()
+    assert (filled == 1).all()
+
+
+@pytest.mark.parametrize("milestone", DISTRIBUTED, ids=lambda m: m.name)
+def test_two_ranks_apply_all_updates(milestone):
+    exchange = known_values(milestone.id)["exchange"]
+    for moves, _ in start_ranks(2, exchange_updates, milestone.id):
+        for move, matrix in zip(moves, exchange, strict=True):
+            np.testing.assert_allclose(move, matrix["update"], rtol=0, atol=1e-4)
+
+
+def exchange_updates(milestone_id):
+    """A rank's moves, at a learning rate of 1."""
+    module = load_snapshot(MANIFEST.get(milestone_id))
+    module.dist.init_process_group("gloo")
+    gradients = [torch.tensor(matrix["gradient"], dtype=torch.float32)
+                 for matrix in known_values(milestone_id)["exchange"]]
+    params = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient
+    module.Muon(params, lr=1.0, momentum=0.95, bf16=False, compiled=False).step()
+    module.dist.destroy_process_group()
+    return [(-param).tolist() for param in params]
