@@ -67,6 +67,7 @@ def draw_comparison(
     for panel, name in zip(axes[0], names, strict=True):
         for i, entry in enumerate(entries):
             color, marker = STYLES[i % len(STYLES)]
+            face = color if i < len(STYLES) else "white"  # the second round is hollow
             curves = curves_of(entry)[name]
             for curve in curves if len(curves) > 1 else []:
                 panel.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.5)
@@ -74,7 +75,8 @@ def draw_comparison(
             mean = mean_curve(curves) if name != "seconds" else curves[0] if curves else []
             if mean:
                 panel.plot(*zip(*mean, strict=True), color=color, linewidth=1.6, marker=marker,
-                           markersize=4, markevery=max(1, len(mean) // 10),
+                           markersize=4, markerfacecolor=face,
+                           markevery=max(1, len(mean) // 10),
                            label=entry.label if panel is axes[0][0] else None)
             if entry.label in official and name != "seconds":
                 scale = entry.tokens_per_step / 1e6 if name == "tokens" else 1
