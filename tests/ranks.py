@@ -72,7 +72,7 @@ def _rank(job, arguments, environment, store, answer, timeout):
     os.environ.update({name: str(value) for name, value in environment.items()})
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    init = dist.init_process_group
+    init, groups = dist.init_process_group, []  # kept: freeing one can wait for ever (spy.GROUPS)
 
     def init_over_a_file(*positional, store_file=store, **named):
         named["timeout"] = timedelta(seconds=timeout)
@@ -81,6 +81,7 @@ def _rank(job, arguments, environment, store, answer, timeout):
             named |= dict(rank=rank, world_size=world_size)
             named["store"] = dist.FileStore(store_file, world_size)
         init(*positional, **named)
+        groups.append(dist.group.WORLD)
 
     dist.init_process_group = init_over_a_file
     printed = io.StringIO()

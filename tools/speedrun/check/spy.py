@@ -248,6 +248,9 @@ class Spy:
 
 
 SPIES = []  # those that watch just now
+# Every process group of this process. Nothing may free one: the destructor of a gloo group waits,
+# with Python's lock, for a thread that may be waiting for that lock (pytorch issue 56297).
+GROUPS = []
 
 
 def _kind(value):
@@ -309,7 +312,8 @@ def stand_ins():
             world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
             store = dist.FileStore(os.environ["CHECKED_STORE"], world)
             kwargs |= dict(store=store, world_size=world, rank=rank)
-        return init(*args, **kwargs)
+        init(*args, **kwargs)
+        GROUPS.append(dist.group.WORLD)
 
     dist.init_process_group = torch.distributed.init_process_group = init_process_group
     ddp = torch.nn.parallel.DistributedDataParallel
