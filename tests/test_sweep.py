@@ -65,7 +65,7 @@ def test_verdict(monkeypatch, capsys):
 def test_it_trains(tmp_path):
     ended = subprocess.run(
         [*COMMAND, "01", "--only", "embed_lr", "--steps", "2", "--factors", "2",
-         "--set", "val_tokens=4096", "--out", str(tmp_path)],
+         "--set", "val_tokens=4096", "--set", "num_layers=1", "--out", str(tmp_path)],
         capture_output=True, encoding="utf-8",
     )
     assert ended.returncode == 1, ended.stderr  # of two steps, longer ones learn more

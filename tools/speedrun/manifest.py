@@ -7,6 +7,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from speedrun.schema import Counts, Curve, Texts, build, check_keys, is_list, nearest
@@ -136,14 +137,16 @@ def load_manifest(path: Path = MANIFEST) -> Manifest:
     Raises ManifestError, one line, for an unreadable file or anything inconsistent in it.
     """
     try:
-        return _manifest(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        return _manifest(Path(path).read_bytes())
     except OSError as error:
         raise ManifestError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # what is not TOML, not UTF-8, or does not fit
         raise ManifestError(f"{Path(path).name}: {error}") from None
 
 
-def _manifest(raw: dict) -> Manifest:
+@cache  # a command asks for the manifest in many places, and building it takes long
+def _manifest(content: bytes) -> Manifest:
+    raw = tomllib.loads(content.decode("utf-8"))
     check_keys("the file", raw, {"milestone", "scales"}, {"milestone", "scales"})
     scales = vars(build("scales", _Scales, raw["scales"]))
     if not is_list(raw["milestone"], lambda entry: isinstance(entry, dict)):
