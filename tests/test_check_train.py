@@ -246,9 +246,9 @@ def warm_up(model, optimizers, batches, args):
     for part, state in zip(parts, kept):
         part.load_state_dict(state)
 '''
-GATHER = """            gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-            dist.all_gather(gathered, flat)
-            flat.copy_(torch.stack(gathered).sum(0))
+GATHER = """            gathered = [torch.empty_like(all_updates) for _ in range(dist.get_world_size())]
+            dist.all_gather(gathered, all_updates)
+            all_updates.copy_(torch.stack(gathered).sum(0))
 """
 RIGHT = {
     "targets by view": (ROOT, {}, [("targets.flatten()", "targets.view(-1)")]),
@@ -284,17 +284,17 @@ RIGHT = {
     "a square by power": ("02", {}, [("F.relu(self.c_fc(x)).square()",
                                       "self.c_fc(x).clamp(min=0).pow(2)")]),
     "owners that broadcast": ("03", {"Muon": OTHER_SHARES}, []),
-    "gather instead of a sum": ("03", {}, [("            dist.all_reduce(flat)", GATHER)]),
+    "gather instead of a sum": ("03", {}, [("            dist.all_reduce(all_updates)", GATHER)]),
     "buffers of updates kept": ("03", {}, [
-        ("            dist.all_reduce(flat)",
-         "            self.kept = [part.clone() for part in parts.values()]\n"
-         "            dist.all_reduce(flat)")]),
+        ("            dist.all_reduce(all_updates)",
+         "            self.kept = [part.clone() for part in update_of.values()]\n"
+         "            dist.all_reduce(all_updates)")]),
     "a softcap by tanh": ("03b", {}, [("60 * torch.sigmoid(logits / 15) - 30",
                                        "30 * torch.tanh(logits / 30)")]),
     "values by lerp": ("03b", {}, [
         ("(1 - self.value_lambda) * v + self.value_lambda * first_v",
          "v + self.value_lambda * (first_v - v)")]),
-    "skips by index": ("04", {}, [("weight * skips.pop()", "weight * skips[-1]; del skips[-1]")]),
+    "skips by index": ("04", {}, [("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),
     "FlexAttention by its module's name": ("05a", {}, [
         ("import BlockMask, create_block_mask, flex_attention\n",

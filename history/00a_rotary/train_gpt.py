@@ -2,12 +2,12 @@
 00a rotary: rotary positions, and a flat learning rate with a linear cooldown
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
-speedrun asks how fast that can be done; these scripts retell it one idea at a time.
+speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  00 baseline
-Changed: queries and keys are rotated by their position instead of offset by a learned vector; the
-         learning rate is 1.2x as high, flat, then falls to zero; twice the batch, fewer steps; all
-         matrices keep nn.Linear's init
+Changed: queries and keys are rotated by their position, and the table of learned positions is
+         gone; the learning rate, 1.2x as high, stays flat after its warm-up, then falls to zero;
+         twice the batch, fewer steps; all matrices keep nn.Linear's init
 Record:  #2 by @kellerjordan0, 2024-06-06: val loss 3.2760 after 5.00B tokens in 31.4 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
@@ -65,11 +65,11 @@ class Hyperparameters:
     cooldown_steps: int = 2048
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
+    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -226,7 +226,7 @@ def lr_multiplier(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Sets what the schedules say for this step."""
+    """Sets each group's learning rate for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -274,7 +274,7 @@ def main(args):
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     if master_process:
         os.makedirs(args.log_dir, exist_ok=True)
         log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
@@ -295,10 +295,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # deprecated as an argument; all ranks' tables agree
+    model.broadcast_buffers = False  # every rank computes the same rotary tables
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]
@@ -309,10 +309,10 @@ def main(args):
     assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
-    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    warm_up(model, optimizers, load(args.train_files, args.total_batch_size), args)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = batches(args.train_files, args.total_batch_size)
+    train_batches = load(args.train_files, args.total_batch_size)
     grad_accum_steps = args.total_batch_size // micro_tokens
     synchronize()
     clock_start = time.perf_counter()
@@ -327,7 +327,7 @@ def main(args):
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             synchronize()
             clock_stopped = time.perf_counter()
-            val_batches = batches(args.val_files, args.val_tokens)
+            val_batches = load(args.val_files, args.val_tokens)
             val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
             clock_start += time.perf_counter() - clock_stopped  # validation does not count
             log_step(step, f"val_loss:{val_loss:.4f} ")
@@ -359,7 +359,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
+    gc.collect()  # frees DDP, a cycle that keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 

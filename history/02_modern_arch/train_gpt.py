@@ -2,7 +2,7 @@
 02 modern arch: blocks that start as the identity, normalised queries and keys, squared ReLU
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
-speedrun asks how fast that can be done; these scripts retell it one idea at a time.
+speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  01 muon
 Changed: matrices that write to the residual stream start at zero, so no attention factor; RMS norm
@@ -66,11 +66,11 @@ class Hyperparameters:
     cooldown_steps: int = 1450
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
+    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -115,7 +115,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Moves each matrix by its orthogonalised Nesterov momentum, scaled to unit RMS times lr."""
+    """Subtracts lr times the orthogonalised Nesterov momentum, scaled to unit RMS."""
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -124,7 +124,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalised in one batch
+            by_shape = defaultdict(dict)  # {shape: {param: momentum}}; each shape is one batch
             for param in group["params"]:
                 state = self.state[param]
                 if not state:
@@ -142,7 +142,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in any dtype
 
 
 class Rotary(nn.Module):
@@ -168,7 +168,7 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # three matrices, for Muon
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # apart, for Muon
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
@@ -222,7 +222,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
         self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
-        # The other linear maps keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+        # Linear maps that are not zeroed keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
 
     def forward(self, inputs, targets=None):
         # Products are in bfloat16; the weights and the residual stream stay float32.
@@ -273,7 +273,7 @@ def lr_multiplier(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Sets what the schedules say for this step."""
+    """Sets each group's learning rate for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -321,7 +321,7 @@ def main(args):
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     if master_process:
         os.makedirs(args.log_dir, exist_ok=True)
         log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
@@ -342,10 +342,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # deprecated as an argument; all ranks' tables agree
+    model.broadcast_buffers = False  # every rank computes the same rotary tables
     hidden_matrix_params = list(raw_model.blocks.parameters())
     embed_params = [raw_model.embed.weight]  # the head too
     adam_groups = [dict(params=embed_params, lr=args.embed_lr)]
@@ -362,10 +362,10 @@ def main(args):
     assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
-    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    warm_up(model, optimizers, load(args.train_files, args.total_batch_size), args)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = batches(args.train_files, args.total_batch_size)
+    train_batches = load(args.train_files, args.total_batch_size)
     grad_accum_steps = args.total_batch_size // micro_tokens
     synchronize()
     clock_start = time.perf_counter()
@@ -380,7 +380,7 @@ def main(args):
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             synchronize()
             clock_stopped = time.perf_counter()
-            val_batches = batches(args.val_files, args.val_tokens)
+            val_batches = load(args.val_files, args.val_tokens)
             val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
             clock_start += time.perf_counter() - clock_stopped  # validation does not count
             log_step(step, f"val_loss:{val_loss:.4f} ")
@@ -412,7 +412,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
+    gc.collect()  # frees DDP, a cycle that keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 

@@ -2,7 +2,7 @@
 05 flex attention: one long sequence of documents, which a mask keeps apart
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
-speedrun asks how fast that can be done; these scripts retell it one idea at a time.
+speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  04 skip connections
 Changed: one sequence of 65,536 tokens per GPU instead of 64 rows of 1,024; a token sees its own
@@ -52,13 +52,13 @@ class Hyperparameters:
     micro_batch_size: int = 1  # sequences per forward pass per rank
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
-    bos_id: int = 50256  # the first token of every document
+    bos_id: int = 50256  # <|endoftext|>, with which every document begins
     window: int = 1024  # tokens that a token sees, itself included
     num_layers: int = 12
     num_heads: int = 6
     model_dim: int = 768
     # optimizer
-    muon_lr: float = 0.04  # about a step's singular values, unless the matrix is tall
+    muon_lr: float = 0.04  # about a step's singular values; twice that for c_fc, which is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -73,11 +73,11 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
+    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
@@ -123,9 +123,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Moves each matrix by its orthogonalised Nesterov momentum times lr sqrt(max(1, rows / cols)).
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum.
 
-    Matrix i belongs to rank i mod world_size, which alone keeps its momentum and orthogonalises.
+    Rank i mod world_size owns matrix i: it alone keeps its momentum and computes its update.
     """
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
@@ -136,11 +136,11 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             params = group["params"]
-            # One flat buffer for all updates: each rank fills in its own, the sum gathers them.
+            # One flat buffer: each rank fills in its own updates, the sum gathers them.
             sizes = [param.numel() for param in params]
-            flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
-            parts = dict(zip(params, flat.split(sizes), strict=True))
-            by_shape = defaultdict(dict)  # matrices of one shape are orthogonalised in one batch
+            all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
+            update_of = dict(zip(params, all_updates.split(sizes), strict=True))
+            by_shape = defaultdict(dict)  # {shape: {param: momentum}}; each shape is one batch
             for param in params[dist.get_rank() :: dist.get_world_size()]:
                 state = self.state[param]
                 if not state:
@@ -148,24 +148,24 @@ class Muon(torch.optim.Optimizer):
                 by_shape[param.shape][param] = nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
-                # Rows of a tall orthogonal matrix have RMS norm sqrt(cols / rows): make it 1.
+                # A tall orthogonal matrix has rows of mean square length cols / rows: make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
-                    parts[param].copy_(update.flatten())
-            dist.all_reduce(flat)  # exact: of the terms summed, only one is not zero
-            for param, update in parts.items():
+                    update_of[param].copy_(update.flatten())
+            dist.all_reduce(all_updates)  # exact: of the terms summed, only one is not zero
+            for param, update in update_of.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
 
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in any dtype
 
 
 class Linear(nn.Linear):
-    """A linear map that casts its float32 weight to the dtype of its input."""
+    """A linear map without bias that casts its float32 weight to the dtype of its input."""
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
 
@@ -205,7 +205,7 @@ def attention_mask(inputs, args):
     if args.use_flex_attention:
         return create_block_mask(visible, B, None, T, T, device=inputs.device)
     b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
-    return visible(b[:, None, None, None], None, t[:, None], t)
+    return visible(b[:, None, None, None], None, t[:, None], t)  # (B, 1, T, T)
 
 
 class CausalSelfAttention(nn.Module):
@@ -215,7 +215,7 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # three matrices, for Muon
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # apart, for Muon
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
@@ -281,23 +281,24 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
         nn.init.zeros_(self.lm_head.weight)
-        # The other linear maps keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
-        if args.bf16:  # all but the linear maps: embedding, scalars, rotary tables; so activations
+        # Linear maps that are not zeroed keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
+        if args.bf16:  # stores all but the linear maps' weights in bfloat16
             self.bfloat16()
             for module in self.modules():
                 if isinstance(module, Linear):
-                    module.float()
+                    module.float()  # their initial values stay rounded
 
     def forward(self, inputs, targets=None):
         mask = attention_mask(inputs, self.args)  # for all layers
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
         first_v, skips = None, []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
-        for block in self.blocks[: len(self.skip_weights)]:
+        half = len(self.blocks) // 2
+        for block in self.blocks[:half]:
             x, first_v = block(x, first_v, x0, mask)
             skips.append(x)
-        for block, weight in zip(self.blocks[len(skips) :], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()
+        for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
+            x = x + weight * skips.pop()  # the first to be popped is x itself
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
@@ -350,7 +351,7 @@ def muon_momentum(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Sets what the schedules say for this step."""
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -400,7 +401,7 @@ def main(args):
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     if master_process:
         os.makedirs(args.log_dir, exist_ok=True)
         log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
@@ -413,8 +414,7 @@ def main(args):
 
     environment = dict(python=platform.python_version(), torch=torch.__version__,
                        cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                       world_size=world_size, device=device_name,
-                       attention="FlexAttention" if args.use_flex_attention else "a dense mask")
+                       world_size=world_size, device=device_name)
     print0(f"environment:{json.dumps(environment)}")
     print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
@@ -422,10 +422,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # deprecated as an argument; all ranks' tables agree
+    model.broadcast_buffers = False  # every rank computes the same rotary tables
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
@@ -447,10 +447,10 @@ def main(args):
     assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
-    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    warm_up(model, optimizers, load(args.train_files, args.total_batch_size), args)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = batches(args.train_files, args.total_batch_size)
+    train_batches = load(args.train_files, args.total_batch_size)
     grad_accum_steps = args.total_batch_size // micro_tokens
     synchronize()
     clock_start = time.perf_counter()
@@ -465,7 +465,7 @@ def main(args):
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             synchronize()
             clock_stopped = time.perf_counter()
-            val_batches = batches(args.val_files, args.val_tokens)
+            val_batches = load(args.val_files, args.val_tokens)
             val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
             clock_start += time.perf_counter() - clock_stopped  # validation does not count
             log_step(step, f"val_loss:{val_loss:.4f} ")
@@ -497,7 +497,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
+    gc.collect()  # frees DDP, a cycle that keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 
