@@ -137,7 +137,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        self.attn_scale = (2 * args.num_layers) ** -0.5  # keeps the early stream small
+        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers): keeps the early stream small
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
