@@ -19,17 +19,17 @@ sys.path[:0] = [str(REPOSITORY / "tools"), str(REPOSITORY / "data")]
 import matplotlib.pyplot as plt  # noqa: E402
 from IPython.display import Markdown, display  # noqa: E402
 
-from speedrun import ladder as ladders  # noqa: E402
-from speedrun.blocks import changed_blocks  # noqa: E402
-from speedrun.comparison import Comparison, Entry, rows  # noqa: E402
-from speedrun.dataset import BUILTIN, fingerprint, make_builtin, patterns  # noqa: E402
-from speedrun.manifest import load_manifest  # noqa: E402
-from speedrun.plan import make_plan  # noqa: E402
-from speedrun.runlog import RunLog, read_log  # noqa: E402
-from speedrun.runner import run  # noqa: E402
-from speedrun.script import code_hash  # noqa: E402
-from speedrun.snapshot import load_snapshot  # noqa: E402
-from speedrun.tables import markdown, number_ranges  # noqa: E402
+from speedrun.base.text import markdown, number_ranges  # noqa: E402
+from speedrun.compare.results import Comparison, Entry, rows  # noqa: E402
+from speedrun.figures import ladder as ladders  # noqa: E402
+from speedrun.history.blocks import changed_blocks  # noqa: E402
+from speedrun.history.manifest import load_manifest  # noqa: E402
+from speedrun.run.data import BUILTIN, fingerprint, make_builtin, patterns  # noqa: E402
+from speedrun.run.execute import run  # noqa: E402
+from speedrun.run.log import RunLog, read_log  # noqa: E402
+from speedrun.run.plan import make_plan  # noqa: E402
+from speedrun.scripts.find import code_hash  # noqa: E402
+from speedrun.scripts.load import load_snapshot  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"
@@ -65,7 +65,7 @@ def train(id: str, **overrides) -> RunLog:
     """Trains a milestone at the tiny scale, with hyperparameters of your own, and returns its log.
 
     A run that was made before, by the same code on the same corpus with the same hyperparameters,
-    is read from lessons/.cache instead. Raises RunError if it fails.
+    is read from lessons/.cache instead. Raises UserError if it fails.
     """
     make_builtin()
     script = MANIFEST.get(id).script

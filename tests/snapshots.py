@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import shards as shard_files
-from speedrun import snapshot
-from speedrun.blocks import split_blocks
-from speedrun.manifest import REPOSITORY, load_manifest
-from speedrun.script import default_hyperparameters
+from speedrun.history.blocks import split_blocks
+from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.scripts import load
+from speedrun.scripts.find import default_hyperparameters
 
 MANIFEST = load_manifest()
 WRITTEN = MANIFEST.written()
@@ -102,7 +102,7 @@ def known_values(id):
 
 def load_snapshot(milestone):
     """The milestone's script as a module."""
-    return snapshot.load_snapshot(milestone.script)
+    return load.load_snapshot(milestone.script)
 
 
 def micro_overrides(milestone, folder, log_dir, **more):

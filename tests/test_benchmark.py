@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from snapshots import MANIFEST, load_snapshot, micro_args
-from speedrun.benchmark import time_loader, time_steps
-from speedrun.manifest import REPOSITORY
+from speedrun.history.manifest import REPOSITORY
+from speedrun.run.overhead import time_loader, time_steps
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from snapshots import WRITTEN, by_id, every_snapshot
-from speedrun.blocks import FREE, changed_blocks, diff_size, split_blocks
-from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.history.blocks import FREE, changed_blocks, diff_size, split_blocks
+from speedrun.history.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in WRITTEN if milestone.parent]
 links = pytest.mark.parametrize("milestone", CHILDREN, ids=by_id)

@@ -19,15 +19,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from speedrun.blocks import split_blocks  # noqa: E402
+from speedrun.base.errors import UserError  # noqa: E402
 from speedrun.check import command as commands  # noqa: E402
 from speedrun.check import hints, process, progress, slips  # noqa: E402
 from speedrun.check.command import open_learner  # noqa: E402
 from speedrun.check.outcome import Outcome  # noqa: E402
 from speedrun.check.screen import Screen  # noqa: E402
 from speedrun.check.transplant import Mixture  # noqa: E402
-from speedrun.launch import RunError  # noqa: E402
-from speedrun.manifest import REPOSITORY, load_manifest  # noqa: E402
+from speedrun.history.blocks import split_blocks  # noqa: E402
+from speedrun.history.manifest import REPOSITORY, load_manifest  # noqa: E402
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
 MANIFEST = load_manifest()
@@ -58,7 +58,7 @@ def edited(id, *edits):
 def serve(folder):
     """Answers requests, a line of JSON each, until there are no more."""
     from speedrun.check import trace
-    from speedrun.check.compare import differences
+    from speedrun.check.differences import differences
     from speedrun.check.examine import Examination, examine, told
     from speedrun.check.worker import Worker
 
@@ -246,7 +246,7 @@ def warm_up(model, optimizers, batches, args):
     for part, state in zip(parts, kept):
         part.load_state_dict(state)
 '''
-GATHER = """            gathered = [torch.empty_like(all_updates) for _ in range(dist.get_world_size())]
+GATHER = """            gathered = [all_updates.clone() for _ in range(dist.get_world_size())]
             dist.all_gather(gathered, all_updates)
             all_updates.copy_(torch.stack(gathered).sum(0))
 """
@@ -294,7 +294,8 @@ RIGHT = {
     "values by lerp": ("03b", {}, [
         ("(1 - self.value_lambda) * v + self.value_lambda * first_v",
          "v + self.value_lambda * (first_v - v)")]),
-    "skips by index": ("04", {}, [("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
+    "skips by index": ("04", {}, [
+        ("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),
     "FlexAttention by its module's name": ("05a", {}, [
         ("import BlockMask, create_block_mask, flex_attention\n",
@@ -586,7 +587,7 @@ def test_take_notices_an_edit_meanwhile(script, monkeypatch):
         return kept
 
     monkeypatch.setattr(progress, "_keep", edit)
-    with pytest.raises(RunError, match="changed while it was being kept"):
+    with pytest.raises(UserError, match="changed while it was being kept"):
         progress.take(script, MANIFEST.get("01"))
     assert script.read_text() == "saved by an editor just now"
 
@@ -671,7 +672,7 @@ def test_a_hint_to_a_block_by_its_name(script, answers, capsys):
     assert answers[1] == [], "no check is needed for it"
     assert level_given(script, capsys) == 1, "the failing one has levels of its own"
     assert level_given(script, capsys, name="newton_schulz") == 3
-    with pytest.raises(RunError, match="has no block \"window_sise\"; it has: .*Muon, ") as error:
+    with pytest.raises(UserError, match="has no block \"window_sise\"; it has: .*Muon, ") as error:
         level_given(script, capsys, name="window_sise")
     assert error.value.status == 2 and "\n" not in str(error.value)
 
@@ -739,7 +740,7 @@ def test_broken_progress_starts_anew(content, script, capsys):
 
 def test_a_folder_for_progress_is_one_line(script):
     script.with_name(progress.FILE).mkdir()
-    with pytest.raises(RunError, match="cannot be read: Is a directory; move it away"):
+    with pytest.raises(UserError, match="cannot be read: Is a directory; move it away"):
         open_learner(script)
 
 
@@ -749,7 +750,7 @@ def test_progress_is_written_whole_or_not_at_all(script, monkeypatch):
     learner.progress.save()
     learner.progress.of("01").passed = 4
     monkeypatch.setattr(progress.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(RunError, match="progress.json cannot be written: full$"):
+    with pytest.raises(UserError, match="progress.json cannot be written: full$"):
         learner.progress.save()
     assert learner_of(script)[0].progress.of("01").passed == 3
     assert len(list(script.parent.iterdir())) == 2

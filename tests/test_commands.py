@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from speedrun.manifest import REPOSITORY
+from speedrun.history.manifest import REPOSITORY
 
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 

@@ -17,16 +17,16 @@ from dataclasses import asdict
 import pytest
 
 from snapshots import MICRO, WRITTEN, load_snapshot, micro_overrides, where
-from speedrun.comparison import Comparison, Entry, Run, choose_target, rows
-from speedrun.comparison_plot import curves_of, draw_comparison
-from speedrun.comparison_tables import columns, notes, print_comparison, to_csv, to_markdown
-from speedrun.figures import stored_hash
-from speedrun.flops import measured_peak, training_flops_per_token, visible_pairs
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY
-from speedrun.runlog import RULE
-from speedrun.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
-from speedrun.trials import parse_target
+from speedrun.base.errors import UserError
+from speedrun.compare.collect import parse_target
+from speedrun.compare.plot import curves_of, draw_comparison
+from speedrun.compare.results import Comparison, Entry, Run, choose_target, rows
+from speedrun.compare.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
+from speedrun.compare.table import columns, notes, print_comparison, to_csv, to_markdown
+from speedrun.figures.records_plot import stored_hash
+from speedrun.history.manifest import REPOSITORY
+from speedrun.run.log import RULE
+from speedrun.scripts.flops import measured_peak, training_flops_per_token, visible_pairs
 
 BY_ID = {milestone.id: milestone for milestone in WRITTEN}
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "compare_milestones.py")]
@@ -217,7 +217,7 @@ def test_targets(tmp_path):
     assert parse_target("02").script == "02"
     own = parse_target("02:muon_lr=1e-3,adam_lr=2e-3")
     assert own.script == "02" and own.settings == ("muon_lr=1e-3", "adam_lr=2e-3")
-    with pytest.raises(RunError, match="no such log"):
+    with pytest.raises(UserError, match="no such log"):
         parse_target(str(tmp_path / "missing.txt"))
 
 

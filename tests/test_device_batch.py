@@ -16,14 +16,15 @@ import pytest
 
 import run_milestone
 from snapshots import MICRO, MICRO_OF, WRITTEN, every_snapshot
-from speedrun import device, device_batch
-from speedrun.device_batch import fit_micro_batch, largest_fitting, trial_options
-from speedrun.failure import Failure
-from speedrun.hyperparameters import SCHEDULE, micro_batches
-from speedrun.launch import Nodes, RunError
-from speedrun.plan import AUTO, make_plan
-from speedrun.preflight import check_values
-from speedrun.runlog import RULE, read_log
+from speedrun.base.errors import UserError
+from speedrun.run import fit_batch, gpus
+from speedrun.run.failure import Failure
+from speedrun.run.fit_batch import fit_micro_batch, largest_fitting, trial_options
+from speedrun.run.log import RULE, read_log
+from speedrun.run.plan import AUTO, make_plan
+from speedrun.run.preflight import check_values
+from speedrun.run.torchrun import Nodes
+from speedrun.scripts.sizes import SCHEDULE, micro_batches
 
 GPU = "NVIDIA Simulated"
 
@@ -143,9 +144,9 @@ def test_memory_of_the_visible_gpus(tmp_path, monkeypatch):
     fake_nvidia_smi(tmp_path, monkeypatch, [
         ("A", "24564", "GPU-aa"), ("B", "[N/A]", "GPU-bb"), ("C", "8192", "GPU-cc")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
-    assert device.visible_gpus() == ["C", "B"] and device.visible_memory() == [8192, 0]
+    assert gpus.visible_gpus() == ["C", "B"] and gpus.visible_memory() == [8192, 0]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert device.visible_memory() == [24564, 0, 8192]
+    assert gpus.visible_memory() == [24564, 0, 8192]
 
 
 # ---- a plan and its answer, with a stand-in for the trials ----
@@ -155,7 +156,7 @@ MIB_PER_SEQUENCE = 100
 
 
 class Trials:
-    """Stands in for speedrun.runner.execute: devices of `memory` MiB run out of it."""
+    """Stands in for speedrun.run.execute.execute: devices of `memory` MiB run out of it."""
 
     def __init__(self, memory, stderr="torch.OutOfMemoryError: CUDA out of memory. Tried to"):
         self.memory = memory
@@ -177,14 +178,14 @@ class Trials:
 @pytest.fixture
 def machine(monkeypatch, tmp_path, shards):
     """Makes plans for a machine whose GPUs have the given MiB, and the trials on it."""
-    monkeypatch.setattr(device_batch, "CACHE", tmp_path / "runs" / "cache.json")
+    monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "runs" / "cache.json")
 
     def make(*memory, settings=(), trials=None, milestone=WRITTEN[1], **options):
         names = [GPU] * len(memory)
-        monkeypatch.setattr("speedrun.plan.visible_gpus", lambda: names)
-        monkeypatch.setattr(device_batch, "visible_memory", lambda: list(memory))
+        monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: names)
+        monkeypatch.setattr(fit_batch, "visible_memory", lambda: list(memory))
         trials = trials or Trials(min(memory, default=0))
-        monkeypatch.setattr(device_batch, "execute", trials)
+        monkeypatch.setattr(fit_batch, "execute", trials)
         overrides = {**SIZES, **MICRO_OF.get(milestone.id, {})}
         fixed = overrides.keys() - {"micro_batch_size", "train_steps", *SCHEDULE}
         settings = [*(f"{name}={overrides[name]}" for name in fixed), *settings]
@@ -265,16 +266,16 @@ def test_another_gpu_or_torch_is_tried_anew(machine, monkeypatch):
 def test_a_broken_cache_counts_as_empty(machine, content):
     plan, trials = machine(1400)
     fit(plan)
-    key = next(iter(json.loads(device_batch.CACHE.read_text(encoding="utf-8"))))
-    device_batch.CACHE.write_bytes(content.replace(b"KEY", key.encode()))
+    key = next(iter(json.loads(fit_batch.CACHE.read_text(encoding="utf-8"))))
+    fit_batch.CACHE.write_bytes(content.replace(b"KEY", key.encode()))
     assert fit(plan)[0] == 8 and len(trials.micro_batches) == 6
     assert fit(plan)[1][-1].endswith("; cached)")
-    assert [file.name for file in device_batch.CACHE.parent.iterdir()] == ["cache.json"]
+    assert [file.name for file in fit_batch.CACHE.parent.iterdir()] == ["cache.json"]
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(machine, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(device_batch, "CACHE", tmp_path / "file" / "cache.json")
+    monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "file" / "cache.json")
     best, lines = fit(machine(1400)[0])
     assert best == 8 and "cannot be written" in lines[-2]
 
@@ -302,7 +303,7 @@ def test_a_number_has_the_last_word(machine, options):
 
 def test_refusals_are_one_line(machine, monkeypatch, tmp_path):
     def refused(pattern, *arguments, **options):
-        with pytest.raises(RunError, match=pattern) as caught:
+        with pytest.raises(UserError, match=pattern) as caught:
             fit(machine(*arguments, **options)[0])
         assert "\n" not in str(caught.value)
         return caught.value
@@ -319,7 +320,7 @@ def test_refusals_are_one_line(machine, monkeypatch, tmp_path):
     assert refused("^interrupted$", 1400, trials=stop).status == 130
     silent = lambda plan, stream: None  # noqa: E731
     refused("without a line peak_memory", 1400, trials=silent)
-    assert not device_batch.CACHE.exists()
+    assert not fit_batch.CACHE.exists()
 
 
 def test_a_script_without_the_sizes(machine, tmp_path):
@@ -329,7 +330,7 @@ def test_a_script_without_the_sizes(machine, tmp_path):
     script.write_text("class Hyperparameters:\n    train_files: str = ''\n    val_files: str = ''\n"
                       "    seq_len: int = 8\n", encoding="utf-8")
     plan = make_plan(str(script), device_batch=AUTO, data=plan.data, out=tmp_path / "run")
-    with pytest.raises(RunError, match="has no micro_batch_size, total_batch_size, train_steps"):
+    with pytest.raises(UserError, match="has no micro_batch_size, total_batch_size, train_steps"):
         fit(plan)
 
 
@@ -371,10 +372,10 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
     script = simulated(tmp_path, limit=1)
     fake_nvidia_smi(tmp_path, monkeypatch, [(GPU, "1000", f"GPU-{i}") for i in range(2)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(device_batch, "CACHE", tmp_path / "cache.json")
+    monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "cache.json")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    monkeypatch.setattr(device_batch.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(fit_batch.tempfile, "tempdir", str(temporary))
     settings = {**MICRO, **MICRO_OF["00"], "total_batch_size": 4 * 32, "val_tokens": 4 * 32,
                 "train_steps": 3, "kernel_warmup_steps": 0}
     del settings["micro_batch_size"]

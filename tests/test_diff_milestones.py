@@ -15,17 +15,17 @@ import pytest
 from rich.console import Console
 
 from snapshots import WRITTEN, by_id
-from speedrun.blocks import FREE, UNCOUNTED, diff_size, split_blocks
-from speedrun.diff import compare
+from speedrun.base.errors import UserError
 from speedrun.diff import html as diff_html
 from speedrun.diff import time as diff_time
+from speedrun.diff.align import CHANGED, INDENTED, SAME, Gap, counts, shown
+from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import moved_figures, moved_hyperparameters, read_side, told_by
-from speedrun.diff.lines import CHANGED, INDENTED, SAME, Gap, counts, shown
 from speedrun.diff.terminal import make_console, print_changes
 from speedrun.diff.views import print_side_by_side
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY, load_manifest
-from speedrun.runlog import RunLog
+from speedrun.history.blocks import FREE, UNCOUNTED, diff_size, split_blocks
+from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.run.log import RunLog
 
 CHILDREN = [milestone for milestone in WRITTEN if milestone.parent]
 PLANNED = next(m for m in load_manifest().milestones if not m.written)
@@ -79,7 +79,7 @@ SECOND = FILE[FILE.index("def second") : FILE.index("# ---------- Model")]
 
 def changes(new, old=FILE):
     """{block: its Change}"""
-    comparison = compare(old, new)
+    comparison = find_difference(old, new)
     assert comparison.refused is None
     return {change.name: change for change in comparison.changes}
 
@@ -100,7 +100,7 @@ def marked(change, but=SAME):
 
 
 def test_equal_files_have_no_change():
-    comparison = compare(FILE, FILE)
+    comparison = find_difference(FILE, FILE)
     assert comparison.changes == () and len(comparison.unchanged) == len(split_blocks(FILE))
 
 
@@ -257,7 +257,7 @@ def test_rows_hold_every_line_of_a_block(old, new):
 def test_neighbours_differ_as_declared(milestone):
     parent = load_manifest().get(milestone.parent)
     old, new = (m.script.read_text(encoding="utf-8") for m in (parent, milestone))
-    comparison = compare(old, new)
+    comparison = find_difference(old, new)
     names = [change.name for change in comparison.changes if change.name not in FREE]
     assert sorted(names) == sorted(milestone.changes)
     # A line that only moved to the right or the left is told as such; elsewhere it counts twice.
@@ -275,11 +275,11 @@ def test_neighbours_differ_as_declared(milestone):
     ("x = " + "(" * 1000 + ")" * 1000, "new is not Python: line 1: too many nested parentheses"),
 ])
 def test_a_file_without_blocks_is_compared_line_by_line(new, reason):
-    comparison = compare(FILE, new)
+    comparison = find_difference(FILE, new)
     assert comparison.refused == reason
     (change,) = comparison.changes
     assert [row.new.text for row in change.rows if row.new] == new.rstrip("\n").split("\n")
-    assert compare(new, new).changes == ()
+    assert find_difference(new, new).changes == ()
 
 
 def test_comments_behind_the_last_statement_count():
@@ -354,7 +354,7 @@ def test_output_in_a_pipe_is_plain_and_whole():
     head, _, body = ended.stdout.partition("\n── ")
     for told in ("in mirrored order. Records: #11", "minutes     13.1 → 7.2", "2 added"):
         assert told in head
-    comparison = compare(read_side("03").text, read_side("04").text)
+    comparison = find_difference(read_side("03").text, read_side("04").text)
     for change in comparison.changes:
         for line in marked(change, but=INDENTED):
             assert (f"{line[0]} {line[1:]}".rstrip() if line[1:] else line[0]) in body.split("\n")
@@ -422,7 +422,7 @@ def test_side_by_side_in_a_pipe_cuts_no_line(files):
 
 @pytest.mark.parametrize("width", [20, 40, 120])
 def test_two_columns_stay_within_a_terminal(width):
-    comparison = compare(read_side("03").text, read_side("04").text).only(["MLP", "GPT"])
+    comparison = find_difference(read_side("03").text, read_side("04").text).only(["MLP", "GPT"])
     stream = io.StringIO()
     print_side_by_side(Console(file=stream, force_terminal=True, width=width, soft_wrap=True),
                        comparison)
@@ -438,12 +438,13 @@ def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeyp
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
-    print_changes(make_console(stream), compare(FILE, replaced("LIMIT = 3", "LIMIT = '\x1b[2J'")))
+    found = find_difference(FILE, replaced("LIMIT = 3", "LIMIT = '\x1b[2J'"))
+    print_changes(make_console(stream), found)
     assert "\x1b[2J" not in stream.getvalue() and "␛" in stream.getvalue()
     assert re.search(r"\x1b\[31m- LIMIT = \x1b\[0m\x1b\[1;4;31m3\x1b\[0m", stream.getvalue())
     monkeypatch.setenv("NO_COLOR", "1")
     stream = io.StringIO()
-    print_changes(make_console(stream), compare(FILE, replaced("LIMIT = 3", "LIMIT = 4")))
+    print_changes(make_console(stream), find_difference(FILE, replaced("LIMIT = 3", "LIMIT = 4")))
     assert "- LIMIT = " in stream.getvalue() and "[31m" not in stream.getvalue()
 
 
@@ -536,7 +537,7 @@ def page(new, old=FILE, tmp_path=None):
     for name, text in (("a.py", old), ("b.py", new)):
         (tmp_path / name).write_text(text, encoding="utf-8")
     sides = [read_side(str(tmp_path / name)) for name in ("a.py", "b.py")]
-    return diff_html.make_page(*sides, compare(old, new, ("a", "b")))
+    return diff_html.make_page(*sides, find_difference(old, new, ("a", "b")))
 
 
 def test_page_shows_both_sides_and_marks_words(tmp_path):
@@ -551,7 +552,7 @@ def test_page_shows_both_sides_and_marks_words(tmp_path):
 
 def test_page_of_milestones_holds_every_changed_line():
     sides = [read_side(id) for id in ("00", "05")]
-    comparison = compare(sides[0].text, sides[1].text)
+    comparison = find_difference(sides[0].text, sides[1].text)
     seen = Reader(diff_html.make_page(*sides, comparison))
     texts = {kind: [text for classes, text in seen.cells if kind in classes]
              for kind in ("old", "new")}
@@ -582,8 +583,8 @@ def test_page_of_a_file_without_blocks(tmp_path):
 def test_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     sides, target = [read_side("02"), read_side("03")], tmp_path / "x.html"
     target.write_text("before", encoding="utf-8")
-    comparison = compare(sides[0].text, sides[1].text)
-    with monkeypatch.context() as patch, pytest.raises(OSError):
+    comparison = find_difference(sides[0].text, sides[1].text)
+    with monkeypatch.context() as patch, pytest.raises(UserError):
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
         diff_html.write_page(target, *sides, comparison)
     assert target.read_text("utf-8") == "before"
@@ -591,7 +592,8 @@ def test_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     ended = diff("02", "03", "--html", target)
     assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
     assert Reader(target.read_text("utf-8")).cells
-    assert target.stat().st_mode & 0o777 == 0o666 & ~diff_html._umask()
+    os.umask(mask := os.umask(0))
+    assert target.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 # ---- timing ----
@@ -618,7 +620,7 @@ def test_step_times_come_from_the_clock():
     log = RunLog()
     log.feed("step:1/1 train_time:900ms step_avg:900.00ms")
     assert diff_time.step_times(log) == [900.0]
-    with pytest.raises(RunError, match="no step times"):
+    with pytest.raises(UserError, match="no step times"):
         diff_time.step_times(RunLog())
 
 
@@ -634,7 +636,7 @@ def test_scripts_take_turns(monkeypatch, tmp_path):
         Path(plan.out, "log.txt").write_text(header + log_of([99.0] + [ms] * 4), encoding="utf-8")
 
     monkeypatch.setattr(diff_time, "run", fake)
-    monkeypatch.setattr("speedrun.plan.REPOSITORY", tmp_path)
+    monkeypatch.setattr("speedrun.run.plan.REPOSITORY", tmp_path)
     stream = io.StringIO()
     timings = diff_time.time_in_turn(("03", "04"), ("A", "B"), stream, scale="tiny", nproc=1,
                                      steps=5)
@@ -645,17 +647,17 @@ def test_scripts_take_turns(monkeypatch, tmp_path):
     caption, rows = diff_time.timing_table(timings)
     assert "tiny scale" in caption and "4 steps" in caption
     assert rows[2][0] == "B" and rows[2][4] == f"{timings[1].median / timings[0].median:.3f}"
-    text = diff_html.make_page(read_side("03"), read_side("04"), compare("", ""), timings)
+    text = diff_html.make_page(read_side("03"), read_side("04"), find_difference("", ""), timings)
     assert f"<td>{rows[2][4]}</td>" in text
 
 
 def test_a_failing_run_is_one_line(monkeypatch, tmp_path):
     def fake(plan, stream):
-        raise RunError("rank 0 ended with exit code 3; the end of its stderr:\nTraceback\nE: boom"
+        raise UserError("rank 0 ended with exit code 3; the end of its stderr:\nTraceback\nE: boom"
                        "\nthe log so far: x", 3)
 
     monkeypatch.setattr(diff_time, "run", fake)
-    with pytest.raises(RunError) as error:
+    with pytest.raises(UserError) as error:
         diff_time.time_in_turn(("03", "04"), ("A", "B"), io.StringIO(), scale="tiny", nproc=1)
     assert str(error.value) == "A failed: rank 0 ended with exit code 3: E: boom"
     assert error.value.status == 3

@@ -16,12 +16,13 @@ import torch
 
 import doctor
 from snapshots import WRITTEN
-from speedrun.checkup import NEEDED, machine
-from speedrun.checkup.findings import print_report
-from speedrun.checkup.machine import COMPILERS, REQUIREMENTS, Gpus, Packages, Torch
-from speedrun.checkup.paths import missing_names, way_of
-from speedrun.manifest import REPOSITORY
-from speedrun.script import default_hyperparameters
+from speedrun.doctor import machine
+from speedrun.doctor.judge import NEEDED
+from speedrun.doctor.machine import COMPILERS, REQUIREMENTS, Gpus, Packages, Torch
+from speedrun.doctor.report import print_report
+from speedrun.doctor.switches import missing_names, way_of
+from speedrun.history.manifest import REPOSITORY
+from speedrun.scripts.find import default_hyperparameters
 
 H100 = "NVIDIA H100 80GB HBM3"
 GIB = 2**30
@@ -49,7 +50,7 @@ class Machine:
         for name, finding in findings.items():
             self.monkeypatch.setattr(machine, f"probe_{name}", lambda finding=finding: finding)
             if name == "shards":
-                self.monkeypatch.setattr("speedrun.plan.has_shards",
+                self.monkeypatch.setattr("speedrun.run.plan.has_shards",
                                          lambda folder, finding=finding: min(finding[:2]) > 0)
 
     def has_gpus(self, *names, gib=80, capability=(9, 0), shards=(65, 1, True), **more):
@@ -424,7 +425,7 @@ def test_plain_lines_are_aligned(computer, capsys):
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_a_terminal_of_any_width(computer, columns, monkeypatch):
-    from speedrun.checkup.findings import Check, Report
+    from speedrun.doctor.report import Check, Report
 
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = io.StringIO()

@@ -24,7 +24,7 @@ from snapshots import (
     where,
     write_random_shards,
 )
-from speedrun.runlog import read_log
+from speedrun.run.log import read_log
 
 WORLD_SIZES = (1, 2, 4)
 # Four micro-steps in a world of one, one in a world of four; 20 steps go twice around the shards.

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from snapshots import MICRO_OF, WRITTEN, as_options, by_id, every_snapshot, micro_overrides
-from speedrun.device import visible_gpus
-from speedrun.runlog import read_log
-from speedrun.script import default_hyperparameters
+from speedrun.run.gpus import visible_gpus
+from speedrun.run.log import read_log
+from speedrun.scripts.find import default_hyperparameters
 
 
 def environment_with_gpus():

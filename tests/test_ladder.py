@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
-from speedrun.comparison import Comparison, Entry, Run
-from speedrun.ladder import ladder_table, load_ladder, stale_entries
-from speedrun.manifest import REPOSITORY, load_manifest
-from speedrun.script import code_hash
+from speedrun.compare.results import Comparison, Entry, Run
+from speedrun.figures.ladder import ladder_table, load_ladder, stale_entries
+from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.scripts.find import code_hash
 
 MANIFEST = load_manifest()
 COMMITTED = REPOSITORY / "history" / "tiny.json"

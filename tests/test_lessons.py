@@ -15,7 +15,7 @@ import nbformat
 import pytest
 
 import run_lessons
-from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.history.manifest import REPOSITORY, load_manifest
 
 LESSONS = REPOSITORY / "lessons"
 NOTEBOOKS = sorted(LESSONS.glob("*.ipynb"))
@@ -254,5 +254,5 @@ def test_a_notebook_that_fails_keeps_its_outputs(folder, capsys):
 
 
 def test_an_unknown_notebook_is_one_line(folder):
-    with pytest.raises(run_lessons.RunError, match="no notebook in lessons/ begins with 77"):
+    with pytest.raises(run_lessons.UserError, match="no notebook in lessons/ begins with 77"):
         folder[1]("77")

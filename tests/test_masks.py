@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from snapshots import MANIFEST, known_values, load_snapshot, micro_args, micro_sizes, where
-from speedrun import attention_cost
-from speedrun.attention_cost import count_tiles
+from speedrun.figures import attention_cost
+from speedrun.figures.attention_cost import count_tiles
 
 TILE = 128
 # torch warns that FlexAttention is slow without a compiler, which is all right here

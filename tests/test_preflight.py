@@ -11,10 +11,10 @@ import pytest
 
 import run_milestone
 import shards as shard_files
-from speedrun import runner
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY, Manifest, load_manifest
-from speedrun.preflight import check_values
+from speedrun.base.errors import UserError
+from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
+from speedrun.run import execute
+from speedrun.run.preflight import check_values
 
 # A script with every hyperparameter for which there is a rule, and a few for which there is none.
 SCRIPT = """
@@ -75,11 +75,11 @@ def start(monkeypatch, tmp_path, shards):
     script = tmp_path / "script" / "train_gpt.py"
     script.parent.mkdir()
     script.write_text(SCRIPT, encoding="utf-8")
-    monkeypatch.setattr(runner, "launch", launched)
-    monkeypatch.setattr("speedrun.plan.visible_gpus", list)
+    monkeypatch.setattr(execute, "launch", launched)
+    monkeypatch.setattr("speedrun.run.plan.visible_gpus", list)
     manifest = load_manifest()
     root = Manifest(manifest.milestones[:1], manifest.scales)  # looking for the nearest takes time
-    monkeypatch.setattr("speedrun.script.load_manifest", lambda: root)
+    monkeypatch.setattr("speedrun.scripts.find.load_manifest", lambda: root)
 
     def call(*settings, data=shards, options=()):
         command = [script, "--scale", "record", "--data", data, "--out", tmp_path / "out",
@@ -94,7 +94,7 @@ def start(monkeypatch, tmp_path, shards):
 
 
 def refused(start, message, *settings, status=1, **options):
-    with pytest.raises(RunError, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         start(*settings, **options)
     assert refusal.value.status == status and "\n" not in str(refusal.value)
 
@@ -166,7 +166,7 @@ def test_long_sequences_want_a_compiled_flex_attention(switches, fits):
     if fits:
         check_values(values, {}, 8, on_gpu=True)
     else:
-        with pytest.raises(RunError, match="too long for a dense mask"):
+        with pytest.raises(UserError, match="too long for a dense mask"):
             check_values(values, {}, 8, on_gpu=True)
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from speedrun.blocks import split_blocks
-from speedrun.manifest import REPOSITORY, load_manifest
-from speedrun.propagate import ALREADY, CARRIED, DIFFERS, Repair, carry, descendants, repairs
+from speedrun.history.blocks import split_blocks
+from speedrun.history.carry import ALREADY, CARRIED, DIFFERS, Repair, carry, descendants, repairs
+from speedrun.history.manifest import REPOSITORY, load_manifest
 
 OLD = '"""Card."""\n\nimport os\n\n\n# Adds.\ndef f(x):\n    return x\n\n\ndef g():\n    return 2\n'
 NEW = OLD.replace("return x", "y = x\n    return y").replace("Card", "Other card")

@@ -20,15 +20,16 @@ from pathlib import Path
 
 import pytest
 
-from speedrun import device, runner
-from speedrun.failure import explain, last_words
-from speedrun.launch import Nodes, RunError, Stop, launch, stop_signals
-from speedrun.manifest import REPOSITORY, Manifest, ManifestError, load_manifest
-from speedrun.plan import make_plan
-from speedrun.progress import follow
-from speedrun.runlog import RunLog, read_log
-from speedrun.script import default_hyperparameters
-from speedrun.summary import print_summary, summarize, to_json
+from speedrun.base.errors import UserError
+from speedrun.history.manifest import REPOSITORY, Manifest, ManifestError, load_manifest
+from speedrun.run import execute, gpus
+from speedrun.run.failure import explain, last_words
+from speedrun.run.log import RunLog, read_log
+from speedrun.run.plan import make_plan
+from speedrun.run.progress import follow
+from speedrun.run.summary import print_summary, summarize, to_json
+from speedrun.run.torchrun import Nodes, Stop, launch, stop_signals
+from speedrun.scripts.find import default_hyperparameters
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
@@ -125,8 +126,8 @@ def no_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def gpus(monkeypatch, count, name="NVIDIA H100 80GB HBM3"):
-    monkeypatch.setattr("speedrun.plan.visible_gpus", lambda: [name] * count)
+def with_gpus(monkeypatch, count, name="NVIDIA H100 80GB HBM3"):
+    monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: [name] * count)
 
 
 def option(plan, name):
@@ -181,7 +182,7 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
 def test_a_micro_batch_that_was_asked_for_does_not_shrink(tmp_path):
     plan = make_plan("01", scale="tiny", nproc=4, device_batch=2, out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == 2
-    with pytest.raises(RunError, match="total_batch_size=4096 is not a multiple"):
+    with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
         make_plan("01", scale="tiny", nproc=8, device_batch=4, out=tmp_path / "run")
 
 
@@ -192,7 +193,7 @@ def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path)
     assert plan.options == make_plan("01", scale="tiny", out=tmp_path / "run").options
     assert "01_muon" in plan.notes[1]
     copy.write_text("print('no training script')", encoding="utf-8")
-    with pytest.raises(RunError, match="no class Hyperparameters"):
+    with pytest.raises(UserError, match="no class Hyperparameters"):
         make_plan(str(copy))
 
 
@@ -220,8 +221,8 @@ def test_schedule_keeps_its_shape(script, shards, tmp_path):
 )
 def test_default_scale_and_its_reason(monkeypatch, script, shards, tmp_path, count, with_shards,
                                       scale):
-    gpus(monkeypatch, count)
-    monkeypatch.setattr("speedrun.plan.FINEWEB", shards if with_shards else tmp_path / "none")
+    with_gpus(monkeypatch, count)
+    monkeypatch.setattr("speedrun.run.plan.FINEWEB", shards if with_shards else tmp_path / "none")
     plan = make_plan(str(script), out=tmp_path / "run")
     assert plan.scale == scale and plan.nproc == max(count, 1)
     assert plan.notes[0].startswith(f"scale: {scale} (")
@@ -243,7 +244,7 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     used.mkdir()
     (used / "log.txt").touch()
 
-    def refused(pattern, target=script, error=RunError, **options):
+    def refused(pattern, target=script, error=UserError, **options):
         options.setdefault("out", tmp_path / "run")
         with pytest.raises(error, match=pattern) as caught:
             make_plan(str(target), **{"data": shards, **options})
@@ -255,7 +256,7 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     refused("cannot write in", out=used / "log.txt" / "run")
     refused("the nodes are 0 to 1", nodes=Nodes(2, 2, "host:1"))
     refused("--rdzv-endpoint", nodes=Nodes(2, 0))
-    gpus(monkeypatch, 8)
+    with_gpus(monkeypatch, 8)
     refused(r"--nproc 9: .* 8 GPU", nproc=9)
     script.write_text("def", encoding="utf-8")
     refused("not a Python script")
@@ -266,8 +267,8 @@ def test_a_milestone_that_is_not_written(monkeypatch):
     manifest = load_manifest()
     unwritten = tuple(replace(milestone, written=False) for milestone in manifest.milestones)
     fake = Manifest(unwritten, manifest.scales)
-    monkeypatch.setattr("speedrun.script.load_manifest", lambda: fake)
-    with pytest.raises(RunError, match="00_baseline is not written yet"):
+    monkeypatch.setattr("speedrun.scripts.find.load_manifest", lambda: fake)
+    with pytest.raises(UserError, match="00_baseline is not written yet"):
         make_plan("00")
 
 
@@ -275,7 +276,7 @@ def test_a_milestone_that_is_not_written(monkeypatch):
 def test_a_read_only_folder(script, shards, tmp_path):
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o500)
-    with pytest.raises(RunError, match="cannot write in"):
+    with pytest.raises(UserError, match="cannot write in"):
         make_plan(str(script), data=shards, out=folder / "run")
 
 
@@ -295,15 +296,15 @@ def test_default_hyperparameters(script):
 )
 def test_cuda_visible_devices(monkeypatch, visible, names):
     answer = "A, GPU-aa\nB, GPU-bb\nC, GPU-cc\n"
-    monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(
-        device.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, answer)
+        gpus.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, answer)
     )
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert device.visible_gpus() == names
+    assert gpus.visible_gpus() == names
 
 
 @pytest.mark.parametrize(
@@ -315,7 +316,7 @@ def test_cuda_visible_devices(monkeypatch, visible, names):
      ("NVIDIA H20", None), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None), ("cpu x86_64", None)],
 )
 def test_peak_flops(name, peak):
-    assert device.peak_flops(name) == peak
+    assert gpus.peak_flops(name) == peak
 
 
 # ---- why a run failed ----
@@ -421,7 +422,7 @@ def stand_in(monkeypatch, log="", stderr="", report_text="", exit_code=0, signum
         stop.signum = signum
         return exit_code
 
-    monkeypatch.setattr(runner, "launch", fake_launch)
+    monkeypatch.setattr(execute, "launch", fake_launch)
 
 
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
@@ -434,8 +435,8 @@ def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, exist
         plan.out.mkdir()
     words = traceback("AssertionError: bad")
     stand_in(monkeypatch, stderr=words, report_text=report((0, 1)), exit_code=1)
-    with pytest.raises(RunError, match="^bad$") as error:
-        runner.run(plan, io.StringIO())
+    with pytest.raises(UserError, match="^bad$") as error:
+        execute.run(plan, io.StringIO())
     assert error.value.status == 1
     assert plan.out.exists() == existed and not list(tmp_path.glob("run/*"))
 
@@ -444,8 +445,8 @@ def test_a_failed_run_tells_where_to_look(monkeypatch, script, shards, tmp_path)
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
     stand_in(monkeypatch, log=LOG, stderr=traceback("ValueError: x"), report_text=report((0, 1)),
              exit_code=1)
-    with pytest.raises(RunError) as error:
-        runner.run(plan, io.StringIO())
+    with pytest.raises(UserError) as error:
+        execute.run(plan, io.StringIO())
     log, stderr = plan.out / "log.txt", plan.out / "stderr_rank0.txt"
     assert str(error.value) == f"ValueError: x\nthe log so far: {log}; stderr: {stderr}"
     assert stderr.read_text(encoding="utf-8") == traceback("ValueError: x")
@@ -460,17 +461,17 @@ def test_ctrl_c_before_the_ranks_start(monkeypatch, script, shards, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
         copyfile(*files)
 
-    monkeypatch.setattr(runner.shutil, "copyfile", interrupted)
-    with pytest.raises(RunError, match="^interrupted$") as error:
-        runner.run(plan, io.StringIO())
+    monkeypatch.setattr(execute.shutil, "copyfile", interrupted)
+    with pytest.raises(UserError, match="^interrupted$") as error:
+        execute.run(plan, io.StringIO())
     assert error.value.status == 130 and not plan.out.exists()
 
 
 def test_a_stopped_run_keeps_its_log(monkeypatch, script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
     stand_in(monkeypatch, log=LOG, exit_code=-15, signum=signal.SIGTERM)
-    with pytest.raises(RunError, match=r"stopped by SIGTERM\nthe log so far: .*log.txt") as error:
-        runner.run(plan, io.StringIO())
+    with pytest.raises(UserError, match=r"stopped by SIGTERM\nthe log so far: .*log.txt") as error:
+        execute.run(plan, io.StringIO())
     assert error.value.status == 128 + 15
     assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
 
@@ -479,7 +480,7 @@ def test_a_node_without_rank_0_has_no_summary(monkeypatch, script, shards, tmp_p
     nodes = Nodes(2, 1, "host:1")
     plan = make_plan(str(script), data=shards, out=tmp_path / "run", nproc=4, nodes=nodes)
     stand_in(monkeypatch, stderr="a warning\n")
-    assert runner.run(plan, io.StringIO()) is None
+    assert execute.run(plan, io.StringIO()) is None
     assert [file.name for file in plan.out.iterdir()] == ["stderr_rank4.txt"]
 
 
@@ -523,7 +524,7 @@ def test_plain_lines_pass_unchanged(script, shards, tmp_path):
 
 def record_run(monkeypatch, tmp_path, shards, **changes):
     """The summary of an invented run of 00 at record scale on eight H100."""
-    gpus(monkeypatch, 8)
+    with_gpus(monkeypatch, 8)
     plan = make_plan("00", scale="record", data=shards, out=tmp_path / "run")
     plan.out.mkdir()
     shutil.copyfile(plan.script.path, plan.out / "train_gpt.py")
@@ -743,7 +744,7 @@ def test_quick_answers_import_nothing_heavy(arguments, tmp_path):
     )
     assert process.returncode == 0
     imported = {line.split("|")[-1].strip() for line in process.stderr.splitlines()}
-    assert "speedrun.plan" in imported
+    assert "speedrun.run.plan" in imported
     assert not imported & {"torch", "numpy", "rich"}
     assert not (tmp_path / "run").exists()
     if out:

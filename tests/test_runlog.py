@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from speedrun.runlog import RULE, Fact, RunLog, Step, read_log
+from speedrun.run.log import RULE, Fact, RunLog, Step, read_log
 
 SCRIPT = '"""a card\n\nstep:7/20 val_loss:1.0000 train_time:7ms step_avg:1.00ms\n"""\nprint(1)\n'
 OURS = f"""{SCRIPT}

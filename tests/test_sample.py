@@ -16,11 +16,11 @@ import torch
 
 import sample
 from snapshots import MANIFEST, load_snapshot, micro_args, where
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY
-from speedrun.sampling import generate, next_token, random_stream
-from speedrun.sampling.checkpoint import load_run
-from speedrun.sampling.text import vocabulary_of
+from speedrun.base.errors import UserError
+from speedrun.history.manifest import REPOSITORY
+from speedrun.sample.checkpoint import load_run
+from speedrun.sample.draw import generate, next_token, random_stream
+from speedrun.sample.vocabulary import vocabulary_of
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sample.py")]
 
@@ -274,7 +274,7 @@ def test_the_command_knows_where_padding_begins(fake, text_of, byte_gpt2, monkey
         sizes.append(size)
         return iter([65, 50256])
 
-    monkeypatch.setattr("speedrun.sampling.generate", recording)
+    monkeypatch.setattr("speedrun.sample.draw.generate", recording)
     for vocab_size in (50304, 50257, 257, 64):
         text_of(fake(vocab_size=vocab_size), "--prompt", "1", "--tokens", 1)
     assert sizes == [50257, 50257, 257, 64]
@@ -300,7 +300,7 @@ def test_gpt2_without_its_vocabulary_prints_numbers(fake, text_of, monkeypatch):
     assert "TIKTOKEN_CACHE_DIR" in err
     assert text_of(run, "--prompt", "50254", "--tokens", 9)[0] == "50254 50255 \n"
     for prompt in ("some text", "50257", "-1"):  # padding is no token either
-        with pytest.raises(RunError, match="must be numbers of tokens, 0 to 50256"):
+        with pytest.raises(UserError, match="must be numbers of tokens, 0 to 50256"):
             sample.main([str(run), f"--prompt={prompt}"])
 
 
@@ -308,7 +308,7 @@ def test_an_unknown_vocabulary_prints_numbers(fake, text_of):
     run = fake(vocab_size=64)
     out, err = text_of(run, "--prompt", "61", "--tokens", 4)
     assert out == "61 62 63 0 1 \n" and "no known vocabulary has 64 tokens" in err
-    with pytest.raises(RunError, match="prompt must not be empty"):
+    with pytest.raises(UserError, match="prompt must not be empty"):
         sample.main([str(run), "--prompt", ""])
 
 
@@ -337,7 +337,7 @@ class Malicious:
 
 
 def refuse(run, message):
-    with pytest.raises(RunError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         sample.main([str(run), "--prompt", "a", "--tokens", "2"])
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 450
 
@@ -375,7 +375,7 @@ def test_missing_files_are_refused(fake, tmp_path):
     refuse(run, "has no train_gpt.py beside it")
     (run / "checkpoint.pt").unlink()
     refuse(run, r"holds no checkpoint.pt; .*run_milestone.py ID --save-checkpoint")
-    with pytest.raises(RunError, match="--prompt-file .*: No such file"):
+    with pytest.raises(UserError, match="--prompt-file .*: No such file"):
         sample.main([str(fake()), "--prompt-file", str(tmp_path / "none")])
 
 

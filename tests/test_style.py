@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ranks import start_ranks
 from snapshots import MANIFEST, WRITTEN, every_snapshot, load_snapshot
-from speedrun.blocks import HEADING, MARKER, split_blocks
+from speedrun.history.blocks import HEADING, MARKER, split_blocks
 
 SECTIONS = ["Hyperparameters", "Optimizer", "Model", "Data", "Schedules", "Training"]
 PARTS_OF_MAIN = ["setup", "model and optimizers", "train"]

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 import sweep
-from speedrun.comparison import Comparison, Entry, Run
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY, load_manifest
+from speedrun.base.errors import UserError
+from speedrun.compare.results import Comparison, Entry, Run
+from speedrun.history.manifest import REPOSITORY, load_manifest
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sweep.py")]
 
@@ -20,7 +20,7 @@ def test_learning_rates_are_those_of_the_tiny_scale():
     assert rates.keys() == {"muon_lr", "embed_lr", "head_lr", "scalar_lr"}
     assert rates["muon_lr"] == tiny["muon_lr"]
     assert sweep.learning_rates("04", "embed_lr") == {"embed_lr": rates["embed_lr"]}
-    with pytest.raises(RunError, match="has the learning rates muon_lr, "):
+    with pytest.raises(UserError, match="has the learning rates muon_lr, "):
         sweep.learning_rates("04", "adam_lr")
 
 

@@ -11,9 +11,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from speedrun.cli import Parser, positive, run_command
-from speedrun.dataset import BUILTIN, check_shards, make_builtin, patterns
-from speedrun.script import find_script
+from speedrun.base.cli import Parser, positive, run_command
+from speedrun.run.data import BUILTIN, check_shards, make_builtin, patterns
+from speedrun.scripts.find import find_script
 
 
 def main() -> int:
@@ -30,8 +30,8 @@ def main() -> int:
     make_builtin()
     check_shards(args.data, None)
 
-    from speedrun.benchmark import time_loader, time_steps  # torch, which takes seconds
-    from speedrun.snapshot import load_snapshot
+    from speedrun.run.overhead import time_loader, time_steps  # torch, which takes seconds
+    from speedrun.scripts.load import load_snapshot
 
     module = load_snapshot(script.path)
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from speedrun.cli import Parser, not_negative, run_command
+from speedrun.base.cli import Parser, not_negative, run_command
 
 
 def main() -> int:

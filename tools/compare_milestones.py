@@ -16,13 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, positive, run_command
-from speedrun.comparison import Comparison
-from speedrun.comparison_tables import print_comparison, to_csv, to_markdown
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY, load_manifest
-from speedrun.mfu import add_mfu
-from speedrun.trials import compare
+from speedrun.base.cli import Parser, natural, positive, run_command
+from speedrun.base.errors import UserError
+from speedrun.compare.collect import add_mfu, compare
+from speedrun.compare.results import Comparison
+from speedrun.compare.table import print_comparison, to_csv, to_markdown
+from speedrun.history.manifest import REPOSITORY, load_manifest
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
 
@@ -33,7 +32,7 @@ def main() -> int:
     for name in (*WRITERS, "png"):
         path = getattr(args, name)
         if path and not path.absolute().parent.is_dir():
-            raise RunError(f"--{name} {path}: there is no folder {path.absolute().parent}")
+            raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
     comparison, stopped = compare(
         args.targets, range(args.seed, args.seed + args.repeat),
         args.out or REPOSITORY / "runs" / time.strftime("compare-%Y%m%d-%H%M%S"), sys.stdout,
@@ -48,11 +47,11 @@ def main() -> int:
         if path := getattr(args, name):
             path.write_text(write(comparison), encoding="utf-8")
     if args.png and any(entry.runs for entry in comparison.entries):
-        from speedrun.comparison_plot import draw_comparison
+        from speedrun.compare.plot import draw_comparison
 
         draw_comparison(comparison, args.png, official_curves(comparison, args.official))
     if stopped:
-        raise RunError(f"{stopped}\nthe table holds what had finished", stopped.status)
+        raise UserError(f"{stopped}\nthe table holds what had finished", stopped.status)
     return 1 if any(entry.failures for entry in comparison.entries) else 0
 
 

@@ -12,18 +12,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from speedrun.cli import Parser, positive, run_command
+from speedrun.base.cli import Parser, positive, run_command
 
 
 def main() -> int:
     """Parses, compares, prints; returns the exit code."""
     args = parse_args()
-    from speedrun.diff import compare
+    from speedrun.diff.difference import find_difference
     from speedrun.diff.facts import read_side
 
     sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
     old, new = read_side(args.a), read_side(args.b)
-    comparison = compare(old.text, new.text, (old.name, new.name)).only(args.blocks)
+    comparison = find_difference(old.text, new.text, (old.name, new.name)).only(args.blocks)
     if args.html:
         from speedrun.diff.html import check_target, write_page
 

@@ -20,22 +20,22 @@ def main(argv=None):
     if sys.version_info < LEAST_PYTHON:  # before what an older one cannot import
         this = ".".join(map(str, sys.version_info[:3]))
         sys.exit("error: this is Python " + this + "; Python 3.11 or newer is needed")
-    from speedrun.cli import Parser
+    from speedrun.base.cli import Parser
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
-    from speedrun.checkup import examine
-    from speedrun.checkup.findings import print_report, to_json
-    from speedrun.checkup.machine import probe
-    from speedrun.manifest import load_manifest
+    from speedrun.doctor.judge import examine
+    from speedrun.doctor.machine import probe
+    from speedrun.doctor.report import print_report, to_json
+    from speedrun.history.manifest import load_manifest
 
     manifest = load_manifest()
     machine = probe()
     ways = {}
     if machine.torch:
-        from speedrun.checkup.paths import way_of
+        from speedrun.doctor.switches import way_of
 
         ways = {milestone.id: way_of(milestone) for milestone in manifest.written()}
     report = examine(machine, manifest, ways)
@@ -49,7 +49,7 @@ def main(argv=None):
 if __name__ == "__main__":
     if sys.version_info < LEAST_PYTHON:
         main()
-    from speedrun.cli import run_command
+    from speedrun.base.cli import run_command
 
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     run_command(main)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun import figures, ladder, tables
-from speedrun.cli import run_command
-from speedrun.comparison import Comparison
-from speedrun.manifest import REPOSITORY, Manifest, load_manifest
-from speedrun.records import Record, load_records
+from speedrun.base.cli import run_command
+from speedrun.base.errors import UserError
+from speedrun.compare.results import Comparison
+from speedrun.figures import ladder, records_plot, tables
+from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
+from speedrun.history.records import Record, load_records
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Picture:
 
 def attention_table(sources: Sources) -> str:
     """The table of counted tiles, with torch, which takes seconds to import."""
-    from speedrun.attention_cost import attention_table
+    from speedrun.figures.attention_cost import attention_table
 
     return attention_table(sources.manifest)
 
@@ -73,8 +74,8 @@ TABLES = (
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
-    Picture("history/records.png", lambda s: figures.data_hash(s.records, s.manifest),
-            lambda s, path: figures.draw_records(s.records, s.manifest, path)),
+    Picture("history/records.png", lambda s: records_plot.data_hash(s.records, s.manifest),
+            lambda s, path: records_plot.draw_records(s.records, s.manifest, path)),
     Picture("history/tiny.png", lambda s: ladder.picture_hash(s.ladder),
             lambda s, path: ladder.draw_ladder(s.ladder, path), from_ladder=True),
 )
@@ -84,7 +85,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
     """Bring all tables and pictures under `root` up to date, or only look if `check` is set.
 
     Returns (stale, errors), a line for each: what was stale, and what no rewriting can mend.
-    Raises ValueError or OSError when the manifest or the records cannot be read.
+    Raises UserError, ValueError or OSError when the manifest or the records cannot be read.
     """
     manifest = load_manifest(root / "history" / "milestones.toml")
     records = load_records(root / "history" / "records.json")
@@ -120,7 +121,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
         if picture.from_ladder and runs is None:
             continue
         path = root / picture.file
-        shown = figures.stored_hash(path) if path.exists() else None
+        shown = records_plot.stored_hash(path) if path.exists() else None
         if shown != picture.hash(sources):
             stale.append(picture.file)
             if not check:
@@ -139,7 +140,7 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
     args = parser.parse_args(argv)
     try:
         stale, errors = update(root, args.check)
-    except (ValueError, OSError) as error:
+    except (UserError, ValueError, OSError) as error:
         stale, errors = [], [str(error)]
     for item in stale:
         print(f"stale: {item}" if args.check else f"wrote: {item}")

@@ -14,10 +14,10 @@ import argparse
 import subprocess
 import sys
 
-from speedrun.cli import Parser, run_command
-from speedrun.dataset import short
-from speedrun.manifest import REPOSITORY, load_manifest
-from speedrun.propagate import DIFFERS, carry, descendants, repairs
+from speedrun.base.cli import Parser, run_command
+from speedrun.base.text import short
+from speedrun.history.carry import DIFFERS, carry, descendants, repairs
+from speedrun.history.manifest import REPOSITORY, load_manifest
 
 
 def main() -> int:

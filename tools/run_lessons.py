@@ -11,9 +11,9 @@ import argparse
 import sys
 import time
 
-from speedrun.cli import Parser, run_command
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY
+from speedrun.base.cli import Parser, run_command
+from speedrun.base.errors import UserError
+from speedrun.history.manifest import REPOSITORY
 
 LESSONS = REPOSITORY / "lessons"
 SECONDS = 180  # more than a lesson may take
@@ -27,7 +27,7 @@ def main() -> int:
     notebooks = sorted(LESSONS.glob("*.ipynb"))
     for name in args.names:
         if not any(path.name.startswith(name) for path in notebooks):
-            raise RunError(f"no notebook in lessons/ begins with {name}")
+            raise UserError(f"no notebook in lessons/ begins with {name}")
     if args.names:
         notebooks = [path for path in notebooks if path.name.startswith(tuple(args.names))]
 

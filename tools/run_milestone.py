@@ -11,13 +11,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, positive, run_command
-from speedrun.dataset import short
-from speedrun.device_batch import fit_micro_batch
-from speedrun.launch import Nodes
-from speedrun.plan import AUTO, make_plan
-from speedrun.runner import run
-from speedrun.summary import print_summary, to_json
+from speedrun.base.cli import Parser, natural, positive, run_command
+from speedrun.base.text import short
+from speedrun.run.execute import run
+from speedrun.run.fit_batch import fit_micro_batch
+from speedrun.run.plan import AUTO, make_plan
+from speedrun.run.summary import print_summary, to_json
+from speedrun.run.torchrun import Nodes
 
 
 def main() -> int:

@@ -15,9 +15,9 @@ import os
 import sys
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, not_negative, positive, run_command, visible
-from speedrun.dataset import short
-from speedrun.launch import RunError
+from speedrun.base.cli import Parser, natural, not_negative, positive, run_command
+from speedrun.base.errors import UserError
+from speedrun.base.text import short, visible
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,12 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     prompt = read_prompt(args.prompt, args.prompt_file)
     if importlib.util.find_spec("torch") is None:
-        raise RunError("torch is not installed here: pip install -r requirements.txt")
+        raise UserError("torch is not installed here: pip install -r requirements.txt")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads give a shared CPU away sooner
 
-    from speedrun.sampling import generate, random_stream
-    from speedrun.sampling.checkpoint import load_run  # torch, which takes seconds
-    from speedrun.sampling.text import vocabulary_of
+    from speedrun.sample.checkpoint import load_run  # torch, which takes seconds
+    from speedrun.sample.draw import generate, random_stream
+    from speedrun.sample.vocabulary import vocabulary_of
 
     trained = load_run(args.run)
     vocabulary, why_numbers = vocabulary_of(trained.vocab_size, trained.bos_id)
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     start = [] if vocabulary.bos is None else [vocabulary.bos]
     ids = vocabulary.encode(prompt)
     if not start + ids:
-        raise RunError("how a document starts is not known here, so the prompt must not be empty")
+        raise UserError("how a document starts is not known here, so the prompt must not be empty")
     note(f"{short(args.run)}: step {trained.step}, on {trained.device.type}, "
          f"tokens: {vocabulary.name}")
     if len(ids) > trained.context:
@@ -88,7 +88,7 @@ def write(vocabulary, prompt, new, tokens, stop) -> int:
 
 def read_prompt(text: str | None, file: Path | None) -> bytes:
     """The prompt as it was given on the command line, in a file or, for "-" and where there is
-    neither, on stdin unless that is a terminal. Raises RunError if the file cannot be read."""
+    neither, on stdin unless that is a terminal. Raises UserError if the file cannot be read."""
     if text == "-" or file == Path("-") or (text is None and file is None):
         asked = text or file
         return sys.stdin.buffer.read() if asked or not sys.stdin.isatty() else b""
@@ -96,7 +96,7 @@ def read_prompt(text: str | None, file: Path | None) -> bytes:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise RunError(f"--prompt-file {file}: {error.strerror}") from None
+            raise UserError(f"--prompt-file {file}: {error.strerror}") from None
     return text.encode("utf-8", "surrogateescape")  # bytes of the command line that are no UTF-8
 
 

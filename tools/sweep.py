@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from speedrun.cli import Parser, natural, positive, run_command
-from speedrun.comparison_tables import print_comparison
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY
-from speedrun.script import find_script
-from speedrun.trials import compare
+from speedrun.base.cli import Parser, natural, positive, run_command
+from speedrun.base.errors import UserError
+from speedrun.compare.collect import compare
+from speedrun.compare.table import print_comparison
+from speedrun.history.manifest import REPOSITORY
+from speedrun.scripts.find import find_script
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
     )
     print_comparison(comparison, sys.stdout)
     if stopped:
-        raise RunError(str(stopped), stopped.status)
+        raise UserError(str(stopped), stopped.status)
     entries = [entry for entry in comparison.entries if entry.final_losses]
     best = min(entries, key=lambda entry: entry.final_losses[0], default=None)
     if best is not comparison.entries[0]:
@@ -59,13 +59,13 @@ def main() -> int:
 def learning_rates(target: str, only: str | None) -> dict[str, float]:
     """The learning rates of a target's tiny run, or the one called `only`.
 
-    Raises RunError if there is no such rate, and what find_script raises.
+    Raises UserError if there is no such rate, and what find_script raises.
     """
     script = find_script(target)
     values = {**script.hyperparameters, **script.tiny}
     rates = {name: value for name, value in values.items() if name.endswith("_lr")}
     if only is not None and only not in rates:
-        raise RunError(f"--only {only}: {target} has the learning rates {', '.join(rates)}")
+        raise UserError(f"--only {only}: {target} has the learning rates {', '.join(rates)}")
     return rates if only is None else {only: rates[only]}
 
 

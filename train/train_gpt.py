@@ -1,14 +1,14 @@
 """
-00 baseline: GPT-2 (124M) without biases and norm weights, trained by a well-tuned AdamW
+00 baseline: GPT-2 (124M) without biases and norm weights, AdamW on unit-norm gradients
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
-speedrun asks how fast that can be done; these scripts retell it one idea at a time.
+speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record #1
 Changed: no biases, RMSNorm without parameters, exact GELU, a constant factor on the attention
          branch, 2.5x the learning rate on a straight line, every gradient tensor at unit norm
-Record:  commit 4a452a2 by @kellerjordan0, 2024-06-01: val loss 3.2798 after 6.44B tokens
-         (untimed; record #1 took 45 minutes on 8xH100 for the same task)
+Record:  commit 4a452a2 and the gradient scaling 90 seconds later, by @kellerjordan0, 2024-06-01:
+         val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
          torchrun --standalone --nproc_per_node=8 history/00_baseline/train_gpt.py
          python history/00_baseline/train_gpt.py --micro_batch_size=16     (one GPU)
@@ -63,11 +63,11 @@ class Hyperparameters:
     warmup_steps: int = 256
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between readings, which wait for the device; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps before the clock starts, undone afterwards
+    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -137,7 +137,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        self.attn_scale = 24**-0.5  # keeps the early stream small; 24 at any depth, as recorded
+        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers): keeps the early stream small
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -210,7 +210,7 @@ def lr_multiplier(step, args):
 
 # -------------------------------------------- Training --------------------------------------------
 def set_hyperparameters(optimizers, step, args):
-    """Sets what the schedules say for this step."""
+    """Sets each group's learning rate for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
@@ -258,7 +258,7 @@ def main(args):
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    batches = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     if master_process:
         os.makedirs(args.log_dir, exist_ok=True)
         log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
@@ -279,7 +279,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per gradient bucket
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
@@ -292,10 +292,10 @@ def main(args):
     assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
 
     # ---- train ----
-    warm_up(model, optimizers, batches(args.train_files, args.total_batch_size), args)
+    warm_up(model, optimizers, load(args.train_files, args.total_batch_size), args)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = batches(args.train_files, args.total_batch_size)
+    train_batches = load(args.train_files, args.total_batch_size)
     grad_accum_steps = args.total_batch_size // micro_tokens
     synchronize()
     clock_start = time.perf_counter()
@@ -310,7 +310,7 @@ def main(args):
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             synchronize()
             clock_stopped = time.perf_counter()
-            val_batches = batches(args.val_files, args.val_tokens)
+            val_batches = load(args.val_files, args.val_tokens)
             val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
             clock_start += time.perf_counter() - clock_stopped  # validation does not count
             log_step(step, f"val_loss:{val_loss:.4f} ")
@@ -342,7 +342,7 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # frees DDP; else its cycle keeps the group, whose threads may abort the exit
+    gc.collect()  # frees DDP, a cycle that keeps the group, whose threads may abort the exit
     dist.destroy_process_group()
 
 

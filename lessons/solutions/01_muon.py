@@ -2,8 +2,8 @@
 
 import torch
 
-from speedrun.manifest import load_manifest
-from speedrun.snapshot import load_snapshot
+from speedrun.history.manifest import load_manifest
+from speedrun.scripts.load import load_snapshot
 
 m01 = load_snapshot(load_manifest().get("01").script)
 

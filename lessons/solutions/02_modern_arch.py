@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from speedrun.manifest import load_manifest
-from speedrun.snapshot import load_snapshot
+from speedrun.history.manifest import load_manifest
+from speedrun.scripts.load import load_snapshot
 
 m02 = load_snapshot(load_manifest().get("02").script)
 

@@ -7,13 +7,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
 from speedrun.check.hints import LEVELS, hint_of, print_hint
 from speedrun.check.process import check
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Screen
-from speedrun.dataset import short
-from speedrun.launch import RunError
-from speedrun.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
+from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 
 OWN = REPOSITORY / "train" / "train_gpt.py"
 POLL_S = 0.3
@@ -28,10 +28,10 @@ class Learner:
     screen: Screen
 
     def existing(self) -> Path:
-        """The script. Raises RunError, which says how to make one, if there is none."""
+        """The script. Raises UserError, which says how to make one, if there is none."""
         if not self.script.is_file():
             root = load_manifest().written()[0].id
-            raise RunError(f"there is no {short(self.script)}; --take makes one: "
+            raise UserError(f"there is no {short(self.script)}; --take makes one: "
                            + self.command(f"{root} --take"))
         return self.script
 
@@ -44,16 +44,16 @@ class Learner:
 def open_learner(script: Path | None) -> Learner:
     """The Learner of a script (None: train/train_gpt.py), which need not exist yet.
 
-    No progress is kept beside a milestone's own script. Raises RunError, one line, if there can be
+    No progress is kept beside a milestone's own script. Raises UserError, one line, if there can be
     no script of that name or its progress cannot be read.
     """
     script = Path(script or OWN).absolute()
     if script.is_dir():
-        raise RunError(f"{short(script)} is a folder, not a script; name the file in it")
+        raise UserError(f"{short(script)} is a folder, not a script; name the file in it")
     if script.suffix != ".py":
-        raise RunError(f"{short(script)} is not the name of a script: it ends with .py")
+        raise UserError(f"{short(script)} is not the name of a script: it ends with .py")
     if not script.parent.is_dir():
-        raise RunError(f"there is no folder {short(script.parent)} for {script.name}")
+        raise UserError(f"there is no folder {short(script.parent)} for {script.name}")
     snapshots = [m.script for m in load_manifest().written()]
     own = script.resolve() in snapshots
     learner = Learner(script, Progress(None if own else script.parent / FILE), Screen(sys.stdout))
@@ -63,13 +63,13 @@ def open_learner(script: Path | None) -> Learner:
 
 
 def find_milestone(id: str) -> Milestone:
-    """The written milestone called `id`. Raises RunError, one line, if there is none."""
+    """The written milestone called `id`. Raises UserError, one line, if there is none."""
     try:
         milestone = load_manifest().get(id)
     except ManifestError as error:
-        raise RunError(f"{error} (--list shows all)") from None
+        raise UserError(f"{error} (--list shows all)") from None
     if not milestone.written:
-        raise RunError(f"milestone {milestone.name} is not written yet; --list shows what is")
+        raise UserError(f"milestone {milestone.name} is not written yet; --list shows what is")
     return milestone
 
 
@@ -128,7 +128,7 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
     """Gives a hint to the block `name` (None: the first at fault; the script is checked anew if it
     has changed since), at a level (None: one further than last time).
 
-    Raises RunError, with exit code 2, if the milestone has no block of that name.
+    Raises UserError, with exit code 2, if the milestone has no block of that name.
     """
     standing = learner.progress.of(milestone.id)
     if name is None:
@@ -172,7 +172,7 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
 def take_milestone(learner: Learner, milestone: Milestone) -> int:
     """Makes the milestone the learner's script and says where the old one is."""
     if learner.progress.file is None:
-        raise RunError(f"{short(learner.script)} is a milestone itself, not your script")
+        raise UserError(f"{short(learner.script)} is a milestone itself, not your script")
     existed = learner.script.exists()
     kept = take(learner.script, milestone)
     learner.progress.of(milestone.id).taken = True

@@ -17,13 +17,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from speedrun.check import trace
-from speedrun.check.compare import Difference, alike, differences
+from speedrun.check.differences import Difference, alike, differences
 from speedrun.check.outcome import Outcome
 from speedrun.check.slips import slips_of
 from speedrun.check.transplant import Mixture, Verdict, judge
 from speedrun.check.worker import Result, Task, Worker
-from speedrun.manifest import Milestone, load_manifest
-from speedrun.script import default_hyperparameters
+from speedrun.history.manifest import Milestone, load_manifest
+from speedrun.scripts.find import default_hyperparameters
 
 SIZES = Path(__file__).with_name("sizes.toml")
 ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script

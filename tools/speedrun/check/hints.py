@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from speedrun.blocks import split_blocks
-from speedrun.launch import RunError
-from speedrun.manifest import Milestone, load_manifest
+from speedrun.base.errors import UserError
+from speedrun.history.blocks import split_blocks
+from speedrun.history.manifest import Milestone, load_manifest
 
 TABLE = Path(__file__).with_name("hints.toml")
 LEVELS = 4
@@ -58,8 +58,8 @@ def lineage(milestone: Milestone) -> list[Milestone]:
 def hint_of(name: str, milestone: Milestone) -> Hint:
     """The hint to a block (or to a look, such as syntax) that counts for a milestone.
 
-    A block that nobody wrote hints for has the fourth level alone. Raises RunError, exit code 2, if
-    the milestone and the table know no such name.
+    A block that nobody wrote hints for has the fourth level alone. Raises UserError, exit code 2,
+    if the milestone and the table know no such name.
     """
     entries = {(h.block.casefold(), h.since): h for h in load_hints()}
     wanted = name.strip().casefold()
@@ -72,7 +72,7 @@ def hint_of(name: str, milestone: Milestone) -> Hint:
             return Hint(block)
     if wanted in {h.block.casefold() for h in load_hints()}:
         return Hint(name)
-    raise RunError(f'{milestone.id} has no block "{name}"; it has: {", ".join(blocks)}', 2)
+    raise UserError(f'{milestone.id} has no block "{name}"; it has: {", ".join(blocks)}', 2)
 
 
 def print_hint(hint: Hint, milestone: Milestone, level: int) -> None:
@@ -110,7 +110,7 @@ def _blocks(milestone):
 
 def _print_block(name, milestone):
     """Prints how the block changed last, in this milestone or the nearest ancestor."""
-    from speedrun.diff import compare
+    from speedrun.diff.difference import find_difference
     from speedrun.diff.terminal import make_console, print_changes
 
     console = make_console(sys.stdout)
@@ -122,7 +122,8 @@ def _print_block(name, milestone):
             return bool(text)
         parent = load_manifest().get(child.parent)
         if _blocks(parent).get(name) != _blocks(child).get(name):
-            difference = compare(*(m.script.read_text(encoding="utf-8") for m in (parent, child)))
+            texts = (m.script.read_text(encoding="utf-8") for m in (parent, child))
+            difference = find_difference(*texts)
             console.print(f"\n{parent.name} → {child.name}", style="bold")
             print_changes(console, difference.only([name]))
             return True

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from speedrun.base.errors import UserError
 from speedrun.check.outcome import Outcome
-from speedrun.failure import ending
-from speedrun.launch import RunError
-from speedrun.manifest import Milestone
+from speedrun.history.manifest import Milestone
+from speedrun.run.failure import ending
 
 START_S = 60  # for the import of torch and the end of what runs, on top of the time limit
 
@@ -25,7 +25,7 @@ START_S = 60  # for the import of torch and the end of what runs, on top of the 
 def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]:
     """Yields the outcomes of an examination as they come.
 
-    limit: seconds after which the script is stopped; that becomes an outcome too. Raises RunError
+    limit: seconds after which the script is stopped; that becomes an outcome too. Raises UserError
     if torch is not installed, and OSError if the script cannot be read.
     """
     source = script.read_bytes()  # whatever becomes of the file meanwhile
@@ -81,7 +81,7 @@ def _cut_short(process, errors):
     lines = errors.read_text(encoding="utf-8", errors="replace").splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     if "No module named 'torch'" in last:
-        raise RunError("torch is not installed here: pip install -r requirements.txt")
+        raise UserError("torch is not installed here: pip install -r requirements.txt")
     how = "has no end" if process.poll() is None else ending(process.returncode)
     return Outcome("checker", "an examination that comes to its end", f"its process {how}",
                    f"Its last line: {last[:200]}" if last else "")

@@ -4,14 +4,14 @@ import hashlib
 import itertools
 import json
 import os
-import secrets
 import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
 from speedrun.check.outcome import Outcome
-from speedrun.launch import RunError
-from speedrun.manifest import Milestone
+from speedrun.history.manifest import Milestone
 
 FILE = ".progress.json"
 
@@ -67,8 +67,8 @@ class Progress:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise RunError(f"{file}, where the progress is kept, cannot be read: {error.strerror}; "
-                           "move it away") from None
+            raise UserError(f"{file}, where the progress is kept, cannot be read: "
+                            f"{error.strerror}; move it away") from None
         except (ValueError, TypeError, AttributeError):
             self.note = f"note: {file.name} could not be read; progress starts anew"
 
@@ -77,7 +77,7 @@ class Progress:
         return self.standings.setdefault(id, Standing())
 
     def save(self) -> None:
-        """Writes the file, whole or not at all. Raises RunError if that is impossible."""
+        """Writes the file, whole or not at all. Raises UserError if that is impossible."""
         if self.file is None:
             return
         text = json.dumps({id: asdict(s) for id, s in sorted(self.standings.items())}, indent=1)
@@ -89,32 +89,12 @@ def hash_of(script: Path) -> str:
     return hashlib.sha256(script.read_bytes()).hexdigest()
 
 
-def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
-    """Gives the file its new content at one go, under permissions `mode` if that is not None.
-
-    Raises RunError, one line, if that is impossible; the file is then as it was.
-    """
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        if mode is not None:
-            os.chmod(temporary, mode)
-        os.replace(temporary, file)
-    except OSError as error:
-        raise RunError(f"{file} cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def take(script: Path, milestone: Milestone) -> Path | None:
     """Makes `script` a copy of the milestone's; returns where its old text is kept.
 
     The old text is first written to script's name with the lowest free number, train_gpt.1.py; then
     the script is replaced at one go. Returns None if there was nothing to keep: no file, or
-    the same text. Raises RunError, one line, if the script changes meanwhile, and OSError.
+    the same text. Raises UserError, one line, if the script changes meanwhile, and OSError.
     """
     new = milestone.script.read_bytes()
     try:
@@ -126,7 +106,7 @@ def take(script: Path, milestone: Milestone) -> Path | None:
         return None
     kept = _keep(script, old)
     if script.read_bytes() != old:
-        raise RunError(f"{script} changed while it was being kept as {kept.name}; try again")
+        raise UserError(f"{script} changed while it was being kept as {kept.name}; try again")
     replace_file(script, new, stat.S_IMODE(script.stat().st_mode))
     return kept
 

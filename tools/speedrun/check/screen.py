@@ -7,8 +7,8 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
+from speedrun.base.text import visible
 from speedrun.check.outcome import Outcome
-from speedrun.cli import visible
 
 NARROWEST, WIDEST, PIPE = 30, 100, 100  # columns of text
 _fold = partial(textwrap.wrap, break_on_hyphens=False)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from speedrun.blocks import split_blocks
 from speedrun.check.hints import lineage
-from speedrun.manifest import Milestone, load_manifest
+from speedrun.history.blocks import split_blocks
+from speedrun.history.manifest import Milestone, load_manifest
 
 TABLE = Path(__file__).with_name("slips.toml")
 

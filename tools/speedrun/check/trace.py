@@ -1,8 +1,8 @@
 """Observes what one script does: each job is run in a process of its own by speedrun.check.worker.
 
-A job gets the imported script and writes observations, {what: [kind, value, tolerance]}; the kinds
-are those of speedrun.check.compare. Nothing here knows a milestone: what to look at follows from
-the script.
+A job gets the imported script and writes observations, {what: [kind, value, tolerance]}; the
+kinds are those of speedrun.check.differences. Nothing here knows a milestone: what to look at
+follows from the script.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from speedrun.blocks import Block, merge_names, split_blocks
+from speedrun.history.blocks import Block, merge_names, split_blocks
 
 FREE = ("card", "main guard")  # not looked at, or by a look of its own
 WORD = re.compile(r"[A-Za-z_]\w*")

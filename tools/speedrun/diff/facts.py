@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from speedrun.blocks import merge_names
-from speedrun.dataset import short
-from speedrun.hyperparameters import training_tokens, whole
-from speedrun.launch import RunError
-from speedrun.manifest import Milestone, load_manifest
-from speedrun.script import default_hyperparameters, locate
-from speedrun.tables import UNKNOWN
+from speedrun.base.errors import UserError
+from speedrun.base.text import UNKNOWN, short
+from speedrun.history.blocks import merge_names
+from speedrun.history.manifest import Milestone, load_manifest
+from speedrun.scripts.find import default_hyperparameters, locate
+from speedrun.scripts.sizes import training_tokens, whole
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Side:
 def read_side(target: str) -> Side:
     """The Side for a milestone, `train`, or the path of any Python file.
 
-    Raises RunError, ManifestError, OSError or ValueError, one line, if there is no such file or it
+    Raises UserError, ManifestError, OSError or ValueError, one line, if there is no such file or it
     is no text.
     """
     path, milestone = locate(target, _manifest())
@@ -56,7 +55,7 @@ def read_side(target: str) -> Side:
         with tokenize.open(path) as file:
             text = file.read()
     except (UnicodeDecodeError, SyntaxError) as error:
-        raise RunError(f"{path} is not a text that can be read: {error}") from None
+        raise UserError(f"{path} is not a text that can be read: {error}") from None
     name = milestone.name if milestone else target if target == "train" else short(path)
     return Side(name, path, text, milestone, _hyperparameters(path, text))
 

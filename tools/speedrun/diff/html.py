@@ -1,53 +1,48 @@
 """Writes a comparison as one page of HTML that needs nothing else, no network either."""
 
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from speedrun.cli import visible
-from speedrun.diff import Change, Difference
-from speedrun.diff.code import highlight
+from pygments.lexers.python import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
+
+from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
+from speedrun.base.text import number_ranges, visible
+from speedrun.diff.align import INDENTED, Line, runs, shown
+from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side, moved_figures, moved_hyperparameters, told_by
-from speedrun.diff.lines import INDENTED, runs, shown
 from speedrun.diff.time import Timing, timing_table
 from speedrun.diff.words import gap_line, no_change_line, summary_line, what, where
-from speedrun.launch import RunError
-from speedrun.tables import number_ranges
 
 PAGE = Path(__file__).with_name("page.html")
 CONTEXT = 3
+# Token types and the class of their colour in the page; the first that fits counts.
+COLOURS = [
+    (Comment, "c"), (String, "s"), (Number, "m"), (Keyword, "k"), (Operator.Word, "k"),
+    (Name.Function, "n"), (Name.Class, "n"), (Name.Decorator, "n"),
+]
 
 
 def check_target(path: Path, sources: Iterable[Path]) -> None:
-    """Raises RunError, one line, if a page cannot be written to `path`, which must not be one of
+    """Raises UserError, one line, if a page cannot be written to `path`, which must not be one of
     the sources."""
     if not path.absolute().parent.is_dir():
-        raise RunError(f"--html {path}: there is no folder {path.absolute().parent}")
+        raise UserError(f"--html {path}: there is no folder {path.absolute().parent}")
     if path.exists() and not path.is_file():
-        raise RunError(f"--html {path}: it exists and is no regular file")
+        raise UserError(f"--html {path}: it exists and is no regular file")
     if path.exists() and any(path.samefile(source) for source in sources):
-        raise RunError(f"--html {path}: that is one of the files to compare")
+        raise UserError(f"--html {path}: that is one of the files to compare")
 
 
 def write_page(
     path: Path, old: Side, new: Side, comparison: Difference, timings: Sequence[Timing] = ()
 ) -> None:
-    """Writes the page, all of it or nothing. Raises OSError if that fails."""
+    """Writes the page, all of it or nothing. Raises UserError if that fails."""
     text = make_page(old, new, comparison, timings)
-    path = path.resolve()  # a link stays one
-    mode = 0o666 & ~_umask()
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(partial, mode)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    replace_file(path.resolve(), text.encode())  # a link stays one
 
 
 def make_page(
@@ -155,7 +150,19 @@ def _text(text):
     return escape(visible(text))
 
 
-def _umask():
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+def highlight(lines: Sequence[Line]) -> dict[int, list[tuple[str, str]]]:
+    """For the id() of each line its text in pieces, (class of the colour or "", text); the lines
+    are read as one program."""
+    pieces, i = {id(line): [] for line in lines}, 0
+    program = "\n".join(line.text for line in lines)
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    for kind, text in lexer.get_tokens(program):
+        colour = next((name for type, name in COLOURS if kind in type), "")
+        first, *rest = text.split("\n")
+        if first:
+            pieces[id(lines[i])].append((colour, first))
+        for part in rest:
+            i += 1
+            if part:
+                pieces[id(lines[i])].append((colour, part))
+    return pieces

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from speedrun.blocks import Block, merge_names
 from speedrun.diff.nature import code_words, parse
+from speedrun.history.blocks import Block, merge_names
 
 ALIKE = 0.6  # share of common tokens from which on two blocks are one, renamed
 FEW_TOKENS, ALIKE_IF_FEW = 20, 0.9  # short ones are soon alike by chance

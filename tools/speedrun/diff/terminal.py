@@ -3,18 +3,11 @@
 from rich.console import Console
 from rich.text import Text
 
-from speedrun.cli import visible
-from speedrun.diff import Change, Difference
-from speedrun.diff.facts import (
-    Side,
-    all_figures,
-    moved_figures,
-    moved_hyperparameters,
-    told_by,
-)
-from speedrun.diff.lines import ADDED, INDENTED, REMOVED, SAME, Line, runs, shown
+from speedrun.base.text import number_ranges, visible
+from speedrun.diff.align import ADDED, INDENTED, REMOVED, SAME, Line, runs, shown
+from speedrun.diff.difference import Change, Difference
+from speedrun.diff.facts import Side, all_figures, moved_figures, moved_hyperparameters, told_by
 from speedrun.diff.words import gap_line, no_change_line, summary_line, what, where
-from speedrun.tables import number_ranges
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: ""}
 FAINT = "dim"

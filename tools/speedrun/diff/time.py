@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from speedrun.dataset import short
-from speedrun.launch import RunError, Stopped
-from speedrun.plan import Plan, make_plan
-from speedrun.runlog import RunLog, read_log
-from speedrun.runner import run
-from speedrun.script import find_script
+from speedrun.base.errors import Stopped, UserError
+from speedrun.base.text import short
+from speedrun.run.execute import run
+from speedrun.run.log import RunLog, read_log
+from speedrun.run.plan import Plan, make_plan
+from speedrun.scripts.find import find_script
 
 ROUNDS = 2  # runs of each script
 STEPS = 40
@@ -64,7 +64,7 @@ def time_in_turn(
     """Runs the scripts in turn and returns the Timing of each.
 
     names: what to call them; stream: for a line per run, and on a terminal its progress; the rest
-    as for plan_run. Raises RunError, one line, for a run that fails.
+    as for plan_run. Raises UserError, one line, for a run that fails.
     """
     runs, batches, how = [[] for _ in targets], [None for _ in targets], [""] * len(targets)
     for turn in range(ROUNDS * len(targets)):
@@ -76,9 +76,9 @@ def time_in_turn(
             run(plan, stream if stream.isatty() else io.StringIO())
         except Stopped:
             raise
-        except RunError as error:
+        except UserError as error:
             kept = f"; see {short(plan.out)}" if plan.out.exists() else ""
-            raise RunError(f"{names[number]} failed: {_one_line(error)}{kept}",
+            raise UserError(f"{names[number]} failed: {_one_line(error)}{kept}",
                            error.status) from None
         log = read_log(plan.out / "log.txt")
         runs[number].append(tuple(step_times(log)))
@@ -90,7 +90,7 @@ def time_in_turn(
 
 def step_times(log: RunLog) -> list[float]:
     """Milliseconds of each training step after the first; of a log that tells no more than one
-    step, the average. Raises RunError if it tells none."""
+    step, the average. Raises UserError if it tells none."""
     clock = {}
     for step in log.steps:
         if step.step > 0 and step.step_avg_ms is not None and step.val_loss is None:
@@ -99,7 +99,7 @@ def step_times(log: RunLog) -> list[float]:
     times = [ms - clock[step - 1] for step, ms in clock.items() if step - 1 in clock]
     averages = [step.step_avg_ms for step in log.steps if step.step > 0 and step.step_avg_ms]
     if not times and not averages:
-        raise RunError("the log tells no step times")
+        raise UserError("the log tells no step times")
     return times or averages[-1:]
 
 

@@ -8,9 +8,9 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.text import Text
 
-from speedrun.diff import Change, Difference
+from speedrun.diff.align import ADDED, CHANGED, REMOVED, Gap, shown
+from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side
-from speedrun.diff.lines import ADDED, CHANGED, REMOVED, Gap, shown
 from speedrun.diff.terminal import FAINT, STYLES, gap_line, print_title, styled, visible
 
 NARROWEST = 8  # columns of a side

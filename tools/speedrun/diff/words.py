@@ -1,8 +1,8 @@
 """Says in words what a comparison found, for the terminal and for the page."""
 
-from speedrun.diff import Change, Difference
+from speedrun.diff.align import Gap, counts
+from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side
-from speedrun.diff.lines import Gap, counts
 
 
 def what(change: Change) -> str:

@@ -1,0 +1,68 @@
+"""What the commands have in common: arguments, and errors in one line."""
+
+import argparse
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from speedrun.base.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong command line with one line."""
+
+    def error(self, message):
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def positive(text: str) -> int:
+    """An int from 1 on, for argparse."""
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """An int from 0 on, for argparse."""
+    return _at_least(0, text)
+
+
+def not_negative(text: str) -> float:
+    """A finite float from 0 on, for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not (number >= 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return number
+
+
+def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
+    """Ends the process with the exit code of `main`; an error of the user's becomes one line.
+
+    Those are UserError (with its own exit code), OSError, a package that is not
+    installed, and `errors`. A reader that has gone, as in `... | head`, ends it silently.
+    """
+    status, message = 1, None
+    try:
+        status = main()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        status, message = 130, "interrupted"
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed here: pip install -r requirements.txt"
+    except (UserError, OSError, *errors) as error:
+        status, message = getattr(error, "status", 1), error
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing but the exit is left to interrupt
+    if message is not None:
+        print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _at_least(least, text):
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
+    return int(text)

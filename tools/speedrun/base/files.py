@@ -1,0 +1,27 @@
+"""Files that are written whole or not at all."""
+
+import os
+import secrets
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+
+
+def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
+    """Gives the file its new content at one go, under permissions `mode` if that is not None.
+
+    Raises UserError, one line, if that is impossible; the file is then as it was.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        if mode is not None:
+            os.chmod(temporary, mode)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,38 @@
+"""Text for people: paths, control characters, Markdown tables."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+UNKNOWN = "—"  # not recorded, or not a single figure
+# Characters that could steer a terminal, as pictures of themselves; a tab is none of them.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= dict.fromkeys(range(0x7F, 0xA0), "\N{REPLACEMENT CHARACTER}")
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as pictures of them."""
+    return text.translate(_PICTURES)
+
+
+def short(path: Path) -> str:
+    """The path relative to the current folder where it lies below it, else absolute."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return record numbers as text: 22, 23, 24, 30 become "#22–#24, #30"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"#{a}" if a == b else f"#{a}–#{b}" for a, b in runs)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> str:
+    """Return a Markdown table; the columns named in `right` are aligned to the right."""
+    rule = ["---:" if name in right else "---" for name in head]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])

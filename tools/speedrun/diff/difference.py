@@ -1,0 +1,137 @@
+"""Compares two scripts block by block, by their structure and not by their lines alone."""
+
+from dataclasses import dataclass
+from textwrap import shorten
+
+from speedrun.base.errors import UserError
+from speedrun.diff.align import Line, Row, align, counts
+from speedrun.diff.match import Pair, match, methods
+from speedrun.diff.nature import CODE, FORMATTING, nature
+from speedrun.history.blocks import UNCOUNTED, Block, split_blocks
+from speedrun.history.schema import nearest
+
+LONGEST_REASON = 100  # characters; a file may repeat dozens of names
+
+
+@dataclass(frozen=True)
+class Change:
+    """A block that differs. old or new is None if it was added or removed.
+
+    words: what happened to it beside changed lines ("renamed from f", "moved", "comments only");
+    rows: its lines, in reading order, empty if none of them is worth a look.
+    """
+
+    name: str
+    old: Block | None
+    new: Block | None
+    words: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """Its name in either file."""
+        return {block.name for block in (self.old, self.new) if block}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The changes from one file to another, in reading order, and the names of the blocks that
+    stayed. `refused` says why the files have no blocks; then the change is that of all lines."""
+
+    changes: tuple[Change, ...]
+    unchanged: tuple[str, ...] = ()
+    refused: str | None = None
+
+    def lines(self, counted_only: bool = False) -> tuple[int, int]:
+        """Lines added and removed; counted_only leaves card, imports and Hyperparameters out."""
+        rows = [row for change in self.changes for row in change.rows
+                if not (counted_only and change.name in UNCOUNTED)]
+        return counts(rows)[:2]
+
+    def only(self, names: list[str]) -> "Difference":
+        """The same for the blocks of these names. Raises UserError for an unknown one, and if there
+        are no blocks."""
+        if not names:
+            return self
+        if self.refused:
+            raise UserError(f"there are no blocks to choose from: {self.refused}")
+        known = set(self.unchanged).union(*(change.names for change in self.changes))
+        for name in names:
+            if name not in known:
+                near = nearest(name, known)
+                hint = f"; did you mean {near}?" if near else ""
+                raise UserError(f'no block is called "{name}"{hint}')
+        return Difference(
+            tuple(change for change in self.changes if change.names & set(names)),
+            tuple(name for name in self.unchanged if name in names),
+        )
+
+
+def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new")) -> Difference:
+    """The Difference of two texts; `names` are what its `refused` calls them."""
+    texts, blocks = (old, new), []
+    for name, text in zip(names, texts, strict=True):
+        try:
+            blocks.append(split_blocks(text))
+        except SyntaxError as error:
+            return _as_text(old, new, f"{name} is not Python: line {error.lineno}: {error.msg}")
+        except (ValueError, RecursionError, MemoryError) as error:
+            reason = shorten(str(error), LONGEST_REASON, placeholder=" …")
+            return _as_text(old, new, f"{name} has no clear blocks: {reason}")
+    changes, unchanged = [], []
+    for pair in match(*blocks):
+        if pair.old and pair.new and pair.old.text == pair.new.text and not pair.moved:
+            unchanged.append(pair.new.name)
+        else:
+            changes.append(_change(pair, old, new))
+    return Difference(tuple(changes), tuple(unchanged))
+
+
+def _as_text(old, new, reason):
+    if old == new:
+        return Difference((), refused=reason)
+    a, b = (Block("all lines", text.removesuffix("\n"), 1) for text in (old, new))
+    rows = align(_lines(a, old), _lines(b, new))
+    return Difference((Change(a.name, a, b, (), tuple(rows)),), refused=reason)
+
+
+def _change(pair, old_source, new_source):
+    old, new = pair.old, pair.new
+    name = (new or old).name
+    if not (old and new):
+        rows = align(_lines(old, old_source), _lines(new, new_source))
+        return Change(name, old, new, ("added" if new else "removed",), tuple(rows))
+
+    words = [f"renamed from {old.name}"] if old.name != new.name else []
+    words += ["moved"] if pair.moved else []
+    cut = methods(old), methods(new)
+    if len(cut[0]) == len(cut[1]) == 1:
+        parts = [Pair(old, new)]
+    else:
+        parts = match(*cut)
+        if reordered := [part.new.name for part in parts if part.moved]:
+            words.append(f"methods reordered: {', '.join(reordered)}")
+        words += [f"method renamed: {part.old.name} → {part.new.name}"
+                  for part in parts if part.old and part.new and part.old.name != part.new.name]
+    natures = set()
+    for part in parts:
+        natures |= nature(part.old.text, part.new.text) if part.old and part.new else {CODE}
+    if natures == {FORMATTING}:
+        words.append("formatting only")
+    elif natures and CODE not in natures:
+        words.append(f"{' and '.join(sorted(natures - {FORMATTING}))} only")
+    rows = []
+    if not natures <= {FORMATTING}:
+        for part in parts:
+            rows += align(_lines(part.old, old_source), _lines(part.new, new_source))
+    return Change(name, old, new, tuple(words), tuple(rows))
+
+
+def _lines(block, source):
+    """The Lines of a block, numbered if they stand together in the file (imports may not)."""
+    if block is None:
+        return []
+    lines = block.text.split("\n")
+    first = block.line - 1
+    together = source.split("\n")[first : first + len(lines)] == lines
+    return [Line(block.line + i if together else None, text) for i, text in enumerate(lines)]

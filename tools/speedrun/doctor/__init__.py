@@ -1,0 +1,1 @@
+"""What this machine can run, and what to do about the rest."""

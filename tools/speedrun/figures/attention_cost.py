@@ -1,0 +1,40 @@
+"""Counts the tiles of attention that a snapshot's block mask leaves to compute; needs torch."""
+
+import functools
+import warnings
+from types import ModuleType
+
+import torch
+
+from speedrun.base.text import markdown
+from speedrun.history.manifest import Manifest
+from speedrun.scripts.load import load_snapshot
+
+LENGTHS = (1024, 2048, 4096, 8192)  # tokens; a mask is counted pair by pair, so no longer ones
+WINDOW = 1024  # that of record #12
+
+
+@functools.cache
+def count_tiles(module: ModuleType, T: int, window: int) -> int:
+    """Tiles of 128 x 128 pairs, full and partial ones, that FlexAttention computes per head for one
+    document of T tokens under the window."""
+    args = module.Hyperparameters(use_flex_attention=True, window=window)
+    inputs = torch.zeros(1, T, dtype=torch.int64)
+    with warnings.catch_warnings():  # it is slow without a compiler, which does not matter here
+        warnings.simplefilter("ignore")
+        mask = module.attention_mask(inputs, args)
+    return int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum())
+
+
+def attention_table(manifest: Manifest) -> str:
+    """A Markdown table of tiles over the sequence length: causal attention as in 04, which is a
+    window as long as the sequence, and 05 with the window of its first record."""
+    module = load_snapshot(manifest.get("05").script)
+    rows = []
+    for T in LENGTHS:
+        causal, windowed = count_tiles(module, T, T), count_tiles(module, T, WINDOW)
+        per_token = [f"{1024 * tiles / T:.0f}" for tiles in (causal, windowed)]
+        rows.append([f"{T:,}", f"{causal:,}", per_token[0], f"{windowed:,}", per_token[1]])
+    head = ["tokens in a sequence", "causal, as in 04", "per 1,024 tokens",
+            f"window of {WINDOW:,}, as in 05", "per 1,024 tokens"]
+    return markdown(head, rows, right=head)

@@ -1,0 +1,163 @@
+"""Draw the fall of the record time, and tell whether a committed picture still shows its data."""
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from datetime import date
+from pathlib import Path
+
+from speedrun.compare.plot import HASH_KEY
+from speedrun.history.manifest import Manifest
+from speedrun.history.records import Record
+
+# Labels stand in columns beside the staircase: those of the records up to a day stand at another
+# day, from a time in minutes on upwards (to the right of their points) or downwards (to the left).
+COLUMNS = (
+    ("2025-06-30", "2025-02-10", 3.4, "up"),
+    ("2025-10-31", "2025-11-12", 2.75, "up"),
+    ("9999-12-31", "2025-11-01", 1.95, "down"),
+)
+LINE = 1.135  # from one label to the next, as a factor of the time: the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A milestone in the picture: its point is the last of its records, its label beside it."""
+
+    id: str
+    text: str
+    written: bool
+    date: str
+    minutes: float
+    label_date: str
+    label_minutes: float
+    side: str  # "right" or "left" of the point; "above" where there is room beside it
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it is a milestone with a number, not a step between two of them."""
+        return self.id.isdigit()
+
+
+def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
+    """Return the milestones that tell records, with their labels placed, column by column.
+
+    A column is filled from its end, so that no two labels overlap and their lines do not cross.
+    """
+    by_number = {r.number: r for r in records}
+    told = [(by_number[m.records[-1]], m) for m in manifest.milestones if m.records]
+    found, after = [], ""
+    for until, day, minutes, direction in COLUMNS:
+        column = [(r, m) for r, m in told if after < r.date <= until]
+        column.sort(key=lambda pair: pair[0].minutes, reverse=direction == "down")
+        for r, m in column:
+            side = "right" if direction == "up" else "left"
+            if direction == "up" and r.minutes > minutes:
+                side, minutes = "above", r.minutes
+            found.append(Mark(
+                m.id, f"{m.id} {m.slug.replace('_', ' ')}", m.written, r.date, r.minutes,
+                r.date if side == "above" else day, minutes, side,
+            ))
+            minutes *= LINE if direction == "up" else 1 / LINE
+        after = until
+    return found
+
+
+def data_hash(records: Sequence[Record], manifest: Manifest) -> str:
+    """Return the hexadecimal SHA-256 of all that the picture shows."""
+    points = [(r.number, r.date, r.minutes) for r in records]
+    labels = [astuple(mark) for mark in marks(records, manifest)]
+    return hashlib.sha256(json.dumps([points, labels]).encode()).hexdigest()
+
+
+def stored_hash(path: Path) -> str | None:
+    """Return the hash in the PNG file at `path`, or None if it has none or is no whole PNG.
+
+    Raises OSError when the file cannot be read.
+    """
+    from PIL import Image, UnidentifiedImageError  # when there is something to read
+
+    with open(path, "rb") as file:
+        try:
+            with Image.open(file) as picture:
+                picture.load()
+                return picture.text.get(HASH_KEY)
+        except (UnidentifiedImageError, OSError, SyntaxError, AttributeError):
+            return None
+
+
+def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> None:
+    """Write to `path` a PNG, 1600 pixels wide, of the record time in minutes over the date."""
+    import matplotlib  # takes a second: only when there is something to draw
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.dates import DateFormatter, MonthLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
+    figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
+    days = [date.fromisoformat(r.date) for r in records]
+    minutes = [r.minutes for r in records]
+    axes.step(days, minutes, where="post", color="0.75", linewidth=1.5, zorder=1)
+    axes.scatter(days, minutes, s=10, color="0.6", zorder=2, label="a record")
+    for mark in marks(records, manifest):
+        _draw_mark(axes, mark)
+    for size, face, label in ((42, "black", "a milestone"), (18, "black", "a step between two"),
+                              (42, "white", "not yet written")):
+        axes.scatter([], [], s=size, facecolor=face, edgecolor="black", label=label)
+    axes.annotate(
+        f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
+        textcoords="offset points", ha="center", fontsize=9,
+    )
+
+    axes.set_yscale("log")
+    axes.set_ylim(0.95, 60)
+    axes.yaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20, 45]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(MonthLocator(bymonth=(1, 7)))
+    axes.xaxis.set_major_formatter(DateFormatter("%b %Y"))
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("date of the record")
+    axes.set_ylabel("minutes to 3.28 validation loss on 8 H100 (log scale)")
+    axes.legend(loc="upper right", frameon=False)
+    _save_grey(figure, path, {HASH_KEY: data_hash(records, manifest)})
+    plt.close(figure)
+
+
+def _save_grey(figure, path: Path, texts: dict[str, str]) -> None:
+    """Write the figure, which has no colours, to `path` as a PNG of greys with these texts."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    chunks = PngInfo()
+    for key, value in texts.items():
+        chunks.add_text(key, value)
+    with io.BytesIO() as buffer:
+        figure.savefig(buffer)
+        Image.open(buffer).convert("L").save(path, "PNG", optimize=True, pnginfo=chunks)
+
+
+def _draw_mark(axes, mark: Mark) -> None:
+    """Draw the point of a milestone and its label, with a line between where they are apart."""
+    point = (date.fromisoformat(mark.date), mark.minutes)
+    axes.scatter(
+        *point, s=42 if mark.numbered else 18, facecolor="black" if mark.written else "white",
+        edgecolor="black", linewidth=1, zorder=4,
+    )
+    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.numbered else "0.35")
+    if mark.side == "above":
+        axes.annotate(**text, xytext=(8, 3), textcoords="offset points")
+        return
+    left = mark.side == "left"
+    axes.annotate(
+        **text, xytext=(date.fromisoformat(mark.label_date), mark.label_minutes),
+        ha="right" if left else "left", va="center", zorder=3,
+        arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkB": 2,
+                    "relpos": (1 if left else 0, 0.5)},
+    )

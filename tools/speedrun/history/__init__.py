@@ -1,0 +1,1 @@
+"""The lists of milestones and records, and the scripts as text."""

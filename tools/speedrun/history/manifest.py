@@ -1,0 +1,191 @@
+"""Read and check history/milestones.toml, the one list that every tool and test works from.
+
+Standard library only, so that a command can answer --help before anything heavy is imported.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cache
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.history.schema import Counts, Curve, Texts, build, check_keys, is_list, nearest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+MANIFEST = REPOSITORY / "history" / "milestones.toml"
+KINDS = ("optimizer", "architecture", "data", "systems")
+
+
+class ManifestError(UserError):
+    """What is wrong in the manifest, or which milestone does not exist."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large a snapshot and its diff may be; a root has no diff, so only `lines`."""
+
+    lines: int
+    diff_lines: int | None = None
+    diff_blocks: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """One `[[milestone]]` entry; milestones.toml explains the keys. None means "not recorded".
+
+    The fields are also the schema: their types are checked, and no default means required.
+    """
+
+    id: str
+    slug: str
+    title: str
+    idea: str
+    kind: str
+    written: bool
+    parent: str | None = None
+    changes: Texts = ()
+    records: Counts = ()
+    minutes: float | None = None
+    date: str | None = None
+    authors: Texts = ()
+    source: Texts = ()
+    val_loss: float | None = None
+    train_steps: int | None = None
+    tokens_per_step: int | None = None
+    step_avg_ms: float | None = None
+    parameters: int | None = None
+    curve: Curve = ()
+    besides: Texts = ()
+    lesson: str | None = None
+    budget: Budget | None = None
+    tiny: dict = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Folder name, `<id>_<slug>`."""
+        return f"{self.id}_{self.slug}"
+
+    @property
+    def script(self) -> Path:
+        """Absolute path of the snapshot; the file exists when `written` is true."""
+        return REPOSITORY / "history" / self.name / "train_gpt.py"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All milestones in file order, and the overrides of every scale smaller than the record's."""
+
+    milestones: tuple[Milestone, ...]
+    scales: dict[str, dict]
+
+    def get(self, id: str) -> Milestone:
+        """Return the milestone called `id`: "01", "1", "muon" and "01_muon" are the same one.
+
+        Raises ManifestError, which names the nearest milestone, when there is none.
+        """
+        names = {}
+        for m in self.milestones:
+            names |= {m.slug: m, m.id.lstrip("0") or "0": m}
+        for m in self.milestones:  # the exact names win over a slug that looks like another's id
+            names |= {m.id: m, m.name: m}
+        wanted = id.strip().lower()
+        if wanted in names:
+            return names[wanted]
+        near = nearest(wanted, names)
+        hint = f"; did you mean {names[near].name}?" if near else ""
+        raise ManifestError(f'no milestone "{id}"{hint}')
+
+    def written(self) -> tuple[Milestone, ...]:
+        """Return the milestones whose snapshot is in the repository, in file order."""
+        return tuple(m for m in self.milestones if m.written)
+
+    def children(self, id: str) -> tuple[Milestone, ...]:
+        """Return the milestones whose parent is `id` (any name `get` takes), in natural order."""
+        parent = self.get(id).id
+        found = (m for m in self.milestones if m.parent == parent)
+        return tuple(sorted(found, key=lambda m: natural_key(m.id)))
+
+    def overrides(self, milestone: Milestone, scale: str) -> dict:
+        """Return the hyperparameters, {name: value}, that run `milestone` at `scale`.
+
+        "record" is the snapshot's own defaults, so {}. Elsewhere the scale's common values come
+        first and the milestone's own replace them. Raises ManifestError for an unknown scale.
+        """
+        if scale == "record":
+            return {}
+        if scale not in self.scales:
+            known = ", ".join(["record", *self.scales])
+            raise ManifestError(f'no scale "{scale}"; one of {known}')
+        return {**self.scales[scale], **getattr(milestone, scale)}
+
+
+@dataclass(frozen=True)
+class _Scales:
+    tiny: dict = field(default_factory=dict)
+
+
+def natural_key(id: str) -> list:
+    """Sort key for ids: numbers as numbers, so 05 < 05a < 05b < 06 < 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", id)]
+
+
+def load_manifest(path: Path = MANIFEST) -> Manifest:
+    """Read and validate the manifest at `path`.
+
+    Raises ManifestError, one line, for an unreadable file or anything inconsistent in it.
+    """
+    try:
+        return _manifest(Path(path).read_bytes())
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # what is not TOML, not UTF-8, or does not fit
+        raise ManifestError(f"{Path(path).name}: {error}") from None
+
+
+@cache  # a command asks for the manifest in many places, and building it takes long
+def _manifest(content: bytes) -> Manifest:
+    raw = tomllib.loads(content.decode("utf-8"))
+    check_keys("the file", raw, {"milestone", "scales"}, {"milestone", "scales"})
+    scales = vars(build("scales", _Scales, raw["scales"]))
+    if not is_list(raw["milestone"], lambda entry: isinstance(entry, dict)):
+        raise ValueError("milestones are written as [[milestone]], with two brackets")
+    milestones = tuple(_milestone(i, entry) for i, entry in enumerate(raw["milestone"], start=1))
+
+    for key in ("id", "slug"):
+        values = [getattr(m, key) for m in milestones]
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f'duplicate {key} "{value}"')
+    parents = {m.id: m.parent for m in milestones}
+    for m in milestones:
+        if m.parent is not None and m.parent not in parents:
+            raise ValueError(f'milestone "{m.id}": parent "{m.parent}" does not exist')
+    for m in milestones:
+        line = [m.id]
+        while (above := parents[line[-1]]) is not None:
+            if above in line:
+                raise ValueError("parents form a cycle: " + " -> ".join([*line, above]))
+            line.append(above)
+    return Manifest(milestones, scales)
+
+
+def _milestone(number: int, entry: dict) -> Milestone:
+    where = f'milestone "{entry.get("id", f"number {number}")}"'
+    milestone = build(where, Milestone, entry)
+    if milestone.kind not in KINDS:
+        raise ValueError(f'{where}: unknown kind "{milestone.kind}"; one of {", ".join(KINDS)}')
+    if milestone.date is not None and not _is_date(milestone.date):
+        raise ValueError(f'{where}: "date" must be YYYY-MM-DD, not {milestone.date!r}')
+    if milestone.written:
+        check_keys(where, entry, set(entry), {"changes", "budget"})
+    return milestone
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Runs a script and sums the run up."""

@@ -1,0 +1,117 @@
+"""The folders of token shards that runs read, and the commands that fill them."""
+
+import json
+import os
+import shlex
+import struct
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
+from speedrun.history.manifest import REPOSITORY
+
+FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
+BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
+FINEWEB_SHARDS = 103  # training shards that there are
+FINEWEB_SHARD_TOKENS = 100_000_000
+MAGIC, VERSION = 20240520, 1  # the first two of the 256 int32 in a shard's header
+HEADER_BYTES = 1024
+TOKEN_BYTES = 2
+
+
+def patterns(folder: Path) -> dict[str, str]:
+    """The hyperparameters train_files and val_files for the shards of a folder."""
+    return {f"{split}_files": str(Path(short(folder)) / f"*_{split}_*.bin")
+            for split in ("train", "val")}
+
+
+def has_shards(folder: Path) -> bool:
+    """Whether the folder holds training and validation shards."""
+    return all(any(folder.glob(f"*_{split}_*.bin")) for split in ("train", "val"))
+
+
+def check_shards(folder: Path, tokens: int | None) -> None:
+    """Raises UserError, with the command that fetches them, where the folder holds no shards.
+
+    tokens: how many the run trains on, if that is known.
+    """
+    if not has_shards(folder):
+        problem = "holds no *_train_*.bin and *_val_*.bin" if folder.is_dir() else "is not a folder"
+        raise UserError(f"{short(folder)} {problem}; fetch shards: {fetch_command(folder, tokens)}")
+
+
+def fetch_command(folder: Path = FINEWEB, tokens: int | None = None) -> str:
+    """The command that fetches FineWeb shards for `tokens` training tokens into the folder, or
+    makes the embedded corpus where it is that folder."""
+    if folder.resolve() == BUILTIN:
+        return f"python {short(REPOSITORY / 'data' / 'builtin_corpus.py')}"
+    shards = -(-tokens // FINEWEB_SHARD_TOKENS) if tokens else "N"
+    if tokens:
+        shards = min(shards, FINEWEB_SHARDS)
+    out = "" if folder.resolve() == FINEWEB else f" --out {shlex.quote(short(folder))}"
+    return f"python {short(REPOSITORY / 'data' / 'cached_fineweb10B.py')} {shards}{out}"
+
+
+def shard_length(file: str | Path) -> int:
+    """How many tokens a shard holds. Raises UserError for a file that is none or not whole, and
+    OSError for one that cannot be read."""
+    with open(file, "rb") as shard:
+        header = shard.read(HEADER_BYTES)
+        size = os.fstat(shard.fileno()).st_size
+    known = struct.pack("<2i", MAGIC, VERSION)
+    if len(header) < HEADER_BYTES or not header.startswith(known):
+        raise UserError(f"{file} is no token shard (magic {MAGIC}, version {VERSION}); make or "
+                        "fetch it again")
+    (length,) = struct.unpack_from("<i", header, len(known))
+    if size != HEADER_BYTES + TOKEN_BYTES * length:
+        raise UserError(f"{file} has {size} bytes, not {HEADER_BYTES} + {TOKEN_BYTES} * {length}"
+                       " tokens; make or fetch it again")
+    return length
+
+
+def holds_bytes(folder: Path) -> bool:
+    """Whether the shards look byte-level: a validation shard begins with no token beyond 256."""
+    with open(min(folder.glob("*_val_*.bin")), "rb") as file:
+        file.seek(HEADER_BYTES)
+        data = file.read(65536 * TOKEN_BYTES)
+    tokens = array("H", data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return max(tokens, default=0) <= 256
+
+
+def fingerprint(folder: Path) -> str | None:
+    """The fingerprint of the embedded corpus in the folder; None for other shards."""
+    try:
+        return json.loads((folder / "corpus.json").read_text(encoding="utf-8"))["fingerprint"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def make_builtin() -> None:
+    """Makes the embedded corpus if it is not there. Raises UserError if that fails."""
+    script = REPOSITORY / "data" / "builtin_corpus.py"
+    made = subprocess.run(
+        [sys.executable, str(script), "--out", str(BUILTIN)],
+        capture_output=True, encoding="utf-8", errors="replace",
+    )
+    if made.returncode:
+        reason = (made.stderr.strip() or "no reason given").splitlines()[-1]
+        raise UserError(f"cannot make the embedded corpus: {reason.removeprefix('error: ')}")
+
+
+def steps_per_shard(tokens_per_step: int, shard_tokens: int = FINEWEB_SHARD_TOKENS) -> int:
+    """Return how many optimizer steps one shard serves.
+
+    A step takes `tokens_per_step` inputs and one token more for the last target; that token is
+    also the first input of the next step. A tail too short for a step is skipped.
+    """
+    return (shard_tokens - 1) // tokens_per_step
+
+
+def shards_read(train_steps: int, tokens_per_step: int) -> int:
+    """Return how many different training shards a run of `train_steps` steps opens."""
+    return min(FINEWEB_SHARDS, -(-train_steps // steps_per_shard(tokens_per_step)))

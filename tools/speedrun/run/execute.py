@@ -1,0 +1,146 @@
+"""Carries out a plan: prepares its folder, launches it, tidies up, sums up."""
+
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGINT
+from typing import TextIO
+
+from speedrun.base.errors import Stopped, UserError
+from speedrun.base.files import replace_file
+from speedrun.base.text import short
+from speedrun.run.data import BUILTIN, make_builtin
+from speedrun.run.failure import Failure, explain, rank_stderr
+from speedrun.run.log import read_log
+from speedrun.run.plan import Plan
+from speedrun.run.preflight import check_tokens
+from speedrun.run.progress import follow
+from speedrun.run.summary import Summary, summarize, to_json
+from speedrun.run.torchrun import launch, stop_signals
+
+PROBE_BYTES = 2**16  # to find out whether a disk is full
+
+
+def run(plan: Plan, stream: TextIO) -> Summary | None:
+    """Runs the plan and shows it on a text stream.
+
+    The folder plan.out then holds log.txt, train_gpt.py, summary.json and, of each rank that wrote
+    to stderr, stderr_rank<N>.txt. Returns the summary; None on a node other than 0, where there is
+    no log. Raises UserError if the run cannot start or fails, Stopped if a signal to this process
+    ends it; what it logged is kept.
+    """
+    out_is_new = not plan.out.exists()
+    log = plan.out / "log.txt"
+    try:
+        failure = execute(plan, stream)
+    except BaseException:
+        if not log.exists():
+            _discard(plan.out, out_is_new)
+        raise
+    if failure is None:
+        return _sum_up(plan)
+    if not log.exists() and (failure.spoken or failure.stopped):
+        _discard(plan.out, out_is_new)  # the failure says all that there is to know
+    error = Stopped if failure.stopped else UserError
+    raise error("\n".join([failure.text, *_kept(plan.out, failure)]), failure.exit_code)
+
+
+def execute(plan: Plan, stream: TextIO) -> Failure | None:
+    """Runs the plan, shows it on a text stream and leaves all but the summary in plan.out.
+
+    Returns None, or why the run failed or was stopped. Raises UserError if it cannot start.
+    """
+    if plan.data == BUILTIN:
+        make_builtin()
+    check_tokens(plan.hyperparameters)
+    report = plan.ranks_dir / "launcher.txt"
+    with stop_signals() as stop:
+        try:
+            _prepare(plan)
+            with follow(plan, stream) as show:
+                exit_code = launch(plan.command, report, show, stop)
+            if stop.signum:
+                word = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
+                return Failure(word, 128 + stop.signum, stopped=True)
+            if exit_code:
+                text = report.read_text(encoding="utf-8", errors="replace")
+                failure = explain(text, rank_stderr(plan.ranks_dir), exit_code)
+                return _blame_disk(plan.out, failure)
+            return None
+        finally:
+            _tidy(plan)
+
+
+def _prepare(plan):
+    """Makes the run's folder and copies the script."""
+    try:
+        plan.ranks_dir.mkdir(parents=True)
+        if plan.nodes.rank == 0:
+            shutil.copyfile(plan.script.path, plan.out / "train_gpt.py")
+    except OSError as error:
+        raise UserError(f"cannot write in {short(plan.out)}: {error.strerror}") from None
+
+
+def _blame_disk(out, failure):
+    """The failure, led by the folder's own if nothing can be written there any more.
+
+    The words of the ranks may be lost then, and torch.save does not say what it failed of.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=out) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+        return failure
+    except OSError as error:
+        # the launcher speaks for the ranks where their words were lost
+        said = "" if failure.text.startswith("the launcher") else f" ({failure.text})"
+        text = f"cannot write in {short(out)}: {error.strerror}{said}"
+        return replace(failure, text=text, spoken=False)
+
+
+def _kept(out, failure):
+    """A line that tells what is left to look at, if anything is."""
+    log, stderr = out / "log.txt", out / f"stderr_rank{failure.rank}.txt"
+    words = [f"the log so far: {short(log)}"] if log.exists() else []
+    if stderr.exists() and not failure.spoken:
+        words += [f"stderr: {short(stderr)}"]
+    return ["; ".join(words)] if words else []
+
+
+def _tidy(plan):
+    """Keeps what the ranks wrote to stderr, and nothing else of the launcher's files."""
+    for local_rank, file in rank_stderr(plan.ranks_dir).items():
+        if file.stat().st_size:
+            rank = plan.nodes.rank * plan.nproc + local_rank
+            file.replace(plan.out / f"stderr_rank{rank}.txt")
+    shutil.rmtree(plan.ranks_dir, ignore_errors=True)
+    (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
+
+
+def _discard(out: Path, out_is_new):
+    """Undoes a run that never came to its log, so that the folder can be used again."""
+    for file in (out / "train_gpt.py", *out.glob("stderr_rank*.txt")):
+        file.unlink(missing_ok=True)
+    if out_is_new and out.exists() and not any(out.iterdir()):
+        out.rmdir()
+
+
+def _sum_up(plan):
+    if plan.nodes.rank > 0:
+        return None
+    try:
+        log = read_log(plan.out / "log.txt")
+    except (OSError, ValueError) as error:
+        raise UserError(f"the script ended without a log: {error}") from None
+    if log.last is None:
+        raise UserError(f"no step was logged in {short(plan.out / 'log.txt')}")
+    summary = summarize(plan, log)
+    try:
+        replace_file(plan.out / "summary.json", (to_json(summary) + "\n").encode())
+    except UserError as error:
+        raise UserError(f"{error}; the run is complete, its log: {short(plan.out / 'log.txt')}"
+                        ) from None
+    return summary

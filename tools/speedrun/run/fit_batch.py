@@ -1,0 +1,201 @@
+"""Finds the largest micro batch that fits into the memory of the GPUs, by short trials.
+
+A trial is the run itself, on all of its ranks, cut to two steps: a process of its own for each
+micro batch, so that nothing of one that failed lies in the memory of the next. It fits if no rank
+runs out of memory and rank 0's tensors take no more than MARGIN of the smallest GPU.
+"""
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from speedrun.base.errors import UserError
+from speedrun.history.manifest import REPOSITORY
+from speedrun.run.execute import execute
+from speedrun.run.gpus import visible_memory
+from speedrun.run.log import RunLog
+from speedrun.run.plan import Plan
+from speedrun.scripts.sizes import SCHEDULE, micro_batches, trial_sizes
+
+# Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
+MARGIN = 0.85
+CACHE = REPOSITORY / "runs" / ".device_batch.json"
+NEEDED = ("micro_batch_size", "total_batch_size", "seq_len", "train_steps")
+TAKE_NO_MEMORY = ("train_files", "val_files", "seed", *SCHEDULE)
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED", re.IGNORECASE)
+
+
+def fit_micro_batch(
+    plan: Plan, stream: TextIO, search: bool = True, use_cache: bool = True
+) -> Plan:
+    """The plan with the largest micro_batch_size that fits its GPUs, if the plan asks for it.
+
+    search: whether trials may run; use_cache: whether an earlier answer will do. The answer, each
+    trial, and why the plan's own micro batch stays (no GPU, no search) are lines on the stream.
+    Raises UserError where not even one sequence fits, where a trial fails for another reason or is
+    stopped, and for a plan that cannot be tried.
+    """
+    if not plan.auto_batch:
+        return plan
+    usual = plan.hyperparameters.get("micro_batch_size")
+    if not plan.gpus:
+        print(f"micro_batch_size: {usual} (--device-batch auto needs a GPU)", file=stream)
+        return plan
+    candidates, memory = _candidates(plan), _memory(plan)
+    key, cached = _key(plan, candidates, memory), "; cached"
+    match _read_cache().get(key) if use_cache else None:
+        case {"micro_batch_size": int(best), "peak_memory_mib": int(peak)} if best in candidates:
+            pass
+        case _ if not search:
+            print(f"micro_batch_size: {usual} (a dry run does not try what fits)", file=stream)
+            return plan
+        case _:
+            best, peak = _search(plan, candidates, memory, stream)
+            entry = dict(micro_batch_size=best, peak_memory_mib=peak, script=str(plan.script.path))
+            _write_cache({**_read_cache(), key: entry}, stream)
+            cached = ""
+    used = f"{peak / 1024:.1f} of {memory / 1024:.1f} GiB"
+    print(f"micro_batch_size: {best} (largest that fits {_names(plan)}, {used}{cached})",
+          file=stream, flush=True)
+    return replace(plan, options={**plan.options, "micro_batch_size": best}, auto_batch=False)
+
+
+def largest_fitting(
+    fits: Callable[[int], bool], candidates: Sequence[int], start: int = 1
+) -> int | None:
+    """The largest of the ascending candidates that fits, or None; what is larger fits less.
+
+    fits(n) tells whether n fits; a MemoryError that it raises means no. The first trial is of the
+    largest candidate up to `start`. While all fit, the next one is of twice as much; after the
+    first that does not, each halves the candidates that are left.
+    """
+    fitting, failing = -1, len(candidates)  # positions that enclose the answer
+    trial = max(0, bisect_right(candidates, start) - 1)
+    while failing - fitting > 1:
+        try:
+            fitted = fits(candidates[trial])
+        except MemoryError:
+            fitted = False
+        fitting, failing = (trial, failing) if fitted else (fitting, trial)
+        if failing < len(candidates):
+            trial = (fitting + failing) // 2
+        else:
+            trial = max(trial + 1, bisect_right(candidates, 2 * candidates[trial]) - 1)
+    return candidates[fitting] if fitting >= 0 else None
+
+
+def trial_options(plan: Plan, micro_batch: int) -> dict[str, object]:
+    """The hyperparameters that the script gets in a trial of `micro_batch` sequences."""
+    return {**plan.options, **trial_sizes(plan.hyperparameters, micro_batch, plan.nproc)}
+
+
+def _candidates(plan):
+    """The micro batches to choose from; UserError where the plan cannot be tried."""
+    missing = [name for name in NEEDED if name not in plan.script.hyperparameters]
+    if missing:
+        raise UserError(f"--device-batch auto: {plan.script.path} has no {', '.join(missing)}")
+    if plan.nodes.count > 1:
+        raise UserError("--device-batch auto tries one machine; give all of them the same number")
+    return micro_batches(plan.hyperparameters, plan.nproc)
+
+
+def _memory(plan):
+    """Memory of the smallest GPU of the run, in MiB."""
+    memory = min(visible_memory()[: plan.nproc], default=0)
+    if not memory:
+        raise UserError("--device-batch auto: nvidia-smi does not tell how much memory there is; "
+                       "give a number")
+    return memory
+
+
+def _names(plan):
+    return ", ".join(dict.fromkeys(plan.gpus[: plan.nproc]))
+
+
+def _search(plan, candidates, memory, stream):
+    """The answer and its peak memory in MiB; UserError where nothing fits."""
+    peaks = {}
+
+    def fits(micro_batch):
+        print(f"trying micro_batch_size {micro_batch}", end=": ", file=stream, flush=True)
+        outcome = "no answer"
+        try:
+            peak = peaks[micro_batch] = _peak_memory(plan, micro_batch)
+            fitted = peak <= MARGIN * memory
+            outcome = f"{peak / 1024:.1f} GiB" + ("" if fitted else ", too much")
+            return fitted
+        except MemoryError:
+            outcome = "out of memory"
+            raise
+        finally:
+            print(outcome, file=stream, flush=True)
+
+    best = largest_fitting(fits, candidates, plan.hyperparameters["micro_batch_size"])
+    if best is None:
+        seq_len = plan.hyperparameters["seq_len"]
+        raise UserError(
+            f"not even one sequence of {seq_len} tokens fits into {MARGIN:.0%} of the"
+            f" {memory / 1024:.1f} GiB of {_names(plan)}; try --set seq_len={seq_len // 2} or a"
+            " smaller model_dim")
+    return best, peaks[best]
+
+
+def _peak_memory(plan, micro_batch):
+    """Runs a trial and returns its peak in MiB; MemoryError if there was not enough."""
+    with tempfile.TemporaryDirectory(prefix="device_batch_") as folder:
+        trial = replace(plan, options=trial_options(plan, micro_batch), out=Path(folder))
+        printed = io.StringIO()
+        failure = execute(trial, printed)
+        stderr = "".join(file.read_text("utf-8", "replace")
+                         for file in trial.out.glob("stderr_rank*.txt"))
+    if failure and not failure.stopped and OUT_OF_MEMORY.search(stderr):
+        raise MemoryError
+    if failure:
+        raise UserError(failure.text, failure.exit_code)
+    log = RunLog()
+    for line in printed.getvalue().splitlines():
+        log.feed(line)
+    if log.peak_memory_mib is None:
+        raise UserError("a trial ended without a line peak_memory; does torch see the GPU?")
+    return log.peak_memory_mib
+
+
+def _key(plan, candidates, memory):
+    """A text that stands for all that the answer depends on."""
+    options = {name: str(value) for name, value in trial_options(plan, candidates[-1]).items()
+               if name not in TAKE_NO_MEMORY}
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # a trial will say so
+        torch = None
+    script = plan.script.path.read_text(encoding="utf-8")
+    facts = [script, options, candidates, plan.gpus[: plan.nproc], memory, MARGIN, torch]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _read_cache():
+    """Earlier answers by key; none where there is no readable file."""
+    try:
+        cache = json.loads(CACHE.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return cache if isinstance(cache, dict) else {}
+
+
+def _write_cache(cache, stream):
+    temporary = CACHE.with_name(f"{CACHE.name}.{os.getpid()}")
+    try:
+        CACHE.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(cache, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(CACHE)
+    except OSError as error:  # the answer serves this run all the same
+        print(f"{CACHE} cannot be written: {error.strerror}", file=stream)

@@ -1,0 +1,221 @@
+"""Decides what a run is: script, scale, hyperparameters, data, ranks and output folder.
+
+All but the tokens themselves is checked here, before anything is written.
+"""
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
+from speedrun.history.manifest import REPOSITORY
+from speedrun.history.schema import nearest
+from speedrun.run import preflight
+from speedrun.run.data import (
+    BUILTIN,
+    FINEWEB,
+    check_shards,
+    fetch_command,
+    has_shards,
+    holds_bytes,
+    patterns,
+)
+from speedrun.run.gpus import visible_gpus
+from speedrun.run.torchrun import Nodes, launch_command
+from speedrun.scripts.find import Script, find_script
+from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, training_tokens, whole
+
+AUTO = "auto"  # the device batch that is to be found out
+BYTE_VOCABULARY = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, decided and checked.
+
+    options are the hyperparameters that are passed on (name -> value); data is the folder of the
+    shards, or None where settings name the files; gpus are the names of the visible ones; notes are
+    lines that tell what was chosen, the scale first; auto_batch tells that micro_batch_size is
+    still to become the largest that fits (speedrun.run.fit_batch).
+    """
+
+    script: Script
+    scale: str
+    options: dict[str, object]
+    data: Path | None
+    gpus: list[str]
+    nproc: int
+    nodes: Nodes
+    out: Path
+    notes: list[str]
+    auto_batch: bool = False
+
+    @property
+    def ranks_dir(self) -> Path:
+        """Where the launcher keeps the ranks' stderr while they run (nodes may share `out`)."""
+        return self.out / ("ranks" if self.nodes.count == 1 else f"ranks_node{self.nodes.rank}")
+
+    @property
+    def command(self) -> list[str]:
+        """The command line that runs it."""
+        options = {**self.options, "log_dir": short(self.out)}
+        return launch_command(
+            short(self.script.path), options, self.nproc, self.nodes, short(self.ranks_dir)
+        )
+
+    @property
+    def quoted_command(self) -> str:
+        """The command line, quoted for this system's shell."""
+        quote = subprocess.list2cmdline if os.name == "nt" else shlex.join
+        return quote(self.command)
+
+    @property
+    def hyperparameters(self) -> dict[str, object]:
+        """Those of the run: the script's defaults, with the options in their place, each in its
+        type; None where a default is not known."""
+        values = {**self.script.hyperparameters, **self.options}
+        return {name: self.script.typed(name, value) for name, value in values.items()}
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens per optimizer step over all ranks, where options or script tell it."""
+        return whole(self.hyperparameters.get("total_batch_size"))
+
+
+def make_plan(
+    target: str,
+    *,
+    scale: str | None = None,
+    data: Path | None = None,
+    steps: int | None = None,
+    device_batch: int | str | None = None,
+    settings: Sequence[str] = (),
+    nproc: int | None = None,
+    nodes: Nodes | None = None,
+    out: Path | None = None,
+    save_checkpoint: bool = False,
+) -> Plan:
+    """The Plan for a target: a milestone's id, `train` or the path of a train_gpt.py.
+
+    scale: "record", "tiny" or None to choose; data: folder of shards; steps: optimizer steps;
+    device_batch: sequences per forward pass per rank, or AUTO for as many as fit; settings:
+    "name=value" strings, which have the last word; nproc: ranks on this machine (None: one per
+    visible GPU, one without); nodes: the machines, if several; out: folder for log and results
+    (None: a fresh one below runs/). Raises UserError or ManifestError, both with one line.
+    """
+    script = find_script(target)
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("torch is not installed here: pip install -r requirements.txt")
+    nodes = _check_nodes(nodes or Nodes())
+    settings = dict(_name_and_value(setting, script) for setting in settings)
+    gpus = visible_gpus()
+    if gpus and (nproc or 0) > len(gpus):
+        raise UserError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
+
+    scale, reason = choose_scale(scale, data, gpus)
+    notes = [f"scale: {scale} ({reason})"]
+    options = dict(script.tiny) if scale == "tiny" else {}
+    if scale == "tiny" and script.milestone is None:
+        notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
+    if {"train_files", "val_files"} <= settings.keys():
+        folder = None
+    else:
+        folder = data or (FINEWEB if scale == "record" else BUILTIN)
+        options |= patterns(folder)
+    if folder not in (None, BUILTIN):  # that one is made when it is needed
+        check_shards(folder, training_tokens({**script.hyperparameters, **options}, steps))
+        if scale == "tiny" and not holds_bytes(folder):
+            options = {k: v for k, v in options.items() if k not in BYTE_VOCABULARY}
+            notes.append("vocabulary: the script's own (the shards do not hold bytes)")
+
+    steps = whole(settings.get("train_steps")) or steps
+    if steps is not None:
+        phases = scaled_phases({**script.hyperparameters, **options}, steps)
+        phases = {name: change for name, change in phases.items() if name not in settings}
+        if phases:
+            changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
+            notes.append(f"schedule: {changes} (in proportion to the steps)")
+        options |= {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
+    nproc = nproc or len(gpus) or 1
+    auto_batch = device_batch == AUTO and "micro_batch_size" not in settings
+    fitting = device_batch if device_batch not in (None, AUTO) else fitting_micro_batch(
+        {**script.hyperparameters, **options, **settings}, nproc * nodes.count
+    )
+    if fitting is not None:
+        options["micro_batch_size"] = fitting
+        if device_batch is None and "micro_batch_size" not in settings:
+            notes.append(f"micro_batch_size: {fitting} (to deal a step to all ranks)")
+    if save_checkpoint:
+        options["save_checkpoint"] = True
+    options |= settings
+
+    out = _check_out(out or _fresh_out(script.name), nodes)
+    plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes, auto_batch)
+    values = plan.hyperparameters
+    preflight.check_values(values, script.hyperparameters, nproc * nodes.count, bool(gpus))
+    if folder != BUILTIN or has_shards(BUILTIN):
+        preflight.check_shards(values)
+    return plan
+
+
+def _name_and_value(setting, script):
+    name, equals, value = setting.removeprefix("--").partition("=")
+    if not (name and equals):
+        raise UserError(f"--set {setting}: write it as --set name=value", 2)
+    if name == "log_dir":
+        raise UserError(f"--set {setting}: the log's folder is chosen with --out", 2)
+    if name not in script.hyperparameters:
+        near = nearest(name, script.hyperparameters)
+        hint = f"; did you mean {near}?" if near else ""
+        raise UserError(
+            f"--set {setting}: {short(script.path)} has no hyperparameter {name}{hint}", 2)
+    script.typed(name, value)
+    return name, value
+
+
+def _check_nodes(nodes):
+    if not nodes.rank < nodes.count:
+        raise UserError(
+            f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1} (--nnodes)")
+    if nodes.count > 1 and not nodes.endpoint:
+        raise UserError("--nnodes needs --rdzv-endpoint HOST:PORT, an address of node 0")
+    return nodes
+
+
+def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple[str, str]:
+    """The scale and the reason for it, from what was asked for (None: nothing) and the visible
+    GPUs."""
+    if scale is not None:
+        return scale, "as asked"
+    if not gpus:
+        return "tiny", "no GPU here; --scale record insists"
+    folder = data or FINEWEB
+    if not has_shards(folder):
+        return "tiny", f"no shards in {short(folder)}; fetch them: {fetch_command(folder)}"
+    return "record", f"{len(gpus)} x {gpus[0]}, shards in {short(folder)}"
+
+
+def _fresh_out(name):
+    """A folder below runs/ that does not exist yet."""
+    out = first = REPOSITORY / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while out.exists():
+        number += 1
+        out = first.with_name(f"{first.name}-{number}")
+    return out
+
+
+def _check_out(out, nodes):
+    for name in ("log.txt", "train_gpt.py", "ranks") if nodes.rank == 0 else ():
+        if (out / name).exists():
+            raise UserError(f"--out {out} holds a run already ({name}); choose another folder")
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"--out {out}: cannot write in {existing}")
+    return out

@@ -1,0 +1,137 @@
+"""Refuses a run that cannot go well, in one line and before anything is started or written.
+
+A script by hand only asserts what would otherwise train wrongly; all else is found here. What a
+script has no hyperparameter for is not checked, so that any script can be launched.
+"""
+
+import glob
+import math
+import operator
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.run.data import HEADER_BYTES, fetch_command, shard_length
+from speedrun.scripts.sizes import SCHEDULE, training_tokens
+
+MAY_BE_ZERO = ("_steps", "_every", "_id", "seed")  # how the names of such whole numbers end
+DIVISORS = ("train_steps", *SCHEDULE)  # ... and these may not all the same
+MOST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
+# Two whole numbers, how they fit together, and the words where they do not.
+PAIRS = [
+    ("model_dim", "num_heads", lambda dim, heads: dim % heads == 0,
+     "model_dim={} is not a multiple of num_heads={}; change one of them"),
+    ("bos_id", "vocab_size", operator.lt,
+     "bos_id={} is not below vocab_size={}; change one of them"),
+    ("window_start", "window_end", operator.le,
+     "window_start={} is above window_end={}, but the window may only grow"),
+]
+
+
+def check_values(
+    values: dict[str, object], defaults: dict[str, object], world_size: int, on_gpu: bool
+) -> None:
+    """Raises UserError for hyperparameters that are out of range or do not fit together.
+
+    values: {name: value}, in the script's own types; defaults: the script's; None is not known. No
+    range begins above the default, which is right by definition. world_size: ranks on all
+    machines; on_gpu: whether they have GPUs.
+    """
+    for name, value in values.items():
+        if type(value) in (int, float):
+            least = _least(name, value, defaults.get(name))
+            if not (value >= least and math.isfinite(value)):
+                raise UserError(f"{name}={value} is out of range; give a number from {least} on")
+    for one, other, fit, words in PAIRS:
+        if _known(values, one, other) and not fit(values[one], values[other]):
+            raise UserError(words.format(values[one], values[other]))
+    _check_batch(values, world_size)
+    _check_attention(values, on_gpu)
+
+
+def check_shards(values: dict[str, object]) -> dict[str, list[tuple[str, int]]]:
+    """Raises UserError where train_files or val_files name no shards, something else, a shard that
+    is not whole or none that is longer than a step. Reads the shards' headers alone.
+
+    values: hyperparameters as for check_values. Returns {name: [(file, tokens), ...]} for the two
+    of them, in the order in which a run reads the shards.
+    """
+    shards = {}
+    for name, step in (("train_files", "total_batch_size"), ("val_files", "val_tokens")):
+        pattern = values.get(name)
+        if not pattern:
+            continue
+        files = sorted(glob.glob(pattern))
+        if not files:
+            command = fetch_command(Path(pattern).parent, training_tokens(values, None))
+            raise UserError(f"no shards match {name}={pattern}; get some: {command}")
+        shards[name] = [(file, shard_length(file)) for file in files]
+        longest = max(length for _, length in shards[name])
+        if _known(values, step) and longest <= values[step]:
+            raise UserError(f"{step}={values[step]} and one token more do not fit into the longest"
+                           f" shard of {pattern}, which holds {longest}; lower {step}")
+    return shards
+
+
+def check_tokens(values: dict[str, object]) -> None:
+    """Raises what check_shards raises, and UserError where a token that the run will read is beyond
+    vocab_size. Reads them all; needs numpy.
+
+    values: hyperparameters as for check_values.
+    """
+    import numpy as np  # a dry run does without
+
+    shards = check_shards(values)
+    train_steps = max(values.get(name) or 0 for name in ("train_steps", "kernel_warmup_steps"))
+    for name, step, steps in (("train_files", "total_batch_size", train_steps),
+                              ("val_files", "val_tokens", 1)):
+        if name not in shards or not _known(values, step, "vocab_size"):
+            continue
+        for file, length in shards[name]:
+            steps_here = min(steps, (length - 1) // values[step])  # a tail too short is skipped
+            if steps_here == 0:
+                continue
+            steps -= steps_here
+            count = steps_here * values[step] + 1
+            tokens = np.memmap(file, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+            largest = tokens.max()
+            if largest >= values["vocab_size"]:
+                raise UserError(f"{file} holds token {largest}, beyond"
+                               f" vocab_size={values['vocab_size']}; it is of another vocabulary")
+
+
+def _known(values, *names):
+    """Whether all of these hyperparameters are there, as whole numbers."""
+    return all(type(values.get(name)) is int for name in names)
+
+
+def _least(name, value, default):
+    """The smallest number that a hyperparameter of this name may be."""
+    may_be_zero = isinstance(value, float) or name.endswith(MAY_BE_ZERO)
+    least = 0 if may_be_zero and name not in DIVISORS else 1
+    return min(least, default) if type(default) in (int, float) else least
+
+
+def _check_batch(values, world_size):
+    """A step and a validation must divide among the ranks."""
+    if not _known(values, "micro_batch_size", "seq_len"):
+        return
+    sizes = values["micro_batch_size"], values["seq_len"], world_size
+    for name in ("total_batch_size", "val_tokens"):
+        if _known(values, name) and values[name] % math.prod(sizes):
+            raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size * seq_len"
+                           f" * ranks = {' * '.join(map(str, sizes))}; change one of them")
+
+
+def _check_attention(values, on_gpu):
+    """What holds for a script with a switch for FlexAttention. A switch whose default is not known
+    is on where there is a GPU."""
+    switches = {name: on_gpu if value is None else value for name, value in values.items()
+                if name.endswith("flex_attention") or name == "compile"}
+    compiled, seq_len = switches.pop("compile", True), values.get("seq_len")
+    for name, flex in switches.items():
+        if flex and not on_gpu:
+            raise UserError(f"{name}=True: FlexAttention has no backward pass without CUDA; leave "
+                            "it out")
+        if _known(values, "seq_len") and seq_len > MOST_DENSE and not (flex and compiled):
+            raise UserError(f"seq_len={seq_len} is too long for a dense mask, and only a compiled"
+                           f" FlexAttention does without; lower it to {MOST_DENSE} or less")

@@ -1,0 +1,176 @@
+"""What a finished run achieved: figures from its log, beside the official ones."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from speedrun.run.data import fingerprint
+from speedrun.run.gpus import peak_flops
+from speedrun.run.log import RunLog
+from speedrun.run.plan import Plan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of a run; what is not known is None.
+
+    val_loss in nats per token, tokens over all steps, times in seconds and milliseconds, mfu as a
+    fraction of the peak of all GPUs, peak_memory_mib of rank 0, data_fingerprint of the embedded
+    corpus, whose text depends on the Python version. `official` holds the record's figures under
+    the same names, or is empty where the runs do not compare.
+    """
+
+    milestone: str | None
+    script: str
+    scale: str
+    data: str | None
+    data_fingerprint: str | None
+    device: str | None
+    world_size: int
+    val_loss: float | None
+    steps: int
+    tokens: int | None
+    train_time_s: float | None
+    step_avg_ms: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    peak_memory_mib: int | None
+    log: str
+    official: dict[str, float | int]
+
+
+def summarize(plan: Plan, log: RunLog) -> Summary:
+    """The Summary of the run that `plan` described and `log` recorded (at least one step)."""
+    timed = _last(log.steps, "step_avg_ms")
+    batch = log.hyperparameters.get("total_batch_size")
+    world_size = int(log.environment.get("world_size", plan.nproc * plan.nodes.count))
+    step_avg_ms = timed.step_avg_ms if timed else None
+    tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
+    device = log.environment.get("device", ", ".join(sorted(set(plan.gpus))) or None)
+    peak = peak_flops(device) if device else None
+    flops = None
+    if tokens_per_s and peak:
+        from speedrun.scripts.flops import training_flops_per_token  # torch, which takes seconds
+
+        flops = training_flops_per_token(plan.out / "train_gpt.py", log.hyperparameters)
+    validated = _last(log.steps, "val_loss")
+    return Summary(
+        milestone=plan.script.milestone.name if plan.script.milestone else None,
+        script=str(plan.script.path),
+        scale=plan.scale,
+        data=str(plan.data) if plan.data else log.hyperparameters.get("train_files"),
+        data_fingerprint=fingerprint(plan.data) if plan.data else None,
+        device=device,
+        world_size=world_size,
+        val_loss=validated.val_loss if validated else None,
+        steps=log.last.step,
+        tokens=log.last.step * batch if batch else None,
+        train_time_s=timed.train_time_ms / 1000 if timed else None,
+        step_avg_ms=step_avg_ms,
+        tokens_per_s=tokens_per_s,
+        mfu=flops * tokens_per_s / (peak * world_size) if flops else None,
+        peak_memory_mib=log.peak_memory_mib,
+        log=str(plan.out / "log.txt"),
+        official=_official(plan, log),
+    )
+
+
+def corpus_of(folder: Path) -> str | None:
+    """The fingerprint of the embedded corpus that a run in the folder was trained on, as its
+    summary tells; None if it tells none."""
+    try:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["data_fingerprint"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def to_json(summary: Summary) -> str:
+    """The summary as a JSON object; a loss that is not finite becomes null."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(summary).items()
+    }
+    return json.dumps(finite, indent=2)
+
+
+def rows(summary: Summary) -> list[tuple[str, str, str]]:
+    """The summary as (name, this run, official) texts, in reading order, unknown ones left out."""
+    formats = {
+        "val_loss": "{:.4f}", "steps": "{:,}", "tokens": "{:,}", "train_time_s": "{:,.1f} s",
+        "step_avg_ms": "{:.2f} ms", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}",
+        "peak_memory_mib": "{:,} MiB",
+    }
+    titles = {"train_time_s": "train_time", "step_avg_ms": "step_avg", "tokens_per_s": "tokens/s",
+              "mfu": "MFU", "peak_memory_mib": "peak_memory", "data_fingerprint": "fingerprint"}
+    table = []
+    for name, text in formats.items():
+        value, official = getattr(summary, name), summary.official.get(name)
+        if value is not None:
+            official_text = "" if official is None else text.format(official)
+            table.append((titles.get(name, name), text.format(value), official_text))
+    for name in ("scale", "data", "data_fingerprint", "device"):
+        if getattr(summary, name):
+            official_text = "8 x H100" if name == "device" and summary.official else ""
+            table.append((titles.get(name, name), _place(summary, name), official_text))
+    return table
+
+
+def print_summary(summary: Summary, stream) -> None:
+    """Prints the table to a text stream: with rich on a terminal, else as aligned plain text."""
+    head = (summary.milestone or "", "this run", "official" if summary.official else "")
+    table = rows(summary)
+    if stream.isatty():
+        _print_rich(head, table, stream)
+        return
+    widths = [max(len(row[i]) for row in (head, *table)) for i in range(3)]
+    for name, value, official in (head, *table):
+        line = f"{name:<{widths[0]}}  {value:>{widths[1]}}  {official:>{widths[2]}}"
+        print(line.rstrip(), file=stream)
+
+
+def _print_rich(head, table, stream):
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    columns = 3 if head[2] else 2
+    for i, title in enumerate(head[:columns]):
+        grid.add_column(title, justify="right" if i else "left", overflow="fold")
+    for row in table:
+        grid.add_row(*row[:columns])
+    Console(file=stream, highlight=False).print(grid)
+
+
+def _place(summary, name):
+    if name == "device":
+        return f"{summary.world_size} x {summary.device}"
+    if name == "data":
+        return Path(summary.data).name
+    return getattr(summary, name)
+
+
+def _last(steps, name):
+    """The last step line with this value; of times, those read at a validation are exact."""
+    found = [step for step in steps if getattr(step, name) is not None]
+    exact = [step for step in found if step.val_loss is not None and step.step > 0]
+    return (exact or found or [None])[-1]
+
+
+def _official(plan, log):
+    """The record's figures, if this run has its scale, its batch and all of its steps."""
+    record = plan.script.milestone
+    if record is None or plan.scale != "record" or log.last.step != record.train_steps:
+        return {}
+    if log.hyperparameters.get("total_batch_size") != record.tokens_per_step:
+        return {}
+    figures = {
+        "val_loss": record.val_loss, "steps": record.train_steps,
+        "tokens": record.train_steps * record.tokens_per_step,
+        # without a step time of its own, the minutes are another run's
+        "train_time_s": record.step_avg_ms and 60 * record.minutes,
+        "step_avg_ms": record.step_avg_ms,
+        "tokens_per_s": record.step_avg_ms and 1000 * record.tokens_per_step / record.step_avg_ms,
+    }
+    return {name: value for name, value in figures.items() if value is not None}

@@ -1,0 +1,157 @@
+"""Runs a script through torch.distributed.run and leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
+RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own default is 30
+LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
+STOP_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # not every system has them all
+    if hasattr(signal, name)
+]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a run: how many, which one this is, and host:port of machine 0."""
+
+    count: int = 1
+    rank: int = 0
+    endpoint: str | None = None
+
+
+class Stop:
+    """The first signal that asked this process to stop, or None; it ends the launcher too.
+
+    Being impatient does not help: later signals change nothing.
+    """
+
+    def __init__(self):
+        self.signum: signal.Signals | None = None
+        self.launcher: subprocess.Popen | None = None
+
+    def __call__(self, signum, frame):
+        if self.signum is None:
+            self.signum = signal.Signals(signum)
+            if self.launcher is not None:
+                _end(self.launcher)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Inside the block, Ctrl-C, SIGTERM and SIGHUP to this process are noted in its Stop and do no
+    more, except those that are ignored (by nohup, say). For the main thread only."""
+    previous, stop = {}, Stop()
+    for signum in STOP_SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            previous[signum] = signal.signal(signum, stop)
+    try:
+        yield stop
+    finally:
+        for signum, old in previous.items():
+            signal.signal(signum, old)
+
+
+def launch_command(
+    script: Path | str, options: dict[str, object], nproc: int, nodes: Nodes, ranks_dir: Path | str
+) -> list[str]:
+    """The command that runs `script` with --name=value options on nproc ranks of this machine.
+
+    The launcher writes each rank's stderr to a file below ranks_dir. stdout is shared; of all
+    ranks only rank 0 prints there.
+    """
+    if nodes.count == 1:
+        rendezvous = ["--standalone"]
+    else:
+        rendezvous = [f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}",
+                      f"--rdzv-endpoint={nodes.endpoint}"]
+    return [
+        sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={nproc}",
+        "--redirects=2", f"--log-dir={ranks_dir}", str(script),
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
+
+
+def launch(command: list[str], report: Path, on_line: Callable[[str], None], stop: Stop) -> int:
+    """Runs the command to its end, hands each line of its stdout to `on_line` and returns its exit
+    code.
+
+    report: file for the launcher's own stderr; stop: of the stop_signals block around this. A stop
+    ends the run; whatever ends it (an exception of on_line too), its processes are gone on return.
+    Raises OSError if the command or the report cannot be started.
+    """
+    environment = {
+        "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
+        RUN_MARK: f"{os.getpid()}-{time.time_ns()}",
+    }
+    with open(report, "wb") as stderr:
+        launcher = stop.launcher = subprocess.Popen(
+            command, env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+            encoding="utf-8", errors="replace",
+            # The terminal's Ctrl-C reaches only us, so there is one way to stop (POSIX, Windows).
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        reaper = threading.Thread(target=_reap, args=(launcher, environment[RUN_MARK]), daemon=True)
+        reaper.start()
+        try:
+            if stop.signum is not None:  # the signal came before there was a launcher
+                _end(launcher)
+            for line in launcher.stdout:
+                on_line(line.rstrip("\r\n"))
+        except BaseException:
+            _end(launcher)
+            raise
+        finally:
+            reaper.join()
+            launcher.stdout.close()
+    return launcher.returncode
+
+
+def _end(launcher):
+    """Asks the launcher to end its ranks and itself; kills it if it does not."""
+    launcher.send_signal(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
+    killer = threading.Timer(LAUNCHER_PATIENCE_S, launcher.kill)
+    killer.daemon = True
+    killer.start()
+
+
+def _reap(launcher, mark):
+    """Waits for the launcher, then kills what outlived it.
+
+    Nothing does unless the launcher itself was killed or was stopped while it started its ranks.
+    This also closes the pipe that such a rank would hold open.
+    """
+    launcher.wait()
+    looked_in_vain = 0
+    while looked_in_vain < 3:  # for a moment, a process that starts shows no environment
+        pids = list(_processes_with(f"{RUN_MARK}={mark}"))
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        looked_in_vain = 0 if pids else looked_in_vain + 1
+        time.sleep(0.05)
+
+
+def _processes_with(variable: str) -> Iterator[int]:
+    """Ids of the processes started with this NAME=value (on Linux; elsewhere none are found)."""
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if variable.encode() in environ.read_bytes().split(b"\0"):
+                yield int(environ.parent.name)
+        except OSError:  # it has ended meanwhile, or is not ours to read
+            continue

@@ -1,0 +1,1 @@
+"""Lets the model of a run write."""

@@ -1,0 +1,125 @@
+"""Loads the model of a run from its checkpoint, through the run's own copy of its script."""
+
+import pickle
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
+from speedrun.scripts.find import default_hyperparameters
+from speedrun.scripts.load import load_snapshot
+
+CHECKPOINT = "checkpoint.pt"
+SCRIPT = "train_gpt.py"
+MAX_CONTEXT = 16_384  # tokens; a dense attention mask grows with their square
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode and the device that it is on; the size of its vocabulary, the
+    token that its documents begin with (None: it does not know), the most tokens that it can be
+    given at once, and the optimizer steps that it was trained for."""
+
+    model: torch.nn.Module
+    device: torch.device
+    vocab_size: int
+    bos_id: int | None
+    context: int
+    step: int
+
+
+def load_run(run: Path) -> Trained:
+    """The trained model of a run: its folder, or the path of its checkpoint.
+
+    The model runs as on any machine: not compiled, without FlexAttention, in float32 unless it was
+    trained in bfloat16 and CUDA is there. Code in the checkpoint is refused, never run; the script
+    beside it is imported. Raises UserError, one line, for whatever does not fit together.
+    """
+    script, file = find_run(run)
+    checkpoint = read_checkpoint(file)
+    hyperparameters = checkpoint["hyperparameters"]
+    check_names(script, file, hyperparameters)
+    cuda = torch.cuda.is_available()
+    switches = dict(compile=False, use_flex_attention=False,
+                    bf16=cuda and hyperparameters.get("bf16"))
+    known = {name: value for name, value in switches.items() if name in hyperparameters}
+    try:
+        module = load_snapshot(script)
+        args = module.Hyperparameters(**{**hyperparameters, **known})
+        model = module.GPT(args)
+        model.load_state_dict(checkpoint["model"], strict=True)
+        context = hyperparameters.get("train_seq_len") or args.seq_len
+    except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
+        raise UserError(
+            f"{short(file)} does not fit {short(script)}: {_first_lines(error)}"
+        ) from None
+    device = torch.device("cuda" if cuda else "cpu")
+    return Trained(model.to(device).eval(), device, args.vocab_size, getattr(args, "bos_id", None),
+                   min(context, MAX_CONTEXT), checkpoint["step"])
+
+
+def find_run(run: Path) -> tuple[Path, Path]:
+    """The (script, checkpoint) of a run's folder or of a checkpoint's path; UserError if either is
+    missing."""
+    if run.is_dir():
+        file = run / CHECKPOINT
+        if not file.is_file():
+            raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
+                           "python tools/run_milestone.py ID --save-checkpoint")
+    elif run.is_file():
+        file = run
+    else:
+        raise UserError(f"{run} is neither a run's folder nor a checkpoint")
+    script = file.with_name(SCRIPT)
+    if not script.is_file():
+        raise UserError(f"{file} has no {SCRIPT} beside it; copy the run's script there "
+                       "(the run's log.txt begins with it)")
+    return script, file
+
+
+def read_checkpoint(file: Path) -> dict:
+    """What a snapshot saved, dict(step, hyperparameters, model), with the tensors on the CPU.
+
+    Raises UserError, one line, for a file that is damaged, holds code or something else.
+    """
+    if not zipfile.is_zipfile(file):  # torch saves a zip file, whose end a cut file has lost
+        raise UserError(f"{file} is no checkpoint, or its end is missing")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if bad := archive.testzip():  # torch does not compare the check sums that it stores
+                raise zipfile.BadZipFile(f"wrong check sum of {bad}")
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
+                       "values are loaded") from None
+    except Exception as error:  # bytes at random have many ways to fail
+        raise UserError(f"{file} is damaged: {_first_lines(error)}") from None
+    kinds = dict(step=int, hyperparameters=dict, model=dict)
+    if not isinstance(checkpoint, dict) or any(
+        not isinstance(checkpoint.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise UserError(f"{file} is not a snapshot's checkpoint: it lacks {', '.join(kinds)}")
+    return checkpoint
+
+
+def check_names(script: Path, file: Path, hyperparameters: dict) -> None:
+    """Raises UserError where a checkpoint's hyperparameters are not those of the script, or where
+    the script has none."""
+    try:
+        names = default_hyperparameters(script)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from None
+    if not names:
+        raise UserError(f"{script} has no class Hyperparameters, so it is no training script")
+    if differing := sorted(names.keys() ^ hyperparameters.keys()):
+        raise UserError(f"{short(file)} is not of {short(script)}: only one of the two has "
+                       f"{', '.join(differing[:4])}{', …' if differing[4:] else ''}")
+
+
+def _first_lines(error):
+    """The beginning of an exception's text, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + " …"

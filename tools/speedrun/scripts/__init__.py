@@ -1,0 +1,1 @@
+"""A training script: found, loaded, its sizes and its arithmetic."""

@@ -1,0 +1,171 @@
+"""Finds the script that a command names, and looks into it without running it.
+
+(Running it would import torch, which takes seconds.)
+"""
+
+import ast
+import hashlib
+import operator
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.history.manifest import REPOSITORY, Manifest, Milestone, load_manifest
+
+_OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}
+
+
+# How a script reads a value of each type that a hyperparameter may have.
+_READERS = {
+    "int": int, "float": float, "str": str,
+    "bool": lambda text: {"True": True, "False": False}[text],
+}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A train_gpt.py: name for its runs, file, the milestone it is (or None), the defaults of its
+    hyperparameters and the names of their types, the overrides {name: value} that make it tiny, and
+    whose overrides they are."""
+
+    name: str
+    path: Path
+    milestone: Milestone | None
+    hyperparameters: dict[str, object]
+    types: dict[str, str]
+    tiny: dict[str, object]
+    tiny_of: Milestone
+
+    def typed(self, name: str, value: object) -> object:
+        """A value of hyperparameter `name`, as a text or not, in the type that the script gives it.
+
+        It stays as it is where that type is none of int, float, bool and str, and None (not known)
+        stays None. Raises UserError, exit code 2, for a value that is none of its type.
+        """
+        kind = self.types.get(name)
+        if value is None or kind not in _READERS:
+            return value
+        try:
+            return _READERS[kind](str(value))
+        except (KeyError, ValueError):
+            wanted = "True or False" if kind == "bool" else f"a value of type {kind}"
+            raise UserError(f"{name} takes {wanted}, not {str(value)!r}", 2) from None
+
+
+def find_script(target: str) -> Script:
+    """The Script for a milestone's id, for `train` (the learner's script), or for the path of a
+    train_gpt.py or of its folder.
+
+    A script that is no milestone gets the tiny overrides of the milestone whose hyperparameters
+    have the most names in common with its own, as far as it has their names. Raises UserError or
+    ManifestError, both with one line, where there is no such script.
+    """
+    manifest = load_manifest()
+    path, milestone = locate(target, manifest)
+    if milestone is not None:
+        return _milestone_script(manifest, milestone)
+    name = target if target == "train" else path.resolve().parent.name
+    hyperparameters, types = _hyperparameters(path)
+    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script)[0].keys()
+                                                        ^ hyperparameters.keys()))
+    tiny = manifest.overrides(nearest, "tiny")
+    known = {key: value for key, value in tiny.items() if key in hyperparameters}
+    return Script(name or "run", path, None, hyperparameters, types, known, nearest)
+
+
+def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
+    """The file that `target` names, as for `find_script`, and the milestone that it is, if any.
+
+    The file is not looked into. Raises UserError or ManifestError, one line, if there is none.
+    """
+    if target != "train" and not (target.endswith(".py") or "/" in target or os.sep in target):
+        milestone = manifest.get(target)
+        if not milestone.written or not milestone.script.is_file():
+            raise UserError(f"milestone {milestone.name} is not written yet")
+        return milestone.script, milestone
+
+    path = REPOSITORY / "train" / "train_gpt.py" if target == "train" else Path(target)
+    if path.is_dir():
+        path = path / "train_gpt.py"
+    if not path.is_file():
+        raise UserError(f"{path} is not a file; give a milestone's id, train or a train_gpt.py")
+    for milestone in manifest.written():
+        if milestone.script.is_file() and milestone.script.samefile(path):
+            return milestone.script, milestone
+    return path, None
+
+
+def default_hyperparameters(script: Path) -> dict[str, object]:
+    """The fields of a script's class `Hyperparameters`, {name: default}, in order.
+
+    A default that is no constant (it depends on the machine or the clock) is None. A script without
+    such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
+    cannot be read.
+    """
+    return _defaults(_fields(script))
+
+
+def _defaults(fields):
+    return {field.target.id: _constant(field.value) for field in fields}
+
+
+def _fields(script):
+    """The syntax of each field of class Hyperparameters; raises as default_hyperparameters."""
+    try:
+        tree = ast.parse(script.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{script} is not a Python script: {error}") from None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
+            return [field for field in node.body
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
+    return []
+
+
+def code_hash(script: Path) -> str:
+    """A hash of a script that comments, docstrings and layout do not change.
+
+    Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
+    """
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant):
+                del body[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def _milestone_script(manifest, milestone):
+    tiny = manifest.overrides(milestone, "tiny")
+    defaults, types = _hyperparameters(milestone.script)
+    return Script(milestone.id, milestone.script, milestone, defaults, types, tiny, milestone)
+
+
+def _hyperparameters(path):
+    """The defaults and the types of a script's hyperparameters; UserError if it has none."""
+    try:
+        fields = _fields(path)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from None
+    if not fields:
+        raise UserError(f"{path} has no class Hyperparameters, so it is no training script")
+    return _defaults(fields), {f.target.id: ast.unparse(f.annotation) for f in fields}
+
+
+def _constant(node):
+    """The value of a constant expression such as 8 * 64 * 1024, else None."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _constant(node.operand)
+        return -value if isinstance(value, int | float) else None
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        left, right = _constant(node.left), _constant(node.right)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            return _OPERATIONS[type(node.op)](left, right)
+    return None

@@ -1,0 +1,86 @@
+"""Counts the arithmetic of a training step from the model itself; needs torch."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from speedrun.scripts.load import load_snapshot
+
+LONGEST = 16_384  # tokens; a dense mask of more is refused
+
+
+def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float | None:
+    """FLOPs per token of forward and backward, averaged over the run that `hyperparameters`
+    describe; the backward pass takes twice the forward's (arXiv 2001.08361, section 2.1).
+
+    The forward pass is counted on tensors without data: a T a token's matrices, b T^2 the pairs of
+    attention, from two lengths T. Of the pairs only those count that causality and the window of
+    each step leave. Where documents end is not known here, so it is an upper bound with a mask of
+    documents. None where there is no script or no hyperparameters are known. Raises what the
+    script raises for hyperparameters that do not fit it.
+    """
+    if not script.is_file() or not hyperparameters:
+        return None
+    module = load_snapshot(script)
+    args = module.Hyperparameters(**_plain(hyperparameters))
+    T = getattr(args, "train_seq_len", args.seq_len)
+    half = min(T, LONGEST) // 2
+    per_token, per_pair = _solve(half, _forward_flops(module, args, half),
+                                 2 * half, _forward_flops(module, args, 2 * half))
+    return 3 * (per_token + per_pair * _mean_visible(module, args, T))
+
+
+def visible_pairs(T: int, window: int) -> int:
+    """Pairs (query, key) of a sequence of T tokens with 0 <= query - key < window."""
+    window = min(window, T)
+    return window * T - window * (window - 1) // 2
+
+
+def _plain(hyperparameters):
+    """The hyperparameters without what only a GPU can do."""
+    switches = ("compile", "bf16", "use_flex_attention")
+    return {**hyperparameters, **{name: False for name in switches if name in hyperparameters}}
+
+
+def _forward_flops(module, args, T):
+    math = sdpa_kernel(SDPBackend.MATH)  # matrix products, which the counter knows
+    with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
+        tokens = torch.zeros(1, T, dtype=torch.int64)
+        module.GPT(args)(tokens, tokens)
+    return counter.get_total_flops()
+
+
+def _solve(T1, flops1, T2, flops2):
+    """a and b of a T + b T^2 from its values at two lengths."""
+    b = (flops2 / T2 - flops1 / T1) / (T2 - T1)
+    return flops1 / T1 - b * T1, b
+
+
+def _mean_visible(module, args, T):
+    """Keys that a query sees, the mean over a sequence and over the steps of the run."""
+    steps = range(max(args.train_steps, 1))
+    if hasattr(module, "window_size"):
+        windows = [module.window_size(step, args) for step in steps]
+    else:
+        windows = [getattr(args, "window", T)]
+    return sum(visible_pairs(T, window) for window in windows) / (T * len(windows))
+
+
+def measured_peak() -> tuple[str, float]:
+    """This machine's device, named as in the logs, and its FLOP/s in a large matrix product: of
+    bfloat16 on a GPU, of float32 on a CPU; the best of ten."""
+    on_gpu = torch.cuda.is_available()
+    n, dtype = (8192, torch.bfloat16) if on_gpu else (2048, torch.float32)
+    a = torch.randn(n, n, dtype=dtype, device="cuda" if on_gpu else "cpu")
+    seconds = []
+    for _ in range(11):  # the first one warms up
+        start = time.perf_counter()
+        a @ a
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return torch.cuda.get_device_name() if on_gpu else "cpu", 2 * n**3 / min(seconds[1:])

@@ -1,0 +1,73 @@
+"""How a run's hyperparameters follow from fewer steps, more ranks or the memory of a device.
+
+They are {name: value} of a script's defaults and overrides, values as numbers or as text.
+"""
+
+import math
+
+# phases that some records count in steps; scripts divide by them
+SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
+
+
+def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> int | None:
+    """Tokens of a run of `steps` steps (None: the script's own), or None where it does not tell."""
+    steps = steps or whole(hyperparameters.get("train_steps"))
+    batch = whole(hyperparameters.get("total_batch_size"))
+    return steps * batch if steps and batch else None
+
+
+def scaled_phases(hyperparameters: dict[str, object], steps: int) -> dict[str, tuple[int, int]]:
+    """The phases counted in steps, {name: (old, new)}, such that a schedule cut to `steps` steps
+    keeps its shape; a phase has at least one step."""
+    full = whole(hyperparameters.get("train_steps"))
+    if full in (None, 0, steps):
+        return {}
+    phases = {name: whole(hyperparameters.get(name)) for name in SCHEDULE}
+    return {name: (old, max(1, old * steps // full)) for name, old in phases.items() if old}
+
+
+def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[int]:
+    """Every micro_batch_size with which a step and a validation divide among the ranks, ascending;
+    none where there is no way (speedrun.run.preflight says what is wrong)."""
+    names = ("total_batch_size", "val_tokens", "seq_len")
+    batch, val_tokens, seq_len = (whole(hyperparameters.get(name)) for name in names)
+    if not (batch and seq_len):
+        return []
+    tokens = math.gcd(batch, val_tokens or 0)  # gcd(batch, 0) is batch
+    sequences, rest = divmod(tokens, seq_len * world_size)  # per rank
+    return [] if rest else [n for n in range(1, sequences + 1) if sequences % n == 0]
+
+
+def fitting_micro_batch(hyperparameters: dict[str, object], world_size: int) -> int | None:
+    """The largest part of micro_batch_size with which a step and a validation divide among the
+    ranks; None where there is no need or no way (speedrun.run.preflight says what is wrong)."""
+    usual = whole(hyperparameters.get("micro_batch_size"))
+    parts = [n for n in micro_batches(hyperparameters, world_size) if usual and usual % n == 0]
+    fitting = max(parts, default=usual)
+    return fitting if fitting != usual else None
+
+
+def trial_sizes(
+    hyperparameters: dict[str, object], micro_batch: int, world_size: int
+) -> dict[str, object]:
+    """What changes in a run that shall only show how much memory `micro_batch` sequences take: two
+    steps of up to two micro-batches, and one micro-batch of validation.
+
+    Only then is all in memory at once: gradients from the second micro-batch on, the optimizers'
+    states from the second step on, beside them the copies that the kernel warm-up puts back.
+    """
+    sizes = {name: whole(value) or 0 for name, value in hyperparameters.items()}
+    tokens = micro_batch * sizes["seq_len"] * world_size
+    trial = dict(
+        micro_batch_size=micro_batch, val_tokens=tokens, train_steps=2, warmup_steps=1,
+        total_batch_size=min(2 * tokens, sizes["total_batch_size"]),
+        kernel_warmup_steps=min(2, sizes.get("kernel_warmup_steps", 0)),
+        val_loss_every=0, train_loss_every=0, save_checkpoint=False,
+    )
+    return {name: value for name, value in trial.items() if name in hyperparameters}
+
+
+def whole(value: object) -> int | None:
+    """The value as an int, or None if it is none."""
+    text = str(value).replace("_", "")
+    return int(text) if text.isdecimal() else None
