@@ -55,10 +55,15 @@ def clone(tmp_path):
     for folder in ("history", "train", "tools"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder,
                         ignore=shutil.ignore_patterns("__pycache__"))
-    for command in (["init", "-q"], ["add", "-A"],
-                    ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "as it is"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    commit(tmp_path)
     return tmp_path
+
+
+def commit(clone):
+    for command in (["add", "-A"],
+                    ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "as it is"]):
+        subprocess.run(["git", "-C", str(clone), *command], check=True)
 
 
 def propagate(clone, *arguments):
@@ -93,6 +98,54 @@ def test_the_command(clone):
     assert "differs        history/02_modern_arch/train_gpt.py  MLP" in ended.stdout
     again = propagate(clone, "00", "--block", "parse_args")
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
+
+
+def test_another_chain_needs_no_more_than_its_entry(clone):
+    """Two more scripts under another name, which every command then takes."""
+    manifest = clone / "history" / "milestones.toml"
+    entry = """
+[[milestone]]
+id = "{id}"
+slug = "loop_{id}"
+title = "A loop"
+idea = "Another chain."
+kind = "systems"
+written = true
+{above}
+changes = {changes}
+budget = {{ lines = 500, diff_lines = 20, diff_blocks = 9, reason = "a test" }}
+tiny = {{ warmup_steps = 2 }}
+"""
+    text = (clone / "history" / "00_baseline" / "train_gpt.py").read_text(encoding="utf-8")
+    for id, above, changes in (("p0", 'chain = "loop"\nprogram = "loop.py"', "[]"),
+                               ("px", 'parent = "p0"', '["MLP"]')):
+        folder = clone / "history" / f"{id}_loop_{id}"
+        folder.mkdir()
+        (folder / "loop.py").write_text(
+            text if id == "p0" else text.replace("F.gelu(", "F.relu("), encoding="utf-8")
+        with open(manifest, "a", encoding="utf-8") as file:
+            file.write(entry.format(id=id, above=above, changes=changes))
+    commit(clone)
+
+    def said(command, *arguments, code=0):
+        ended = subprocess.run([sys.executable, str(clone / "tools" / command), *arguments],
+                               capture_output=True, encoding="utf-8", cwd=clone)
+        assert ended.returncode == code, ended.stderr
+        return ended.stdout
+
+    assert "history/p0_loop_p0/loop.py" in said(
+        "run_milestone.py", "p0", "--scale", "tiny", "--dry-run")
+    assert "F.relu" in said("diff_milestones.py", "p0", "px")
+    assert "train/loop/loop.py is p0_loop_p0 now" in said("check_train.py", "p0", "--take")
+    assert [line.split()[0] for line in said("check_train.py", "p0", "--list").splitlines()] == [
+        "p0", "px"]
+    assert "train/loop/loop.py against px" in said("check_train.py", "px", code=1)
+    root = clone / "history" / "p0_loop_p0" / "loop.py"
+    root.write_text(text.replace("range(args.train_steps + 1)", "range(1 + args.train_steps)"),
+                    encoding="utf-8")
+    assert [line.split()[:3] for line in said("propagate.py", "p0").splitlines()] == [
+        ["carried", "history/px_loop_px/loop.py", "main:"],
+        ["carried", "train/loop/loop.py", "main:"]]
 
 
 @pytest.mark.parametrize("arguments, message", [

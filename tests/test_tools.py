@@ -28,6 +28,8 @@ title = "Base"
 idea = "Start."
 kind = "optimizer"
 written = true
+chain = "main"
+program = "train_gpt.py"
 changes = []
 minutes = 45
 date = "2024-06-01"
@@ -77,10 +79,16 @@ def test_valid_manifest_is_read(tmp_path):
     assert manifest.children("base") == (child,)
 
 
-def test_several_roots_are_allowed(tmp_path):
-    roots = VALID.replace('parent = "00"\n', "").replace('"01"', '"p0"')
-    manifest = load_text(tmp_path, roots)
-    assert [m.id for m in manifest.milestones if m.parent is None] == ["00", "p0"]
+def test_several_chains_are_allowed(tmp_path):
+    chain = 'chain = "loop"\nprogram = "loop.py"\n'
+    manifest = load_text(tmp_path, VALID.replace('parent = "00"\n', chain).replace('"01"', '"p0"'))
+    assert [(m.id, m.chain, m.program) for m in manifest.milestones] == [
+        ("00", "main", "train_gpt.py"), ("p0", "loop", "loop.py")]
+    assert manifest.of_chain() == manifest.of_chain("main") == manifest.milestones[:1]
+    assert manifest.learners_script() == REPOSITORY / "train" / "train_gpt.py"
+    manifest = load_text(tmp_path, VALID)
+    assert {(m.chain, m.program) for m in manifest.milestones} == {("main", "train_gpt.py")}
+    assert [m.id for m in manifest.lineage(manifest.get("01"))] == ["01", "00"]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +114,9 @@ def test_several_roots_are_allowed(tmp_path):
         ("tiny = { seed = 2 }", "tiny = { seed = [2] }", '"tiny" must be a table of plain values'),
         ('kind = "systems"', 'kind = "magic"', 'milestone "01": unknown kind "magic"; one of opt'),
         ('parent = "00"', 'parent = "07"', 'milestone "01": parent "07" does not exist'),
+        ('chain = "main"\n', "", 'milestone "00": missing key "chain"'),
+        ('parent = "00"', 'parent = "00"\nprogram = "x.py"', '"program" is that of its root'),
+        ('parent = "00"', 'chain = "main"\nprogram = "x.py"', '"01": chain "main" has a root'),
         ('id = "01"', 'id = "00"', 'duplicate id "00"'),
         ('slug = "next"', 'slug = "base"', 'duplicate slug "base"'),
         ('slug = "base"', 'slug = "base"\nparent = "01"', "cycle: 00 -> 01 -> 00"),

@@ -24,10 +24,10 @@ def main() -> int:
 
     sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
     signal.signal(signal.SIGTERM, end)
-    learner = command.open_learner(args.script)
+    milestone = command.find_milestone(args.milestone) if args.milestone else None
+    learner = command.open_learner(args.script, milestone)
     if args.list:
         return command.show_list(learner)
-    milestone = command.find_milestone(args.milestone)
     if args.take:
         return command.take_milestone(learner, milestone)
     if args.hint is not None:

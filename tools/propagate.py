@@ -7,7 +7,7 @@ this command edits the rest.
     python tools/propagate.py 00 --since HEAD~3       ... from an older commit
 
 A descendant that holds the old block byte for byte gets the new one; the others are listed. The
-learner's script, which starts as a copy of the first milestone, counts as one of its descendants.
+learner's script, which starts as a copy of a chain's root, counts as one of its descendants.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> int:
     manifest = load_manifest()
     milestone = manifest.get(args.id)
     scripts = [descendant.script for descendant in descendants(manifest, milestone)]
-    learners = REPOSITORY / "train" / "train_gpt.py"
+    learners = manifest.learners_script(milestone.chain)
     if milestone.parent is None and learners.exists():
         scripts.append(learners)
 

@@ -13,9 +13,8 @@ from speedrun.check.hints import LEVELS, hint_of, print_hint
 from speedrun.check.process import check
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Screen
-from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
+from speedrun.history.manifest import ManifestError, Milestone, load_manifest
 
-OWN = REPOSITORY / "train" / "train_gpt.py"
 POLL_S = 0.3
 
 
@@ -26,28 +25,35 @@ class Learner:
     script: Path
     progress: Progress
     screen: Screen
+    chain: str  # of milestones that the script is to become
 
     def existing(self) -> Path:
         """The script. Raises UserError, which says how to make one, if there is none."""
         if not self.script.is_file():
-            root = load_manifest().written()[0].id
+            root = load_manifest().of_chain(self.chain)[0].id
             raise UserError(f"there is no {short(self.script)}; --take makes one: "
                            + self.command(f"{root} --take"))
         return self.script
 
     def command(self, arguments: str) -> str:
         """The command line that does something with this script."""
-        other = "" if self.script == OWN else f" --script {shlex.quote(short(self.script))}"
+        own = self.script == load_manifest().learners_script(self.chain)
+        other = "" if own else f" --script {shlex.quote(short(self.script))}"
         return f"python tools/check_train.py {arguments}{other}"
 
 
-def open_learner(script: Path | None) -> Learner:
-    """The Learner of a script (None: train/train_gpt.py), which need not exist yet.
+def open_learner(script: Path | None, milestone: Milestone | None = None) -> Learner:
+    """The Learner of a script (None: that of the milestone's chain in train/), which need not exist
+    yet; milestone: what it is to become (None: one of the first chain).
 
     No progress is kept beside a milestone's own script. Raises UserError, one line, if there can be
     no script of that name or its progress cannot be read.
     """
-    script = Path(script or OWN).absolute()
+    chain = (milestone or load_manifest().written()[0]).chain
+    if script is None:
+        script = load_manifest().learners_script(chain)
+        script.parent.mkdir(exist_ok=True)
+    script = script.absolute()
     if script.is_dir():
         raise UserError(f"{short(script)} is a folder, not a script; name the file in it")
     if script.suffix != ".py":
@@ -56,7 +62,8 @@ def open_learner(script: Path | None) -> Learner:
         raise UserError(f"there is no folder {short(script.parent)} for {script.name}")
     snapshots = [m.script for m in load_manifest().written()]
     own = script.resolve() in snapshots
-    learner = Learner(script, Progress(None if own else script.parent / FILE), Screen(sys.stdout))
+    progress = Progress(None if own else script.parent / FILE)
+    learner = Learner(script, progress, Screen(sys.stdout), chain)
     if learner.progress.note:
         print(learner.progress.note, file=sys.stderr)
     return learner
@@ -74,9 +81,9 @@ def find_milestone(id: str) -> Milestone:
 
 
 def show_list(learner: Learner) -> int:
-    """Shows every written milestone and how far the script is; returns the exit code."""
+    """Shows the chain's written milestones and how far the script is; returns the exit code."""
     rows = []
-    for m in load_manifest().written():
+    for m in load_manifest().of_chain(learner.chain):
         standing = learner.progress.of(m.id)
         rows.append(("x" if standing.done else " ", f"{m.id} {m.title}", _state(standing)))
     learner.screen.standings(rows)

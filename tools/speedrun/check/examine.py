@@ -34,11 +34,9 @@ SLIP_BUDGET_S = 8  # for the slips that might say in words what is wrong
 def odd_values(milestone: Milestone) -> dict[str, object]:
     """The hyperparameters at which the milestone and scripts like it are traced."""
     manifest, sizes = load_manifest(), tomllib.loads(SIZES.read_text(encoding="utf-8"))
-    fixed, line = {}, milestone
-    while line is not None:  # the nearest ancestor's numbers count
-        fixed = {**sizes.get("only", {}).get(line.id, {}), **fixed}
-        line = manifest.get(line.parent) if line.parent else None
-    fixed = {**sizes["common"], **fixed}
+    fixed = dict(sizes["common"])
+    for ancestor in reversed(manifest.lineage(milestone)):  # the nearest one's numbers count
+        fixed |= sizes.get("only", {}).get(ancestor.id, {})
     values, tiny = {}, manifest.overrides(milestone, "tiny")
     for name, default in default_hyperparameters(milestone.script).items():
         value = fixed.get(name, tiny.get(name, default))

@@ -47,14 +47,6 @@ def load_hints() -> tuple[Hint, ...]:
     return tuple(found)
 
 
-def lineage(milestone: Milestone) -> list[Milestone]:
-    """The milestone and its ancestors, up to the root of its chain."""
-    line = [milestone]
-    while line[-1].parent is not None:
-        line.append(load_manifest().get(line[-1].parent))
-    return line
-
-
 def hint_of(name: str, milestone: Milestone) -> Hint:
     """The hint to a block (or to a look, such as syntax) that counts for a milestone.
 
@@ -63,7 +55,7 @@ def hint_of(name: str, milestone: Milestone) -> Hint:
     """
     entries = {(h.block.casefold(), h.since): h for h in load_hints()}
     wanted = name.strip().casefold()
-    for id in [*(m.id for m in lineage(milestone)), ""]:
+    for id in [*(m.id for m in load_manifest().lineage(milestone)), ""]:
         if (wanted, id) in entries:
             return entries[wanted, id]
     blocks = _blocks(milestone)
@@ -114,7 +106,7 @@ def _print_block(name, milestone):
     from speedrun.diff.terminal import make_console, print_changes
 
     console = make_console(sys.stdout)
-    for child in lineage(milestone):
+    for child in load_manifest().lineage(milestone):
         if child.parent is None:
             if text := _blocks(child).get(name):
                 console.print(f"\n{child.name}: {name}", style="bold")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from speedrun.check.hints import lineage
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import Milestone, load_manifest
 
@@ -73,7 +72,7 @@ def cases() -> list[tuple[Milestone, Slip]]:
     found = []
     for milestone in load_manifest().written():
         text = milestone.script.read_text(encoding="utf-8")
-        line = [ancestor.id for ancestor in lineage(milestone)]
+        line = [ancestor.id for ancestor in load_manifest().lineage(milestone)]
         for slip in load_slips():
             new = milestone.parent is None or slip.block in milestone.changes
             wrong = (not slip.since or slip.since in line) and slip.until not in line

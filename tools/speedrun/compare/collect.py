@@ -16,7 +16,7 @@ from speedrun.history.manifest import load_manifest
 from speedrun.run.data import fingerprint
 from speedrun.run.execute import run
 from speedrun.run.gpus import peak_flops
-from speedrun.run.log import RULE, read_log
+from speedrun.run.log import RULE, SCRIPT, read_log
 from speedrun.run.plan import Plan, make_plan
 from speedrun.run.summary import corpus_of
 from speedrun.scripts.find import code_hash
@@ -171,7 +171,7 @@ def _read_logs(targets):
 
 def _entry_of_log(path, log):
     """The entry of a log; a milestone is known by the code beside its log."""
-    script, manifest = path.parent / "train_gpt.py", load_manifest()
+    script, manifest = path.parent / SCRIPT, load_manifest()
     code = code_hash(script) if script.is_file() else None
     mine = [m for m in manifest.written() if code and code_hash(m.script) == code]
     options = {k: v for k, v in log.hyperparameters.items() if k not in NOT_COMPARED}
@@ -222,4 +222,4 @@ def add_mfu(entries: Sequence[Entry], measure: bool) -> None:
             log = Path(entry.runs[0].log)
             hyperparameters = read_log(log).hyperparameters
             entry.flops_per_token = training_flops_per_token(
-                log.parent / "train_gpt.py", hyperparameters)
+                log.parent / SCRIPT, hyperparameters)

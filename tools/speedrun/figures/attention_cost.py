@@ -27,14 +27,16 @@ def count_tiles(module: ModuleType, T: int, window: int) -> int:
 
 
 def attention_table(manifest: Manifest) -> str:
-    """A Markdown table of tiles over the sequence length: causal attention as in 04, which is a
-    window as long as the sequence, and 05 with the window of its first record."""
-    module = load_snapshot(manifest.get("05").script)
+    """A Markdown table of tiles over the sequence length: causal attention as before the first
+    milestone with a mask, which is a window as long as the sequence, and that milestone with the
+    window of its record."""
+    masked = next(m for m in manifest.written() if "attention_mask" in m.changes)
+    module = load_snapshot(masked.script)
     rows = []
     for T in LENGTHS:
         causal, windowed = count_tiles(module, T, T), count_tiles(module, T, WINDOW)
         per_token = [f"{1024 * tiles / T:.0f}" for tiles in (causal, windowed)]
         rows.append([f"{T:,}", f"{causal:,}", per_token[0], f"{windowed:,}", per_token[1]])
-    head = ["tokens in a sequence", "causal, as in 04", "per 1,024 tokens",
-            f"window of {WINDOW:,}, as in 05", "per 1,024 tokens"]
+    head = ["tokens in a sequence", f"causal, as in {masked.parent}", "per 1,024 tokens",
+            f"window of {WINDOW:,}, as in {masked.id}", "per 1,024 tokens"]
     return markdown(head, rows, right=head)

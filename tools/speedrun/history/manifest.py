@@ -5,7 +5,7 @@ Standard library only, so that a command can answer --help before anything heavy
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -46,6 +46,8 @@ class Milestone:
     kind: str
     written: bool
     parent: str | None = None
+    chain: str = ""
+    program: str = ""
     changes: Texts = ()
     records: Counts = ()
     minutes: float | None = None
@@ -71,7 +73,7 @@ class Milestone:
     @property
     def script(self) -> Path:
         """Absolute path of the snapshot; the file exists when `written` is true."""
-        return REPOSITORY / "history" / self.name / "train_gpt.py"
+        return REPOSITORY / "history" / self.name / self.program
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,24 @@ class Manifest:
         parent = self.get(id).id
         found = (m for m in self.milestones if m.parent == parent)
         return tuple(sorted(found, key=lambda m: natural_key(m.id)))
+
+    def lineage(self, milestone: Milestone) -> list[Milestone]:
+        """Return the milestone and its ancestors, up to the root of its chain."""
+        line = [milestone]
+        while line[-1].parent is not None:
+            line.append(self.get(line[-1].parent))
+        return line
+
+    def of_chain(self, chain: str | None = None) -> tuple[Milestone, ...]:
+        """Return the written milestones of a chain (None: the first one), the root first."""
+        chain = chain or self.milestones[0].chain
+        return tuple(m for m in self.written() if m.chain == chain)
+
+    def learners_script(self, chain: str | None = None) -> Path:
+        """Return where the learner's script of a chain (None: the first one) belongs: in train/,
+        and in a folder of the chain's name there for every chain but the first."""
+        root, first = self.of_chain(chain)[0], self.milestones[0].chain
+        return REPOSITORY / "train" / ("" if root.chain == first else root.chain) / root.program
 
     def overrides(self, milestone: Milestone, scale: str) -> dict:
         """Return the hyperparameters, {name: value}, that run `milestone` at `scale`.
@@ -169,7 +189,28 @@ def _manifest(content: bytes) -> Manifest:
             if above in line:
                 raise ValueError("parents form a cycle: " + " -> ".join([*line, above]))
             line.append(above)
-    return Manifest(milestones, scales)
+    return Manifest(_with_chains(milestones), scales)
+
+
+def _with_chains(milestones):
+    """The milestones with the chain and the program of their roots, which alone declare them."""
+    of_id, chains = {m.id: m for m in milestones}, set()
+    for m in milestones:
+        for key in ("chain", "program"):
+            if m.parent is None and not getattr(m, key):
+                raise ValueError(f'milestone "{m.id}": missing key "{key}"')
+            if m.parent is not None and getattr(m, key):
+                raise ValueError(f'milestone "{m.id}": "{key}" is that of its root')
+        if m.parent is None and m.chain in chains:
+            raise ValueError(f'milestone "{m.id}": chain "{m.chain}" has a root already')
+        chains.add(m.chain)
+    found = []
+    for m in milestones:
+        root = m
+        while root.parent is not None:
+            root = of_id[root.parent]
+        found.append(replace(m, chain=root.chain, program=root.program))
+    return tuple(found)
 
 
 def _milestone(number: int, entry: dict) -> Milestone:

@@ -13,7 +13,7 @@ from speedrun.base.files import replace_file
 from speedrun.base.text import short
 from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.run.failure import Failure, explain, rank_stderr
-from speedrun.run.log import read_log
+from speedrun.run.log import SCRIPT, read_log
 from speedrun.run.plan import Plan
 from speedrun.run.preflight import check_tokens
 from speedrun.run.progress import follow
@@ -78,7 +78,7 @@ def _prepare(plan):
     try:
         plan.ranks_dir.mkdir(parents=True)
         if plan.nodes.rank == 0:
-            shutil.copyfile(plan.script.path, plan.out / "train_gpt.py")
+            shutil.copyfile(plan.script.path, plan.out / SCRIPT)
     except OSError as error:
         raise UserError(f"cannot write in {short(plan.out)}: {error.strerror}") from None
 
@@ -122,7 +122,7 @@ def _tidy(plan):
 
 def _discard(out: Path, out_is_new):
     """Undoes a run that never came to its log, so that the folder can be used again."""
-    for file in (out / "train_gpt.py", *out.glob("stderr_rank*.txt")):
+    for file in (out / SCRIPT, *out.glob("stderr_rank*.txt")):
         file.unlink(missing_ok=True)
     if out_is_new and out.exists() and not any(out.iterdir()):
         out.rmdir()

@@ -22,6 +22,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SCRIPT = "train_gpt.py"  # a run's copy of its script, beside its log.txt, whatever its name was
 RULE = "=" * 100  # stands below the script's own text and below the header
 
 _STEP = re.compile(r"step:(\d+)/(\d+) (\S.*)")

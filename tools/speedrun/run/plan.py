@@ -27,6 +27,7 @@ from speedrun.run.data import (
     patterns,
 )
 from speedrun.run.gpus import visible_gpus
+from speedrun.run.log import SCRIPT
 from speedrun.run.torchrun import Nodes, launch_command
 from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, training_tokens, whole
@@ -212,7 +213,7 @@ def _fresh_out(name):
 
 
 def _check_out(out, nodes):
-    for name in ("log.txt", "train_gpt.py", "ranks") if nodes.rank == 0 else ():
+    for name in ("log.txt", SCRIPT, "ranks") if nodes.rank == 0 else ():
         if (out / name).exists():
             raise UserError(f"--out {out} holds a run already ({name}); choose another folder")
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())

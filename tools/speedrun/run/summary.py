@@ -7,7 +7,7 @@ from pathlib import Path
 
 from speedrun.run.data import fingerprint
 from speedrun.run.gpus import peak_flops
-from speedrun.run.log import RunLog
+from speedrun.run.log import SCRIPT, RunLog
 from speedrun.run.plan import Plan
 
 
@@ -53,7 +53,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     if tokens_per_s and peak:
         from speedrun.scripts.flops import training_flops_per_token  # torch, which takes seconds
 
-        flops = training_flops_per_token(plan.out / "train_gpt.py", log.hyperparameters)
+        flops = training_flops_per_token(plan.out / SCRIPT, log.hyperparameters)
     validated = _last(log.steps, "val_loss")
     return Summary(
         milestone=plan.script.milestone.name if plan.script.milestone else None,

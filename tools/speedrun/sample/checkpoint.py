@@ -9,11 +9,11 @@ import torch
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
+from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import default_hyperparameters
 from speedrun.scripts.load import load_snapshot
 
 CHECKPOINT = "checkpoint.pt"
-SCRIPT = "train_gpt.py"
 MAX_CONTEXT = 16_384  # tokens; a dense attention mask grows with their square
 
 

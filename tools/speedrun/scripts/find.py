@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.history.manifest import REPOSITORY, Manifest, Milestone, load_manifest
+from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
 _OPERATIONS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -88,11 +88,13 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
             raise UserError(f"milestone {milestone.name} is not written yet")
         return milestone.script, milestone
 
-    path = REPOSITORY / "train" / "train_gpt.py" if target == "train" else Path(target)
+    path = manifest.learners_script() if target == "train" else Path(target)
+    programs = dict.fromkeys(m.program for m in manifest.milestones)
     if path.is_dir():
-        path = path / "train_gpt.py"
+        path = next(filter(Path.is_file, (path / name for name in programs)), path)
     if not path.is_file():
-        raise UserError(f"{path} is not a file; give a milestone's id, train or a train_gpt.py")
+        raise UserError(f"{path} is not a file; give a milestone's id, train or a "
+                        f"{' or '.join(programs)}")
     for milestone in manifest.written():
         if milestone.script.is_file() and milestone.script.samefile(path):
             return milestone.script, milestone
