@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from IPython.display import Markdown, display  # noqa: E402
 
 from speedrun.base.text import markdown, number_ranges  # noqa: E402
-from speedrun.compare.results import Comparison, Entry, rows  # noqa: E402
+from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.figures import ladder as ladders  # noqa: E402
 from speedrun.history.blocks import changed_blocks  # noqa: E402
 from speedrun.history.manifest import load_manifest  # noqa: E402
@@ -154,7 +154,7 @@ def _styles(count: int) -> list[dict[str, object]]:
 
 def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
-    ends = {row.label: f"{row.val_loss:.3f} ± {row.val_loss_sd:.3f}" for row in rows(tiny_runs())}
+    ends = {row.label: f"{row.val_loss:.3f} ± {row.val_loss_sd:.3f}" for row in scores(tiny_runs())}
     lines = []
     for m in MANIFEST.written():
         lines.append([m.name, number_ranges(m.records), f"{m.minutes:g}",

@@ -59,7 +59,7 @@ def serve(folder):
     """Answers requests, a line of JSON each, until there are no more."""
     from speedrun.check import trace
     from speedrun.check.differences import differences
-    from speedrun.check.examine import Examination, examine, told
+    from speedrun.check.examine import Examination, examine, in_words
     from speedrun.check.worker import Worker
 
     worker = Worker(Path(folder), time.monotonic() + 7200, os.getppid())
@@ -71,7 +71,7 @@ def serve(folder):
             result = yield examination.task(script, job)
             wanted = examination.wanted[job].observations
             if found := differences(wanted, result.observations):
-                return [job, *told(found[0])]
+                return [job, *in_words(found[0])]
         return None
 
     for line in sys.stdin:

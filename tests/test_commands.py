@@ -1,8 +1,10 @@
-"""Every command can be started by its name, and says in one line which requirement is missing.
+"""Every command can be started by its name, and says in one line which requirement is missing; the
+library behind them has an order.
 
 Run: .venv/bin/python -m pytest tests/test_commands.py
 """
 
+import ast
 import os
 import subprocess
 import sys
@@ -35,3 +37,24 @@ def test_a_missing_requirement_is_one_line(arguments):
     assert ended.returncode == 1 and ended.stdout == ""
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("error: ")
     assert ended.stderr.endswith(" is not installed here: pip install -r requirements.txt\n")
+
+
+PACKAGES = ["base", "history", "scripts", "run", "compare", "diff", "check", "sample", "doctor",
+            "figures"]  # lowest first
+LIBRARY = REPOSITORY / "tools" / "speedrun"
+
+
+def test_every_package_has_its_place():
+    assert sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")) == sorted(PACKAGES)
+    assert [path.name for path in LIBRARY.glob("*.py")] == ["__init__.py"]
+
+
+@pytest.mark.parametrize("file", sorted(LIBRARY.glob("*/*.py")),
+                         ids=lambda file: f"{file.parent.name}.{file.stem}")
+def test_imports_point_down(file):
+    here = PACKAGES.index(file.parent.name)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        assert not isinstance(node, ast.Import) or all(
+            alias.name.partition(".")[0] != "speedrun" for alias in node.names), "import its names"
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("speedrun."):
+            assert PACKAGES.index(node.module.split(".")[1]) <= here, node.module

@@ -20,7 +20,7 @@ from snapshots import MICRO, WRITTEN, load_snapshot, micro_overrides, where
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import parse_target
 from speedrun.compare.plot import curves_of, draw_comparison
-from speedrun.compare.results import Comparison, Entry, Run, choose_target, rows
+from speedrun.compare.results import Comparison, Entry, Run, choose_target, scores
 from speedrun.compare.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
 from speedrun.compare.table import columns, notes, print_comparison, to_csv, to_markdown
 from speedrun.figures.records_plot import stored_hash
@@ -91,7 +91,7 @@ def test_rows():
     fast.failures.append("seed 1: out of memory")
     nothing = Entry("nothing", failures=["seed 0: no data"])
     comparison = Comparison([slow, fast, nothing], 3.1, "as asked")
-    a, b, c = rows(comparison)
+    a, b, c = scores(comparison)
     assert (a.runs, a.steps, a.tokens) == (2, 200, 200_000)
     assert a.val_loss == pytest.approx(3.1) and a.val_loss_sd == pytest.approx(0.141421, abs=1e-6)
     assert a.tokens_to_target == pytest.approx(200_000) and a.seconds_to_target == pytest.approx(2)
@@ -110,7 +110,7 @@ def test_rows():
 
 def test_a_target_out_of_reach_is_a_dash():
     comparison = Comparison([entry("slow", SLOW), entry("fast", FAST)], 2.2, "as asked")
-    a, b = rows(comparison)
+    a, b = scores(comparison)
     assert a.tokens_to_target is None and b.tokens_to_target is not None
     assert b.speed_up is None, "nothing to be faster than"
     assert columns(comparison)["tokens to 2.2"][0] == "—"
@@ -127,14 +127,14 @@ def test_target():
 def test_p_is_told_only_against_a_fixed_target():
     curves = [[(0, 6.0), (100, loss)] for loss in (3.1, 3.12, 3.14)]
     one = entry("a", *curves)
-    assert rows(Comparison([one], 3.2, "as asked"))[0].p_value < 0.05
-    assert rows(Comparison([one], 3.2, "the final loss of a"))[0].p_value is None
+    assert scores(Comparison([one], 3.2, "as asked"))[0].p_value < 0.05
+    assert scores(Comparison([one], 3.2, "the final loss of a"))[0].p_value is None
 
 
 def test_json_round_trip():
     comparison = Comparison([entry("a", SLOW, FAST)], 3.28, "the records'", "command", "abc")
     again = Comparison.from_json(comparison.to_json())
-    assert rows(again) == rows(comparison)
+    assert scores(again) == scores(comparison)
     assert again.to_json() == comparison.to_json()
     for text in ("{}", "[]", '{"entries": [{"no": 1}]}', "nonsense"):
         with pytest.raises(ValueError):

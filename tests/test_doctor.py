@@ -425,12 +425,12 @@ def test_plain_lines_are_aligned(computer, capsys):
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_a_terminal_of_any_width(computer, columns, monkeypatch):
-    from speedrun.doctor.report import Check, Report
+    from speedrun.doctor.report import Finding, Report
 
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = io.StringIO()
     stream.isatty = lambda: True
-    checks = [Check("GPU", "note", "a long [text] " * 12, "run " * 12), Check("CPU", "ok", "2")]
+    checks = [Finding("GPU", "note", "a long [text] " * 12, "run " * 12), Finding("CPU", "ok", "2")]
     print_report(Report("tiny", checks, []), stream)
     text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())  # without colours
     assert max(map(len, text.splitlines())) <= columns

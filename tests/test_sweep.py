@@ -36,7 +36,7 @@ def sweep_with(monkeypatch, losses):
     first, and the targets that were compared."""
     compared = []
 
-    def compare(targets, *args, **options):
+    def collect(targets, *args, **options):
         compared.extend(targets)
         entries = []
         for target, loss in zip(targets, losses, strict=True):
@@ -45,7 +45,7 @@ def sweep_with(monkeypatch, losses):
             entries.append(Entry(target, runs=runs))
         return Comparison(entries, None, ""), None
 
-    monkeypatch.setattr(sweep, "compare", compare)
+    monkeypatch.setattr(sweep, "collect", collect)
     monkeypatch.setattr(sys, "argv", ["sweep.py", "01", "--factors", "0.5,4"])
     return sweep.main(), compared
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from speedrun.base.cli import Parser, natural, positive, run_command
 from speedrun.base.errors import UserError
-from speedrun.compare.collect import add_mfu, compare
+from speedrun.compare.collect import add_mfu, collect
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import REPOSITORY, load_manifest
@@ -33,7 +33,7 @@ def main() -> int:
         path = getattr(args, name)
         if path and not path.absolute().parent.is_dir():
             raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
-    comparison, stopped = compare(
+    comparison, stopped = collect(
         args.targets, range(args.seed, args.seed + args.repeat),
         args.out or REPOSITORY / "runs" / time.strftime("compare-%Y%m%d-%H%M%S"), sys.stdout,
         target=args.target, settings=args.set, scale=args.scale, data=args.data, steps=args.steps,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from speedrun.base.cli import Parser, natural, positive, run_command
 from speedrun.base.errors import UserError
-from speedrun.compare.collect import compare
+from speedrun.compare.collect import collect
 from speedrun.compare.table import print_comparison
 from speedrun.history.manifest import REPOSITORY
 from speedrun.scripts.find import find_script
@@ -40,7 +40,7 @@ def main() -> int:
                for name, rate in learning_rates(args.target, args.only).items()
                for factor in args.factors]
     out = args.out or REPOSITORY / "runs" / time.strftime("sweep-%Y%m%d-%H%M%S")
-    comparison, stopped = compare(
+    comparison, stopped = collect(
         [args.target, *changes], [args.seed], out, sys.stdout, scale="tiny",
         steps=args.steps, settings=args.set,
     )

@@ -72,6 +72,11 @@ def _same(wanted, seen, _):
     return words if words[1] else None
 
 
+def _in_common(wanted, seen, _):
+    """Of the names in both: a part of the model that is never called returns nothing."""
+    return _has({name: wanted[name] for name in wanted if name in seen}, seen, 0)
+
+
 def _colon(value):
     value = str(value)
     return value if value.startswith("(") else f": {value}" if value else ""
@@ -226,6 +231,6 @@ def _brief(value):
     return text if len(text) < 90 else text[:90] + " …"
 
 
-KINDS = {"has": _has, "same": _same, "fact": _fact, "numbers": _numbers, "schedule": _schedule,
-         "tensors": _tensors, "spread": _spread, "log": _log, "at most": _at_most,
-         "at least": _at_least, "share": _share, "own state": _own_state}
+KINDS = {"has": _has, "in common": _in_common, "same": _same, "fact": _fact, "numbers": _numbers,
+         "schedule": _schedule, "tensors": _tensors, "spread": _spread, "log": _log,
+         "at most": _at_most, "at least": _at_least, "share": _share, "own state": _own_state}

@@ -152,7 +152,7 @@ def located(difference: Difference, origin: list[tuple[str, int]]) -> Difference
     return replace(difference, line=0, source=f"the milestone's {difference.source}")
 
 
-def told(difference: Difference) -> tuple[str, str]:
+def in_words(difference: Difference) -> tuple[str, str]:
     """expected and got of a difference, for people."""
     got = difference.got
     if difference.line:
@@ -208,7 +208,7 @@ def examine(source: bytes, examination: Examination, tell: Callable[[Outcome], N
     except ValueError as error:  # two blocks of one name
         tell(Outcome("blocks", "each name is defined once", str(error)))
         return
-    looks = [Outcome(job, *told(found[0]), block=_block_at(mixture, found[0].line))
+    looks = [Outcome(job, *in_words(found[0]), block=_block_at(mixture, found[0].line))
              for job, found in different.items()]
     try:
         (outcomes,) = drive([_judged(examination, mixture, list(different))])
@@ -235,7 +235,7 @@ def _judged(examination, mixture, jobs):
             found += [Outcome(name, part=part) for name in verdict.names]
             continue
         words = yield from examination.diagnose(mixture, verdict)
-        expected, got = told(verdict.difference)
+        expected, got = in_words(verdict.difference)
         if len(verdict.names) > 1:
             words = "Only together they show this: each of them alone fits, or stops the script."
         where = ", ".join(filter(None, map(mixture.span, verdict.names)))

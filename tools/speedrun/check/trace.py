@@ -315,8 +315,8 @@ def precision(module, values, note, folder, **_):
     note.note("the log of a run in bfloat16", "log", [re.sub(r"loss:\S+", "loss", line)
                                                       for line in lines])
     _losses_low(note, spy)
-    for name, dtypes in spy.dtypes.items():
-        note.note(f"dtype of what {name} returns with bf16=True", "fact", ", ".join(sorted(dtypes)))
+    note.note("dtypes of what the model's parts return with bf16=True", "in common", {
+        name: ", ".join(sorted(dtypes)) for name, dtypes in spy.dtypes.items()})
     for phase, what in (("training", "the model's training pass"), ("validation", "validation"),
                         ("step", "the optimizers"), ("other", "the backward pass")):
         work = {key[1:]: n for key, n in spy.meter.work.items() if key[0] == phase}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from speedrun.history.blocks import Block, merge_names, split_blocks
 
-FREE = ("card", "main guard")  # not looked at, or by a look of its own
+NOT_JUDGED = ("card", "main guard")  # not looked at, or by a look of its own
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -46,15 +46,15 @@ class Mixture:
     def candidates(self) -> list[str]:
         """The blocks that may be at fault, in the learner's order: those that differ, and new
         statements that are no definitions. New definitions go with the blocks that use them."""
-        return [name for name, block in self.learner.items() if name not in FREE
+        return [name for name, block in self.learner.items() if name not in NOT_JUDGED
                 and not name.startswith(("heading: ", "comment: "))
                 and (not _is_definition(block) if name in self.added
                      else block.text != self.milestone[name].text)]
 
     def lacking(self) -> list[str]:
         """The milestone's blocks that the learner's script does not have."""
-        return [name for name in self.milestone if name not in self.learner and name not in FREE
-                and not name.startswith(("heading: ", "comment: "))]
+        return [name for name in self.milestone if name not in self.learner
+                and name not in NOT_JUDGED and not name.startswith(("heading: ", "comment: "))]
 
     def span(self, name: str) -> str:
         """The learner's lines of a block, as in `lines 120-160`."""

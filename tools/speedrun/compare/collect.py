@@ -37,8 +37,8 @@ class Target:
 
 
 @dataclass
-class Trials:
-    """Entries in the order of their targets; the first plan, and what ended the trials early."""
+class Collected:
+    """Entries in the order of their targets; the first plan, and what ended the runs early."""
 
     entries: list[Entry]
     plan: Plan | None = None
@@ -64,7 +64,7 @@ def parse_target(text: str) -> Target:
     return Target(text, script=match["script"], settings=tuple(match["settings"].split(",")))
 
 
-def compare(
+def collect(
     texts: Sequence[str], seeds: Sequence[int], out: Path, stream, *, target: float | None = None,
     settings: Sequence[str] = (), command: str = "", **options,
 ) -> tuple[Comparison, Stopped | None]:
@@ -83,25 +83,25 @@ def compare(
         folder = out / f"{number}-{name}-seed{seed}"
         return make_plan(targets[number].script, settings=own, out=folder, **options)
 
-    trials = gather(targets, plan_of, seeds, stream)
+    collected = gather(targets, plan_of, seeds, stream)
     reason = "as asked"
     if target is None:
-        target, reason = choose_target(trials.entries)
+        target, reason = choose_target(collected.entries)
     corpora = {corpus_of(target.log.parent) for target in targets if target.log}
-    if trials.plan:
-        corpora.add(fingerprint(trials.plan.data) if trials.plan.data else None)
+    if collected.plan:
+        corpora.add(fingerprint(collected.plan.data) if collected.plan.data else None)
     corpus = corpora.pop() if len(corpora) == 1 else None  # else they are not to be compared
-    return Comparison(trials.entries, target, reason, command, corpus), trials.stopped
+    return Comparison(collected.entries, target, reason, command, corpus), collected.stopped
 
 
 def gather(
     targets: Sequence[Target], plan_of: Callable[[int, int], Plan], seeds: Sequence[int], stream
-) -> Trials:
+) -> Collected:
     """The entries of the targets: logs are read, then scripts trained, once per seed.
 
     Scripts take turns, A B A B, so that a slow hour harms all alike. plan_of makes the Plan of a
     target's number and a seed; it is called for all of them first. stream: a text stream for a
-    line per run. A run that fails becomes a failure of its entry; a signal ends the trials, and
+    line per run. A run that fails becomes a failure of its entry; a signal ends all of them, and
     what has finished is kept. Raises UserError for a file that is no log, and what plan_of raises.
     """
     entries = _read_logs(targets)  # by the target's number
@@ -110,14 +110,14 @@ def gather(
     for number, _, plan in turns[: len(scripts)]:
         entries[number] = _entry_of(plan, targets[number])
     in_order = {id(entries[number]): entries[number] for number in range(len(targets))}
-    trials = Trials(list(in_order.values()), turns[0][2] if turns else None)
+    collected = Collected(list(in_order.values()), turns[0][2] if turns else None)
     for turn, (number, seed, plan) in enumerate(turns, start=1):
         head = f"[{turn}/{len(turns)}] {entries[number].label}, seed {seed}:"
         print(head, short(plan.out), file=stream, flush=True)
         try:
             run(plan, sys.stderr if sys.stderr.isatty() else io.StringIO())
         except Stopped as error:
-            trials.stopped = error
+            collected.stopped = error
             break
         except UserError as error:
             entries[number].failures.append(f"seed {seed}: {error}")
@@ -127,7 +127,7 @@ def gather(
             _add_run(entries[number], log, read_log(log))
             loss = entries[number].final_losses[-1:]
             print(head, *(f"val_loss {x:.4f}" for x in loss), file=stream, flush=True)
-    return trials
+    return collected
 
 
 def _entry_of(plan, target):

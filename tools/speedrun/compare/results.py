@@ -96,7 +96,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Row:
+class Score:
     """The figures of an entry; what is not known, or not reached, is None.
 
     Losses in nats per token, times in milliseconds and seconds. The mean curve decides when the
@@ -148,9 +148,9 @@ def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
     return None, "the first entry has no loss"
 
 
-def rows(comparison: Comparison) -> list[Row]:
+def scores(comparison: Comparison) -> list[Score]:
     """The figures of every entry, in order."""
-    made: list[Row] = []
+    made: list[Score] = []
     for entry in comparison.entries:
         first = made[0].seconds_to_target if made else None
         made.append(_row(entry, comparison, first))
@@ -159,7 +159,7 @@ def rows(comparison: Comparison) -> list[Row]:
 
 def _row(entry, comparison, first_seconds):
     if not entry.runs:
-        return Row(entry.label, 0, len(entry.failures))
+        return Score(entry.label, 0, len(entry.failures))
     target, batch = comparison.target, entry.tokens_per_step
     steps = max(run.steps for run in entry.runs)
     losses = entry.final_losses
@@ -175,7 +175,7 @@ def _row(entry, comparison, first_seconds):
     is_fixed = not comparison.target_is.startswith(OWN_TARGET)
     if seconds is not None and first_seconds is None:
         first_seconds = seconds if entry is comparison.entries[0] else None
-    return Row(
+    return Score(
         label=entry.label,
         runs=len(entry.runs),
         failed=len(entry.failures),

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from speedrun.base.text import UNKNOWN, markdown
-from speedrun.compare.results import Comparison, Row, rows
+from speedrun.compare.results import Comparison, Score, scores
 
 LEFT = ""  # the heading of the labels
 
 
 def columns(comparison: Comparison) -> dict[str, list[str]]:
     """The table as texts, {heading: one cell per entry}; an unknown figure is a dash."""
-    table = rows(comparison)
+    table = scores(comparison)
     target = UNKNOWN if comparison.target is None else f"{comparison.target:.4g}"
 
     def cells(name, form):
@@ -40,7 +40,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
 
 def notes(comparison: Comparison) -> list[str]:
     """What the reader must know beside the table, a line each."""
-    table = rows(comparison)
+    table = scores(comparison)
     lines = []
     if comparison.target is not None:
         lines.append(f"target: {comparison.target:.4f}, {comparison.target_is}; tokens and time to"
@@ -67,9 +67,9 @@ def to_csv(comparison: Comparison) -> str:
     """Every figure of every entry, unrounded; what is not known is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Row)]
+    names = [field.name for field in fields(Score)]
     writer.writerow([*names, "final_losses"])
-    for row, entry in zip(rows(comparison), comparison.entries, strict=True):
+    for row, entry in zip(scores(comparison), comparison.entries, strict=True):
         values = [getattr(row, name) for name in names]
         values = ["" if value is None else value for value in values]
         span = names.index("step_avg_range")

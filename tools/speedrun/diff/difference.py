@@ -17,7 +17,7 @@ LONGEST_REASON = 100  # characters; a file may repeat dozens of names
 class Change:
     """A block that differs. old or new is None if it was added or removed.
 
-    words: what happened to it beside changed lines ("renamed from f", "moved", "comments only");
+    words: what happened to it beside changed lines ("moved", "comments only");
     rows: its lines, in reading order, empty if none of them is worth a look.
     """
 
@@ -102,8 +102,7 @@ def _change(pair, old_source, new_source):
         rows = align(_lines(old, old_source), _lines(new, new_source))
         return Change(name, old, new, ("added" if new else "removed",), tuple(rows))
 
-    words = [f"renamed from {old.name}"] if old.name != new.name else []
-    words += ["moved"] if pair.moved else []
+    words = ["moved"] if pair.moved else []
     cut = methods(old), methods(new)
     if len(cut[0]) == len(cut[1]) == 1:
         parts = [Pair(old, new)]
@@ -111,8 +110,6 @@ def _change(pair, old_source, new_source):
         parts = match(*cut)
         if reordered := [part.new.name for part in parts if part.moved]:
             words.append(f"methods reordered: {', '.join(reordered)}")
-        words += [f"method renamed: {part.old.name} → {part.new.name}"
-                  for part in parts if part.old and part.new and part.old.name != part.new.name]
     natures = set()
     for part in parts:
         natures |= nature(part.old.text, part.new.text) if part.old and part.new else {CODE}

@@ -1,16 +1,12 @@
-"""Finds for each block of one file its counterpart in another, by name and by likeness."""
+"""Finds for each block of one file its counterpart in another, by its name."""
 
 import ast
 from collections import Counter
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
-from speedrun.diff.nature import code_words, parse
+from speedrun.diff.nature import parse
 from speedrun.history.blocks import Block, merge_names
 
-ALIKE = 0.6  # share of common tokens from which on two blocks are one, renamed
-FEW_TOKENS, ALIKE_IF_FEW = 20, 0.9  # short ones are soon alike by chance
-FEWEST_TOKENS = 6  # `A = 3` is no renamed `B = 3`
 ANCHOR_WEIGHT = 10_000  # lines: a section's heading stands still, the blocks move past it
 
 
@@ -30,19 +26,13 @@ def match(old: list[Block], new: list[Block]) -> list[Pair]:
     Names are unique in each list. Of blocks that changed places, the fewest lines have moved.
     """
     before, after = {b.name: b for b in old}, {b.name: b for b in new}
-    renamed = _renamed([b for b in old if b.name not in after],
-                       [b for b in new if b.name not in before])
-    old_of = {name: before[name] for name in after if name in before} | renamed
-    new_names = {block.name: name for name, block in old_of.items()}
     places = {name: i for i, name in enumerate(after)}
-    common = [new_names[b.name] for b in old if b.name in new_names]
+    common = [b.name for b in old if b.name in after]
     still = _heaviest_rise([places[name] for name in common],
                            [_weight(after[name]) for name in common])
     moved = {name for i, name in enumerate(common) if i not in still}
-    order = [new_names.get(b.name, b.name) for b in old]
-    merged = merge_names([name for name in order if name not in moved], list(after))
-    return [Pair(old_of.get(name) or before.get(name), after.get(name), name in moved)
-            for name in merged]
+    merged = merge_names([name for name in before if name not in moved], list(after))
+    return [Pair(before.get(name), after.get(name), name in moved) for name in merged]
 
 
 def methods(block: Block) -> list[Block]:
@@ -72,45 +62,6 @@ def methods(block: Block) -> list[Block]:
         Block(name, "\n".join(lines[start - 1 : end]), block.line + start - 1)
         for name, start, end in zip(names, starts, ends, strict=True)
     ]
-
-
-def _renamed(old, new):
-    """{new name: old block} of the blocks without namesake that are alike, the likest first."""
-    scores = []
-    tokens = {block: _tokens(block) for block in (*old, *new)}
-    for a in old:
-        for b in new:
-            if (score := _likeness(tokens[a], tokens[b])) is not None:
-                scores.append((score, a, b))
-    found, taken = {}, set()
-    for _, a, b in sorted(scores, key=lambda entry: -entry[0]):
-        if b.name not in found and a not in taken:
-            found[b.name] = a
-            taken.add(a)
-    return found
-
-
-def _tokens(block):
-    """(kind, tokens without the block's own name, how often each comes)."""
-    tree = parse(block.text)
-    kind = type(tree.body[0]).__name__ if tree and tree.body else ""
-    if ": " in block.name:  # a heading, a comment or a part of main
-        kind = block.name.partition(": ")[0]
-    words = ["" if word == block.name else word for word in code_words(block.text)]
-    return kind, words, Counter(words)
-
-
-def _likeness(a, b):
-    """The share of common tokens, from 0 to 1; None if it is too small, or the kinds differ."""
-    (kind, a, a_counts), (other_kind, b, b_counts) = a, b
-    least = ALIKE if min(len(a), len(b)) >= FEW_TOKENS else ALIKE_IF_FEW
-    both = len(a) + len(b)
-    if kind != other_kind or min(len(a), len(b)) < max(FEWEST_TOKENS, least * both / 2):
-        return None
-    if 2 * (a_counts & b_counts).total() < least * both:
-        return None
-    score = SequenceMatcher(None, a, b, autojunk=False).ratio()
-    return score if score >= least else None
 
 
 def _weight(block):

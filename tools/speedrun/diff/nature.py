@@ -6,7 +6,6 @@ import tokenize
 
 CODE, COMMENTS, DOCSTRING, FORMATTING = "code", "comments", "docstring", "formatting"
 
-_LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCK = "if 1:\n"  # makes a program of indented lines
 
@@ -43,30 +42,11 @@ def parse(text: str) -> ast.Module | None:
     return None
 
 
-def code_words(text: str) -> list[str]:
-    """The tokens of the code without comments, docstrings and layout; of a text without code, or
-    that is none, its words."""
-    words = [t.string for t in _tokens(text) if t.type not in {*_LAYOUT, tokenize.COMMENT}]
-    tree = parse(text)
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
-            value = node.body[0].value.value
-            words = [w for w in words if not (w[-1] in "\"'" and _is_literal(w, value))]
-    return words or text.split()
-
-
-def _is_literal(word, value):
-    try:
-        return ast.literal_eval(word) == value
-    except (SyntaxError, ValueError):
-        return False
-
-
 def _meaning(text):
     """(what the code does, its docstrings), comparable."""
     tree, docstrings = parse(text), []
     if tree is None:
-        return code_words(text), docstrings
+        return text.split(), docstrings
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and (docstring := ast.get_docstring(node)) is not None:
             docstrings.append(docstring)

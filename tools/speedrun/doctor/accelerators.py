@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from speedrun.doctor.machine import Machine
-from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Check, count, group
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, count, group
 from speedrun.run.gpus import peak_flops
 
 RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: what the snapshots' micro-batches are made for
@@ -15,20 +15,20 @@ def reinstall(machine: Machine) -> str:
     return f"pip install --force-reinstall torch=={machine.packages.pins['torch']}"
 
 
-def gpu_checks(machine: Machine, scale: str) -> Iterator[Check]:
+def gpu_checks(machine: Machine, scale: str) -> Iterator[Finding]:
     """A line for each kind of GPU, and one for CUDA. scale: the one that would be chosen."""
     gpus, torch = machine.gpus, machine.torch
     status = FIX if scale == "record" else NOTE  # the tiny scale runs on a CPU, too
     if not gpus.names:
-        yield Check("GPU", ABSENT, "none visible; a CPU runs the tiny scale")
+        yield Finding("GPU", ABSENT, "none visible; a CPU runs the tiny scale")
     elif torch is None or torch.sees_cuda:
         yield from _kinds(machine, scale)
     elif torch.cuda is None:
-        yield Check("GPU", status, f"{group(gpus.names)}, but this torch is a build without CUDA",
+        yield Finding("GPU", status, f"{group(gpus.names)}, but this torch is a build without CUDA",
                     reinstall(machine))
     else:
         said = f": {torch.why_not}" if torch.why_not else ""
-        yield Check("GPU", status, f"{group(gpus.names)}, but torch cannot use CUDA{said}",
+        yield Finding("GPU", status, f"{group(gpus.names)}, but torch cannot use CUDA{said}",
                     f"update the NVIDIA driver to one for CUDA {torch.cuda}")
 
     text = "torch is a build without it"
@@ -38,7 +38,7 @@ def gpu_checks(machine: Machine, scale: str) -> Iterator[Check]:
         text = f"torch is built for {torch.cuda}"
     if gpus.names:
         text += f"; driver {gpus.driver or 'not told'}"
-    yield Check("CUDA", OK if torch and torch.sees_cuda else ABSENT, text)
+    yield Finding("CUDA", OK if torch and torch.sees_cuda else ABSENT, text)
 
 
 def _kinds(machine, scale):
@@ -53,28 +53,28 @@ def _kinds(machine, scale):
             f"{peak / 1e12:.0f} TFLOP/s in bf16" if peak else "peak not known, so no MFU is shown",
         ])
         if capability and capability < BFLOAT16:
-            yield Check("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
+            yield Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
                         "python tools/run_milestone.py 01 --set bf16=False")
         elif scale == "record" and 0 < mib < RECORD_GPU_MIB:
-            yield Check("GPU", NOTE, f"{text}; the records' have 80 GB",
+            yield Finding("GPU", NOTE, f"{text}; the records' have 80 GB",
                         "python tools/run_milestone.py 01 --device-batch auto")
         else:
-            yield Check("GPU", OK, text)
+            yield Finding("GPU", OK, text)
 
 
-def rank_check(machine: Machine) -> Check:
+def rank_check(machine: Machine) -> Finding:
     """The collective backend that a run would take."""
     if machine.torch is None:
-        return Check("ranks", ABSENT, "not known without torch")
+        return Finding("ranks", ABSENT, "not known without torch")
     backends = machine.torch.backends
     needed, where = ("nccl", "GPUs") if machine.torch.sees_cuda else ("gloo", "a CPU")
     if needed in backends:
-        return Check("ranks", OK, f"{needed} on {where} (torch has {', '.join(backends)})")
-    return Check("ranks", FIX, f"torch lacks {needed}, which joins ranks on {where}",
+        return Finding("ranks", OK, f"{needed} on {where} (torch has {', '.join(backends)})")
+    return Finding("ranks", FIX, f"torch lacks {needed}, which joins ranks on {where}",
                  f"{reinstall(machine)} (on Windows: in WSL)")
 
 
-def kernel_checks(machine: Machine, ways: dict) -> Iterator[Check]:
+def kernel_checks(machine: Machine, ways: dict) -> Iterator[Finding]:
     """Triton, FlexAttention, FP8 and FlashAttention-3, and which milestones use them.
 
     ways: id -> speedrun.doctor.switches.Way, empty without torch.
@@ -91,32 +91,32 @@ def kernel_checks(machine: Machine, ways: dict) -> Iterator[Check]:
 
     compiled = [id for id, way in ways.items() if way.switches.get("compile")]
     if "triton" in machine.modules:
-        yield Check("Triton", OK, f"there{users(compiled)}")
+        yield Finding("Triton", OK, f"there{users(compiled)}")
     elif compiled:
-        yield Check("Triton", FIX, f"not installed{users(compiled)}", reinstall(machine))
+        yield Finding("Triton", FIX, f"not installed{users(compiled)}", reinstall(machine))
     else:
-        yield Check("Triton", ABSENT, "only compiling for GPUs needs it")
+        yield Finding("Triton", ABSENT, "only compiling for GPUs needs it")
 
     if torch is None:
-        yield Check("FlexAttention", ABSENT, "not known without torch")
+        yield Finding("FlexAttention", ABSENT, "not known without torch")
     elif not torch.flex_attention:
-        yield Check("FlexAttention", ABSENT, f"not in torch {torch.version}")
+        yield Finding("FlexAttention", ABSENT, f"not in torch {torch.version}")
     elif torch.sees_cuda:
-        yield Check("FlexAttention", OK, f"there{with_switch('flex')}")
+        yield Finding("FlexAttention", OK, f"there{with_switch('flex')}")
     else:
-        yield Check("FlexAttention", ABSENT, f"trains on GPUs only{with_switch('flex')}")
+        yield Finding("FlexAttention", ABSENT, f"trains on GPUs only{with_switch('flex')}")
 
     capabilities = torch.capabilities if torch else ()
     enough = bool(capabilities) and min(capabilities) >= FLOAT8
     text = "there" if enough else "needs compute capability 8.9 (Ada, Hopper and later)"
-    yield Check("FP8", OK if enough else ABSENT, text + with_switch("fp8"))
+    yield Finding("FP8", OK if enough else ABSENT, text + with_switch("fp8"))
 
     packages = [name for name in ("flash_attn_interface", "kernels") if name in machine.modules]
     on_hopper = bool(capabilities) and set(capabilities) == {HOPPER}
     if not on_hopper:
-        yield Check("FlashAttn-3", ABSENT, "needs Hopper (H100, H200)" + with_switch("flash"))
+        yield Finding("FlashAttn-3", ABSENT, "needs Hopper (H100, H200)" + with_switch("flash"))
     elif packages:
-        yield Check("FlashAttn-3", OK, f"through {packages[0]}" + with_switch("flash"))
+        yield Finding("FlashAttn-3", OK, f"through {packages[0]}" + with_switch("flash"))
     else:
-        yield Check("FlashAttn-3", ABSENT, "no kernel installed" + with_switch("flash"),
+        yield Finding("FlashAttn-3", ABSENT, "no kernel installed" + with_switch("flash"),
                     "pip install kernels")

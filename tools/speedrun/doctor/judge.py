@@ -2,7 +2,7 @@
 
 from speedrun.doctor.accelerators import gpu_checks, kernel_checks, rank_check, reinstall
 from speedrun.doctor.machine import Machine
-from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Check, MilestoneCheck, Report, count
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, MilestoneFinding, Report, count
 from speedrun.doctor.storage import fetch, needed_shards, storage_checks
 from speedrun.history.manifest import Manifest
 from speedrun.run.plan import choose_scale
@@ -20,15 +20,15 @@ def examine(machine: Machine, manifest: Manifest, ways: dict) -> Report:
     milestones = manifest.written()
     scale, reason = choose_scale(None, None, list(machine.gpus.names))
     checks = [
-        Check("Python", OK, f"{machine.python} (3.11 or newer is needed)"),
+        Finding("Python", OK, f"{machine.python} (3.11 or newer is needed)"),
         _torch(machine), _packages(machine), *gpu_checks(machine, scale), rank_check(machine),
         *kernel_checks(machine, ways), _compiler(machine),
-        Check("CPU", OK, count(machine.cores, "core")), _memory(machine),
-        *storage_checks(machine, milestones), Check("scale", OK, f"{scale} ({reason})"),
+        Finding("CPU", OK, count(machine.cores, "core")), _memory(machine),
+        *storage_checks(machine, milestones), Finding("scale", OK, f"{scale} ({reason})"),
     ]
     if reasons := dict.fromkeys(_why(way) for way in ways.values() if way.switches):
         longest = max(reasons, key=len)  # later milestones ask the same and more
-        checks.append(Check("switches", OK, longest))
+        checks.append(Finding("switches", OK, longest))
     lines = [_milestone(m, ways.get(m.id), machine, manifest, scale) for m in milestones]
     return Report(scale, checks, lines)
 
@@ -41,11 +41,11 @@ def _torch(machine):
             do = "pip install -r requirements.txt"
             if machine.packages.unused_venv:
                 do = ". .venv/bin/activate (it is installed there)"
-        return Check("torch", FIX, machine.torch_error, do)
+        return Finding("torch", FIX, machine.torch_error, do)
     version = machine.torch.version
     if version.partition("+")[0] == pinned:
-        return Check("torch", OK, f"{version}, as pinned")
-    return Check("torch", NOTE, f"{version}; everything was tested with {pinned}",
+        return Finding("torch", OK, f"{version}, as pinned")
+    return Finding("torch", NOTE, f"{version}; everything was tested with {pinned}",
                  f"pip install torch=={pinned}")
 
 
@@ -58,32 +58,32 @@ def _packages(machine):
     other = [f"{name} {version} instead of {pins[name]}" for name, version in installed.items()
              if version not in (None, pins[name])]
     if not (missing or other):
-        return Check("packages", OK, f"{len(installed)} more as pinned")
+        return Finding("packages", OK, f"{len(installed)} more as pinned")
     parts = [f"not installed: {', '.join(missing)}"] if missing else []
     status = FIX if set(missing) & set(NEEDED) else NOTE
-    return Check("packages", status, "; ".join(parts + other), "pip install -r requirements.txt")
+    return Finding("packages", status, "; ".join(parts + other), "pip install -r requirements.txt")
 
 
 def _compiler(machine):
     found = [path for path in machine.compilers.values() if path]
     if len(found) == len(machine.compilers):
-        return Check("compiler", OK, ", ".join(found))
+        return Finding("compiler", OK, ", ".join(found))
     missing = [language for language, path in machine.compilers.items() if not path]
     on_gpus = machine.torch is not None and machine.torch.sees_cuda
     text = f"none for {' and '.join(missing)}; " + (
         "Triton needs one for C" if on_gpus else "only --set compile=True needs one")
     status = FIX if on_gpus and "C" in missing else ABSENT
-    return Check("compiler", status, text, "sudo apt-get install build-essential")
+    return Finding("compiler", status, text, "sudo apt-get install build-essential")
 
 
 def _memory(machine):
     if machine.memory is None:
-        return Check("memory", OK, "this system does not tell")
+        return Finding("memory", OK, "this system does not tell")
     free = machine.memory if machine.memory_available is None else machine.memory_available
     text = f"{machine.memory / 2**30:.1f} GiB, {free / 2**30:.1f} free"
     if free >= LEAST_MEMORY:
-        return Check("memory", OK, text)
-    return Check("memory", FIX, f"{text}; a rank at tiny scale takes almost 0.5",
+        return Finding("memory", OK, text)
+    return Finding("memory", FIX, f"{text}; a rank at tiny scale takes almost 0.5",
                  "close other programs")
 
 
@@ -91,9 +91,9 @@ def _milestone(milestone, way, machine, manifest, scale):
     needed = needed_shards(milestone)
     facts = dict(shards_needed=needed, shards_here=machine.train_shards)
     if way is None:
-        return MilestoneCheck(milestone.name, ABSENT, "not known without torch", **facts)
+        return MilestoneFinding(milestone.name, ABSENT, "not known without torch", **facts)
     if way.fault:
-        return MilestoneCheck(milestone.name, FIX, way.fault, "pip install -r requirements.txt",
+        return MilestoneFinding(milestone.name, FIX, way.fault, "pip install -r requirements.txt",
                               **facts)
     text = _path(way, machine)
     facts |= dict(switches=way.switches, why=_why(way))
@@ -101,7 +101,7 @@ def _milestone(milestone, way, machine, manifest, scale):
     ranks = len(machine.gpus.names) or 1
     dealable = [n for n in range(1, ranks + 1) if micro_batches(sizes, n)]
     if ranks not in dealable:
-        return MilestoneCheck(
+        return MilestoneFinding(
             milestone.name, FIX, f"{text}; a step does not divide among {ranks} ranks",
             f"python tools/run_milestone.py {milestone.id} --nproc {max(dealable, default=1)}",
             **facts,
@@ -109,7 +109,7 @@ def _milestone(milestone, way, machine, manifest, scale):
     if needed:
         text += f"; {min(machine.train_shards, needed)} of {needed} shards"
     short_of_shards = scale == "record" and machine.train_shards < needed
-    return MilestoneCheck(
+    return MilestoneFinding(
         milestone.name, NOTE if short_of_shards else OK, text,
         fetch(needed) if short_of_shards else None, **facts,
     )

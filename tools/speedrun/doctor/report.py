@@ -13,7 +13,7 @@ WIDE = 64  # columns from which on names and texts stand side by side
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """One line: a name, one of OK, ABSENT, NOTE and FIX, what was found, and what to do about it or
     None."""
 
@@ -24,7 +24,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class MilestoneCheck(Check):
+class MilestoneFinding(Finding):
     """The line of a milestone. switches: its hyperparameters that depend on the machine; why: what
     they depend on; shards_needed, shards_here: training shards of a full run at record scale."""
 
@@ -39,8 +39,8 @@ class Report:
     """All lines, and the scale that run_milestone.py chooses here."""
 
     scale: str
-    checks: Sequence[Check]
-    milestones: Sequence[MilestoneCheck]
+    checks: Sequence[Finding]
+    milestones: Sequence[MilestoneFinding]
 
     @property
     def to_fix(self) -> list[str]:

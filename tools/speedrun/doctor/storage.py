@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from speedrun.doctor.machine import Machine
-from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Check, count
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, count
 from speedrun.history.manifest import Milestone
 from speedrun.run.data import (
     FINEWEB,
@@ -30,7 +30,7 @@ def fetch(shards: int) -> str:
     return fetch_command(FINEWEB, shards * FINEWEB_SHARD_TOKENS)
 
 
-def storage_checks(machine: Machine, milestones: Sequence[Milestone]) -> Iterator[Check]:
+def storage_checks(machine: Machine, milestones: Sequence[Milestone]) -> Iterator[Finding]:
     """The disk, the shards of FineWeb and the embedded corpus. Only a machine with GPUs is told to
     have the shards of all milestones."""
     has_gpus = bool(machine.gpus.names)
@@ -42,20 +42,20 @@ def storage_checks(machine: Machine, milestones: Sequence[Milestone]) -> Iterato
     if missing:
         text += f"; the {missing} FineWeb shards that are missing take {size / 1e9:.1f}"
     if free < LEAST_BYTES:
-        yield Check("disk", FIX, f"{free / 1e9:.2f} GB free; a run at tiny scale wants 0.1",
+        yield Finding("disk", FIX, f"{free / 1e9:.2f} GB free; a run at tiny scale wants 0.1",
                     "free some space")
     elif has_gpus and free < size:
-        yield Check("disk", NOTE, text,
+        yield Finding("disk", NOTE, text,
                     fetch(machine.train_shards + room) if room > 0 else "free some space")
     else:
-        yield Check("disk", OK, text)
+        yield Finding("disk", OK, text)
 
     found = f"{count(machine.train_shards, 'training shard')}, {machine.val_shards} of validation"
     if not missing:
-        yield Check("FineWeb", OK, found)
+        yield Finding("FineWeb", OK, found)
     elif has_gpus:
-        yield Check("FineWeb", NOTE, f"{found}; the milestones read up to {most}", fetch(most))
+        yield Finding("FineWeb", NOTE, f"{found}; the milestones read up to {most}", fetch(most))
     else:
-        yield Check("FineWeb", ABSENT, f"{found}; only the record scale reads them, up to {most}")
-    yield Check("corpus", OK, "made, for the tiny scale" if machine.has_corpus
+        yield Finding("FineWeb", ABSENT, f"{found}; only the record scale reads them, up to {most}")
+    yield Finding("corpus", OK, "made, for the tiny scale" if machine.has_corpus
                 else "the first run at tiny scale makes it")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.compare.plot import data_hash, draw_comparison
-from speedrun.compare.results import Comparison, rows
+from speedrun.compare.results import Comparison, scores
 from speedrun.compare.stats import crossing
 from speedrun.history.manifest import Manifest
 from speedrun.scripts.find import code_hash
 
 SEEDS = 3
 PANELS = ("tokens",)  # the clock of a laptop is not what these runs are for
-FREE = ("val_loss_every",)  # may differ from the manifest's
+MAY_DIFFER = ("val_loss_every",)  # from the manifest's
 
 
 def load_ladder(path: Path) -> Comparison:
@@ -34,7 +34,8 @@ def stale_entries(ladder: Comparison, manifest: Manifest) -> list[str]:
             stale.append(f"{milestone.id}: fewer than {SEEDS} runs")
         elif entry.code != code_hash(milestone.script):
             stale.append(f"{milestone.id}: the script has changed since its runs")
-        elif any(str(entry.options.get(k)) != str(v) for k, v in wanted.items() if k not in FREE):
+        elif any(str(entry.options.get(name)) != str(value) for name, value in wanted.items()
+                 if name not in MAY_DIFFER):
             stale.append(f"{milestone.id}: the tiny hyperparameters have changed since its runs")
     return stale
 
@@ -43,7 +44,7 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
     """A Markdown table: tokens to the first milestone's final loss, beside the parent's; tokens to
     the parent's final loss; losses."""
     tokens, finals, lines = {}, {}, []
-    for entry, row in zip(ladder.entries, rows(ladder), strict=True):
+    for entry, row in zip(ladder.entries, scores(ladder), strict=True):
         milestone = manifest.get(entry.milestone)
         tokens[milestone.id], finals[milestone.id] = row.tokens_to_target, row.val_loss
         lines.append([

@@ -33,7 +33,7 @@ from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, training_tokens, whole
 
 AUTO = "auto"  # the device batch that is to be found out
-BYTE_VOCABULARY = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
+OF_BYTES = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def make_plan(
     if folder not in (None, BUILTIN):  # that one is made when it is needed
         check_shards(folder, training_tokens({**script.hyperparameters, **options}, steps))
         if scale == "tiny" and not holds_bytes(folder):
-            options = {k: v for k, v in options.items() if k not in BYTE_VOCABULARY}
+            options = {k: v for k, v in options.items() if k not in OF_BYTES}
             notes.append("vocabulary: the script's own (the shards do not hold bytes)")
 
     steps = whole(settings.get("train_steps")) or steps

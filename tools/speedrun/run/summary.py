@@ -94,7 +94,7 @@ def to_json(summary: Summary) -> str:
     return json.dumps(finite, indent=2)
 
 
-def rows(summary: Summary) -> list[tuple[str, str, str]]:
+def summary_rows(summary: Summary) -> list[tuple[str, str, str]]:
     """The summary as (name, this run, official) texts, in reading order, unknown ones left out."""
     formats = {
         "val_loss": "{:.4f}", "steps": "{:,}", "tokens": "{:,}", "train_time_s": "{:,.1f} s",
@@ -119,7 +119,7 @@ def rows(summary: Summary) -> list[tuple[str, str, str]]:
 def print_summary(summary: Summary, stream) -> None:
     """Prints the table to a text stream: with rich on a terminal, else as aligned plain text."""
     head = (summary.milestone or "", "this run", "official" if summary.official else "")
-    table = rows(summary)
+    table = summary_rows(summary)
     if stream.isatty():
         _print_rich(head, table, stream)
         return
