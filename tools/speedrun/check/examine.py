@@ -27,7 +27,7 @@ from speedrun.scripts.find import default_hyperparameters
 
 SIZES = Path(__file__).with_name("sizes.toml")
 ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script
-LIMIT_S, SLOWER = 15, 10  # a job may take LIMIT_S and so many times what the milestone's takes
+LIMIT_S, SLOWER = 8, 10  # a job may take LIMIT_S and so many times what the milestone's takes
 SLIP_BUDGET_S = 8  # for the slips that might say in words what is wrong
 
 

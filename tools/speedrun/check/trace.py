@@ -166,6 +166,13 @@ def model(module, values, note, folder, calls=None, machine=(), **_):
             gradients = {n: p.grad if p.grad is not None else torch.zeros_like(p)
                          for n, p in net.named_parameters()}
             note.note(f"the gradient in {where}", "tensors", gradients, 2e-3)
+    with note.guard("the loss of the vocabulary's last tokens"), torch.no_grad():
+        size = module.Hyperparameters().vocab_size
+        net = module.GPT(arguments(module, {**values, "vocab_size": size}))
+        fill(net)
+        tokens = torch.arange(size - values["seq_len"] * 8, size).view(8, -1)
+        note.note("the loss of the vocabulary's last tokens", "numbers",
+                  [net(tokens, tokens).item()], 1e-4)
     if calls:
         inputs = calls[0][0][0]
         for what, some, scale in (("logits", inputs, 1.0),
@@ -361,6 +368,7 @@ def refusals(module, values, note, folder, shards=None, **_):
         "a file that is no shard": dict(train_files=f"{shards}/magic*.bin"),
         "a token beyond the vocabulary": dict(train_files=f"{shards}/beyond*.bin"),
         "a shard with too few tokens": dict(val_files=f"{shards}/short*.bin"),
+        "a shard with no target for a step's end": dict(train_files=f"{shards}/exact*.bin"),
         "no shard": dict(train_files=f"{shards}/none*.bin"),
         "heads that do not divide the width": dict(num_heads=5),
     }

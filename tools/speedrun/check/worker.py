@@ -274,3 +274,4 @@ def write_shards(folder: Path) -> None:
     write("magic", stream(500), magic=1)
     write("beyond", stream(500) + 61)
     write("short", stream(100))
+    write("exact", stream(128))  # as many as a step takes, and no target for the last one
