@@ -23,6 +23,7 @@ import torch.distributed.algorithms.ddp_comm_hooks.default_hooks  # noqa: F401
 import torch.nn.attention.flex_attention  # noqa: F401
 
 from speedrun.check import spy, trace
+from speedrun.run.failure import ending
 
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
@@ -190,13 +191,6 @@ class Running:
         lines = self._output(rank)
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"; the last line that it wrote: {last[:200]}" if last else ""
-
-
-def ending(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
 
 
 def _work(task, folder, shards, rank, world):
