@@ -376,6 +376,22 @@ def run(module, values, folder, spy, meter=False):
     return text.splitlines()
 
 
+EPSILONS = {}  # of F.rms_norm, {dtype of its input: the values used}
+
+
+def note_epsilons():
+    """Notes with which epsilon F.rms_norm is called; its default depends on the dtype."""
+    function = torch.nn.functional.rms_norm
+
+    @functools.wraps(function)
+    def rms_norm(input, normalized_shape, weight=None, eps=None):
+        used = torch.finfo(input.dtype).eps if eps is None else eps
+        EPSILONS.setdefault(str(input.dtype).removeprefix("torch."), set()).add(f"{used:.3g}")
+        return function(input, normalized_shape, weight, eps)
+
+    torch.nn.functional.rms_norm = rms_norm
+
+
 FLEX = [0, ""]  # calls of flex_attention, and how many rows the last one's mask is made for
 
 

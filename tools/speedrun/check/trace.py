@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from speedrun.check.spy import FLEX, Enough, Spy, arguments, fill, load, run
+from speedrun.check.spy import EPSILONS, FLEX, Enough, Spy, arguments, fill, load, run
 
 # What tools call by name in any milestone; schedules, functions of (step, args), come on top.
 CONTRACT = ("Hyperparameters", "parse_args", "GPT", "validate", "main")
@@ -190,19 +190,24 @@ def model(module, values, note, folder, calls=None, machine=(), **_):
             what = f"logits with {field}=True"
             with note.guard(what), torch.no_grad():
                 net = module.GPT(arguments(module, {**values, field: True}))
+                note.note(f"dtypes of the parameters with {field}=True", "same", {
+                    name: str(p.dtype).removeprefix("torch.") + ", holding what bfloat16 can" *
+                    _is_rounded(p) for name, p in net.named_parameters()})
                 fill(net)
                 before = FLEX[0]
                 logits = net(inputs)
                 loose = 6e-2 if logits.dtype == torch.bfloat16 or "bf16" in field else 1e-3
                 note.note(what, "tensors", {"logits": logits.float()}, loose)
                 note.note(f"dtype of the {what}", "fact", str(logits.dtype))
+                note.note(f"{what} are rounded to bfloat16", "fact", str(_is_rounded(logits)))
                 note.note(f"flex_attention is called with {field}=True", "fact",
                           str(FLEX[0] > before))
                 if FLEX[0] > before:
                     note.note("rows that FlexAttention's mask is made for", "fact", FLEX[1])
-                note.note(f"dtypes of the parameters with {field}=True", "same",
-                          {n: str(p.dtype).removeprefix("torch.")
-                           for n, p in net.named_parameters()})
+
+
+def _is_rounded(values):
+    return torch.equal(values.to(torch.bfloat16).to(values.dtype), values)
 
 
 def _leaks(net, inputs, logits):
@@ -324,6 +329,8 @@ def precision(module, values, note, folder, **_):
     _losses_low(note, spy)
     note.note("dtypes of what the model's parts return with bf16=True", "in common", {
         name: ", ".join(sorted(dtypes)) for name, dtypes in spy.dtypes.items()})
+    note.note("epsilons of F.rms_norm with bf16=True", "in common", {
+        f"for {dtype}": ", ".join(sorted(values)) for dtype, values in EPSILONS.items()})
     for phase, what in (("training", "the model's training pass"), ("validation", "validation"),
                         ("step", "the optimizers"), ("other", "the backward pass")):
         work = {key[1:]: n for key, n in spy.meter.work.items() if key[0] == phase}

@@ -233,6 +233,7 @@ def _observe(task, folder, shards, rank):
     try:
         spy.stand_ins()
         spy.count_flex()
+        spy.note_epsilons()
         module = spy.load(task.script)
         note.doing = what
         function(module, {**patterns, **task.values}, note, folder=folder / "log", rank=rank,
