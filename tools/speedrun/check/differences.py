@@ -49,10 +49,10 @@ def alike(first: dict, second: dict) -> bool:
     """Whether two scripts show the same, faults included."""
     errors = [{what: value[1] for what, value in seen.items() if value[0] == "error"}
               for seen in (first, second)]
-    partly = [{what: value[1] for what, value in seen.items() if value[0] == "in common"}
-              for seen in (first, second)]
-    return errors[0] == errors[1] and partly[0] == partly[1] and not differences(
-        {what: value for what, value in first.items() if value[0] != "error"}, second)
+    rest = [{what: value for what, value in seen.items() if value[0] != "error"}
+            for seen in (first, second)]
+    return (errors[0] == errors[1] and not differences(rest[0], second)
+            and not differences(rest[1], first))
 
 
 def _has(wanted, seen, _):

@@ -81,6 +81,7 @@ class Examination:
         here, there = (seen[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
         machine = [name for name in here if here[name] != there[name] and name != "compile"]
+        self.options["refusals"] = dict(machine=machine)
         self.options["model"] = dict(
             calls=str(self.wanted["updates"].folder / "calls.pt"), machine=machine)
         for job in trace.JOBS:

@@ -14,14 +14,17 @@ import re
 import sys
 import traceback
 import zlib
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speedrun.check.spy import EPSILONS, FLEX, Enough, Spy, arguments, fill, load, run
 
 # What tools call by name in any milestone; schedules, functions of (step, args), come on top.
+LONGER = 32  # sequences, where a machine's switches are tried
+UNMASKED = 16_640  # tokens: a dense mask for so many takes gigabytes
 CONTRACT = ("Hyperparameters", "parse_args", "GPT", "validate", "main")
 
 
@@ -186,17 +189,19 @@ def model(module, values, note, folder, calls=None, machine=(), **_):
                 note.note(f"dtype of the {what}", "fact", str(logits.dtype))
                 note.note(f"{what}: later tokens change earlier ones", "fact",
                           str(_leaks(net, some, logits)))
+        longer = inputs.repeat(1, LONGER)  # bfloat16 is too coarse for large angles, say
         for field in machine:
             what = f"logits with {field}=True"
             with note.guard(what), torch.no_grad():
-                net = module.GPT(arguments(module, {**values, field: True}))
+                net = module.GPT(arguments(module, {
+                    **values, field: True, "seq_len": longer.size(1)}))
                 note.note(f"dtypes of the parameters with {field}=True", "same", {
                     name: str(p.dtype).removeprefix("torch.") + ", holding what bfloat16 can" *
                     _is_rounded(p) for name, p in net.named_parameters()})
                 fill(net)
                 before = FLEX[0]
-                logits = net(inputs)
-                loose = 6e-2 if logits.dtype == torch.bfloat16 or "bf16" in field else 1e-3
+                logits = net(longer)
+                loose = 4e-2 if logits.dtype == torch.bfloat16 or "bf16" in field else 1e-3
                 note.note(what, "tensors", {"logits": logits.float()}, loose)
                 note.note(f"dtype of the {what}", "fact", str(logits.dtype))
                 note.note(f"{what} are rounded to bfloat16", "fact", str(_is_rounded(logits)))
@@ -363,7 +368,7 @@ def _losses_low(note, spy):
     note.note("the validation losses (in bfloat16)", "numbers", values, 5e-2)
 
 
-def refusals(module, values, note, folder, shards=None, **_):
+def refusals(module, values, note, folder, shards=None, machine=(), **_):
     """What a run refuses to start with."""
     values = {**values, "train_steps": 1}
     Path(folder, "used").mkdir(parents=True)
@@ -379,6 +384,18 @@ def refusals(module, values, note, folder, shards=None, **_):
         "no shard": dict(train_files=f"{shards}/none*.bin"),
         "heads that do not divide the width": dict(num_heads=5),
     }
+    seen = {}
+    for switch in ("", "compile", *machine):
+        # No data, no memory. What cannot be run in this way is not compared.
+        with FakeTensorMode(), torch.no_grad(), suppress(Exception):
+            net = module.GPT(arguments(module, {**values, "seq_len": UNMASKED, switch: True}))
+            what = f"{UNMASKED:,} tokens{switch and f' with {switch}=True'}"
+            try:
+                net(*torch.ones(2, 1, UNMASKED, dtype=torch.int64))
+                seen[what] = "taken"
+            except AssertionError:
+                seen[what] = "refused"
+    note.note("what a model refuses", "in common", seen)
     seen = {}
     for number, (what, change) in enumerate(trials.items()):
         try:
