@@ -221,5 +221,6 @@ def add_mfu(entries: Sequence[Entry], measure: bool) -> None:
         if entry.peak_flops and entry.runs:
             log = Path(entry.runs[0].log)
             hyperparameters = read_log(log).hyperparameters
-            entry.flops_per_token = training_flops_per_token(
-                log.parent / SCRIPT, hyperparameters)
+            script = log.parent / SCRIPT
+            if script.is_file() and hyperparameters:
+                entry.flops_per_token = training_flops_per_token(script, hyperparameters)

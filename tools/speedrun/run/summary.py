@@ -50,7 +50,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     device = log.environment.get("device", ", ".join(sorted(set(plan.gpus))) or None)
     peak = peak_flops(device) if device else None
     flops = None
-    if tokens_per_s and peak:
+    if tokens_per_s and peak:  # then the log tells the hyperparameters
         from speedrun.scripts.flops import training_flops_per_token  # torch, which takes seconds
 
         flops = training_flops_per_token(plan.out / SCRIPT, log.hyperparameters)

@@ -13,18 +13,15 @@ from speedrun.scripts.load import load_snapshot
 LONGEST = 16_384  # tokens; a dense mask of more is refused
 
 
-def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float | None:
+def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float:
     """FLOPs per token of forward and backward, averaged over the run that `hyperparameters`
     describe; the backward pass takes twice the forward's (arXiv 2001.08361, section 2.1).
 
     The forward pass is counted on tensors without data: a T a token's matrices, b T^2 the pairs of
     attention, from two lengths T. Of the pairs only those count that causality and the window of
     each step leave. Where documents end is not known here, so it is an upper bound with a mask of
-    documents. None where there is no script or no hyperparameters are known. Raises what the
-    script raises for hyperparameters that do not fit it.
+    documents. Raises what the script raises for hyperparameters that do not fit it.
     """
-    if not script.is_file() or not hyperparameters:
-        return None
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, "train_seq_len", args.seq_len)
