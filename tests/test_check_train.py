@@ -206,6 +206,8 @@ SDPA = ("        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)"
 OTHER_MASK = '''
 def attention_mask(inputs, window, args):
     B, T = inputs.shape
+    if T > 16_384 and not (args.use_flex_attention and args.compile):
+        raise AssertionError("a dense mask would be too large")
     time = torch.arange(T, device=inputs.device)
     starts = torch.where(inputs == args.bos_id, time, 0).cummax(1).values  # (B, T)
     oldest = torch.maximum(starts, time - window + 1)
