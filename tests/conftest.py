@@ -1,4 +1,4 @@
-"""Fixtures shared by the tests, and which of them share a worker; nothing to run here."""
+"""Fixtures shared by the tests; nothing to run here."""
 
 import os
 import signal
@@ -15,16 +15,10 @@ import torch.distributed as dist  # noqa: E402
 from snapshots import write_random_shards  # noqa: E402
 
 
-def pytest_collection_modifyitems(items):
-    """Slow tests wait until they are asked for. With `--dist loadgroup` the tests of one milestone
-    share a worker, as its runs are fixtures; so do those of one notebook, and those of a file."""
-    for item in items:
-        if item.get_closest_marker("slow") and "RUN_SLOW" not in os.environ:
-            item.add_marker(pytest.mark.skip(reason="slow; set RUN_SLOW=1 to run it"))
-        if not item.get_closest_marker("xdist_group"):
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            subject = parameters.get("milestone", parameters.get("path", item.path))
-            item.add_marker(pytest.mark.xdist_group(getattr(subject, "name", item.path.name)))
+def pytest_itemcollected(item):
+    """Slow tests wait until they are asked for."""
+    if item.get_closest_marker("slow") and "RUN_SLOW" not in os.environ:
+        item.add_marker(pytest.mark.skip(reason="slow; set RUN_SLOW=1 to run it"))
 
 
 @pytest.fixture(scope="session")
