@@ -152,7 +152,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in any dtype
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for any x.dtype
 
 
 class Rotary(nn.Module):
@@ -178,7 +178,7 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # apart, for Muon
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # Muon needs them apart
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)

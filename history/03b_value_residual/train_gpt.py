@@ -143,7 +143,7 @@ class Muon(torch.optim.Optimizer):
                 by_shape[param.shape][param] = nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
-                # A tall orthogonal matrix has rows of mean square length cols / rows: make it 1.
+                # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
@@ -156,7 +156,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in any dtype
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for any x.dtype
 
 
 class Rotary(nn.Module):
@@ -182,7 +182,7 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         self.head_dim = args.model_dim // args.num_heads
-        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # apart, for Muon
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # Muon needs them apart
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
