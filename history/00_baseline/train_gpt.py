@@ -52,13 +52,12 @@ class Hyperparameters:
     num_layers: int = 12
     num_heads: int = 12
     model_dim: int = 768
-    # optimizer
+    # optimizer and schedules
     adam_lr: float = 1.5e-3
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
     weight_decay: float = 0.1  # on every tensor: all of them are matrices
-    # schedule
     train_steps: int = 24_576
     warmup_steps: int = 256
     # run
@@ -149,7 +148,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16
+        self.bf16 = args.bf16  # of products; the weights and the residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
@@ -159,7 +158,6 @@ class GPT(nn.Module):
         nn.init.normal_(self.pos_embed.weight, std=0.02)
 
     def forward(self, inputs, targets=None):
-        # Products are in bfloat16; the weights and the residual stream stay float32.
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
             positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
             x = self.embed(inputs) + self.pos_embed(positions)  # (B, T, C)
@@ -253,8 +251,7 @@ def main(args):
     device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     torch.get_device_module(device).set_device(device)
     synchronize = torch.get_device_module(device).synchronize
-    # Without torchrun there is one rank, and its store needs no address.
-    store = None if "RANK" in os.environ else dist.HashStore()
+    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds

@@ -53,13 +53,12 @@ class Hyperparameters:
     num_layers: int = 12
     num_heads: int = 12
     model_dim: int = 768
-    # optimizer
+    # optimizer and schedules
     adam_lr: float = 1.8e-3
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
     weight_decay: float = 0.1  # on every tensor: all of them are matrices
-    # schedule
     train_steps: int = 9536
     warmup_steps: int = 256
     cooldown_steps: int = 2048
@@ -169,16 +168,14 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16
+        self.bf16 = args.bf16  # of products; the weights and the residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
         self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
-        # All matrices keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
 
     def forward(self, inputs, targets=None):
-        # Products are in bfloat16; the weights and the residual stream stay float32.
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
             x = self.embed(inputs)  # (B, T, C)
             for block in self.blocks:
@@ -269,8 +266,7 @@ def main(args):
     device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     torch.get_device_module(device).set_device(device)
     synchronize = torch.get_device_module(device).synchronize
-    # Without torchrun there is one rank, and its store needs no address.
-    store = None if "RANK" in os.environ else dist.HashStore()
+    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds

@@ -54,14 +54,13 @@ class Hyperparameters:
     num_layers: int = 12
     num_heads: int = 6
     model_dim: int = 768
-    # optimizer
+    # optimizer and schedules
     muon_lr: float = 3.6e-4  # about the root mean square of an update's entries
     muon_momentum: float = 0.95
     embed_lr: float = 3.6e-3
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    # schedule
     train_steps: int = 5100
     cooldown_steps: int = 1450
     # run
@@ -92,8 +91,7 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]; the coefficients
-    are chosen to lift small ones fast, not to converge to 1.
+    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]: near 1, and fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype)
@@ -132,8 +130,7 @@ class Muon(torch.optim.Optimizer):
                 by_shape[param.shape][param] = nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
-                # An orthogonal m x n matrix has entries of RMS 1 / sqrt(max(m, n)).
-                scale = max(rows, cols) ** 0.5
+                scale = max(rows, cols) ** 0.5  # an orthogonal matrix has entries of RMS 1 / scale
                 updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
                     param.add_(update, alpha=-group["lr"])
@@ -172,15 +169,14 @@ class CausalSelfAttention(nn.Module):
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)
+        nn.init.zeros_(self.c_proj.weight)  # the others keep nn.Linear's init
         self.rotary = rotary
 
     def forward(self, x):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
                    for linear in (self.c_q, self.c_k, self.c_v))
-        # Unit RMS bounds every score by sqrt(head_dim), however large c_q and c_k grow.
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
@@ -216,16 +212,14 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16
+        self.bf16 = args.bf16  # of products; the weights and the residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
         self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
-        # Linear maps that are not zeroed keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
 
     def forward(self, inputs, targets=None):
-        # Products are in bfloat16; the weights and the residual stream stay float32.
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
             x = self.embed(inputs)  # (B, T, C)
             for block in self.blocks:
@@ -316,8 +310,7 @@ def main(args):
     device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     torch.get_device_module(device).set_device(device)
     synchronize = torch.get_device_module(device).synchronize
-    # Without torchrun there is one rank, and its store needs no address.
-    store = None if "RANK" in os.environ else dist.HashStore()
+    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds

@@ -56,7 +56,7 @@ class Hyperparameters:
     num_layers: int = 12
     num_heads: int = 6
     model_dim: int = 768
-    # optimizer
+    # optimizer and schedules
     muon_lr: float = 0.05  # about a step's singular values; twice that for c_fc, which is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
@@ -66,7 +66,6 @@ class Hyperparameters:
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    # schedule
     train_steps: int = 1750
     cooldown_steps: int = 640
     momentum_warmup_steps: int = 300
@@ -101,8 +100,7 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]; the coefficients
-    are chosen to lift small ones fast, not to converge to 1.
+    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]: near 1, and fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype)
@@ -124,10 +122,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum.
-
-    Rank i mod world_size owns matrix i: it alone keeps its momentum and computes its update.
-    """
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -137,11 +132,11 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             params = group["params"]
-            # One flat buffer: each rank fills in its own updates, the sum gathers them.
-            sizes = [param.numel() for param in params]
+            sizes = [param.numel() for param in params]  # spans of one flat buffer for all updates
             all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
             update_of = dict(zip(params, all_updates.split(sizes), strict=True))
             by_shape = defaultdict(dict)  # {shape: {param: momentum}}; each shape is one batch
+            # Rank i mod world_size owns matrix i: it alone keeps its momentum, computes its update.
             for param in params[dist.get_rank() :: dist.get_world_size()]:
                 state = self.state[param]
                 if not state:
@@ -220,7 +215,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)
+        nn.init.zeros_(self.c_proj.weight)  # the others keep nn.Linear's init
         self.rotary = rotary
         self.value_lambda = nn.Parameter(torch.tensor(0.5))
 
@@ -231,8 +226,7 @@ class CausalSelfAttention(nn.Module):
         # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
         first_v = v if first_v is None else first_v  # in the first layer the mixture is v itself
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
-        # Unit RMS bounds every score by sqrt(head_dim), however large c_q and c_k grow.
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
         if isinstance(mask, BlockMask):
             y = flex_attention(q, k, v, block_mask=mask)  # scale 1 / sqrt(head_dim)
@@ -285,7 +279,6 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
         nn.init.zeros_(self.lm_head.weight)
-        # Linear maps that are not zeroed keep nn.Linear's init, uniform within 1 / sqrt(fan_in).
         if args.bf16:  # stores all but the linear maps' weights in bfloat16
             self.bfloat16()
             for module in self.modules():
@@ -406,8 +399,7 @@ def main(args):
     device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     torch.get_device_module(device).set_device(device)
     synchronize = torch.get_device_module(device).synchronize
-    # Without torchrun there is one rank, and its store needs no address.
-    store = None if "RANK" in os.environ else dist.HashStore()
+    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=world_size, device_id=device if on_gpu else None,
                             timeout=timedelta(minutes=30))  # ranks compile at different speeds
