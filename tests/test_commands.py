@@ -39,8 +39,8 @@ def test_a_missing_requirement_is_one_line(arguments):
     assert ended.stderr.endswith(" is not installed here: pip install -r requirements.txt\n")
 
 
-PACKAGES = ["base", "history", "scripts", "run", "compare", "diff", "check", "sample", "doctor",
-            "figures"]  # lowest first
+PACKAGES = ["base", "history", "scripts", "run", "compare", "diff", "predict", "check", "sample",
+            "doctor", "figures"]  # lowest first
 LIBRARY = REPOSITORY / "tools" / "speedrun"
 
 

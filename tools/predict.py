@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Predict what a run at record scale would need of a GPU, on a machine that has none.
+
+    python tools/predict.py 04                                  eight H100s, as the record
+    python tools/predict.py 04 --gpu 4090 --nproc 1             one card at home
+    python tools/predict.py 02 --device-batch 16 --json
+
+The script's own main() runs on tensors without data, operator by operator.
+"""
+
+import argparse
+
+from speedrun.base.cli import Parser, positive, run_command
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parses (None: the command line), predicts, prints; returns the exit code."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="a milestone (01, muon), train, or a train_gpt.py")
+    parser.add_argument("--gpu", default="h100", help="h100, h200, a100, 5090, 4090 or 3090")
+    parser.add_argument("--nproc", type=positive, default=8, metavar="N", help="GPUs (default: 8)")
+    parser.add_argument("--device-batch", type=positive, metavar="N",
+                        help="sequences per forward pass on a GPU (default: the script's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(argv)
+
+    from speedrun.predict.cards import CARDS
+    from speedrun.predict.prediction import largest_micro_batch, predict
+    from speedrun.predict.report import to_json, to_text
+    from speedrun.scripts.find import find_script
+
+    if args.gpu not in CARDS:
+        parser.error(f"--gpu {args.gpu} is not known: {', '.join(CARDS)}")
+    script, card = find_script(args.target), CARDS[args.gpu]
+    settings = {"micro_batch_size": args.device_batch} if args.device_batch else {}
+    found = predict(script, card, args.nproc, settings)
+    largest = largest_micro_batch(script, card, args.nproc, settings)
+    show = to_json if args.json else to_text
+    print(show(script.name, card, args.nproc, found, largest))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

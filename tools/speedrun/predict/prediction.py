@@ -1,0 +1,121 @@
+"""What a run at record scale would need of each GPU, from a run on devices that are not there."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.predict.cards import Card
+from speedrun.scripts.find import Script
+from speedrun.scripts.sizes import micro_batches
+
+TOOLS = Path(__file__).resolve().parents[2]
+STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
+USABLE = 0.94  # of a card's memory: the rest is CUDA's own and what the allocator cannot hand out
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of rank 0; bytes where nothing else is said.
+
+    micro_batch: sequences per forward pass. peaks {phase: bytes}; memory {part: bytes} of what
+    stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, without attention's
+    pairs; moved: bytes read and written if every operator goes to memory; collectives {kind and
+    dtype: bytes}.
+    """
+
+    micro_batch: int
+    peaks: dict[str, int]
+    memory: dict[str, int]
+    flops: dict[str, float]
+    moved: float
+    collectives: dict[str, float]
+
+    @property
+    def peak(self) -> int:
+        """The largest of all phases."""
+        return max(self.peaks.values())
+
+    def step_ms(self, card: Card) -> tuple[float, float]:
+        """A step takes at least the products at the card's peak, and at most about these and then
+        all bytes of the operators one by one at its bandwidth; the exchange is in neither."""
+        least = 1000 * sum(self.flops.values()) / card.flops
+        return least, least + 1000 * self.moved / card.bandwidth
+
+
+def predict(script: Script, card: Card, world_size: int, settings: dict[str, object]) -> Prediction:
+    """Runs the script's main() on `world_size` fake cards, with its own hyperparameters and these.
+
+    Takes seconds. All micro-steps of a step are alike, so of more than two only two are run.
+    Raises UserError, one line: where fake cards cannot be (see fake_cuda), or with the script's
+    last words.
+    """
+    values = {**script.hyperparameters, **settings}
+    micro_tokens = values["micro_batch_size"] * values["seq_len"] * world_size
+    micro_steps = values["total_batch_size"] // micro_tokens
+    if micro_steps <= 2:
+        return observe(script, card, world_size, settings)
+    one, two = (
+        observe(script, card, world_size, {**settings, "total_batch_size": n * micro_tokens})
+        for n in (1, 2))
+    more = micro_steps - 2
+    return replace(two, moved=two.moved + more * (two.moved - one.moved), flops={
+        dtype: flops + more * (flops - one.flops[dtype]) for dtype, flops in two.flops.items()})
+
+
+def observe(script: Script, card: Card, world_size: int, settings: dict[str, object]) -> Prediction:
+    """As `predict`, from a run with all of its micro-steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "seen.json")
+        ended = subprocess.run(
+            [sys.executable, "-m", "speedrun.predict.fake_run", str(script.path.resolve()),
+             str(world_size), card.name, str(out),
+             *(f"--{name}={value}" for name, value in settings.items())],
+            cwd=TOOLS, capture_output=True, encoding="utf-8", errors="replace",
+        )
+        if ended.returncode != 0:
+            last = ended.stderr.strip().rpartition("\n")[2] or f"exit code {ended.returncode}"
+            raise UserError(f"{script.name} on the fake GPU: {last.removeprefix('[rank0]: ')}")
+        seen = json.loads(out.read_bytes())
+    training = seen["training"]
+    return Prediction(
+        micro_batch=seen["micro_batch"],
+        peaks={phase: seen[phase]["peak"] for phase in ("warm-up", "training", "validation")},
+        memory=training["memory"],
+        flops={dtype: flops / STEPS for dtype, flops in training["flops"].items()},
+        moved=training["moved"] / STEPS,
+        collectives={name: size / STEPS for name, size in training["collectives"].items()},
+    )
+
+
+def largest_micro_batch(script: Script, card: Card, world_size: int,
+                        settings: dict[str, object]) -> Prediction | None:
+    """The prediction with the largest micro batch whose peak fits the card and which divides the
+    batch; None if not even one sequence fits.
+
+    Memory grows in a line with the micro batch, so two runs tell where to look, and a third looks.
+    Raises as `predict`.
+    """
+    def run(micro_batch):
+        tokens = 2 * micro_batch * values["seq_len"] * world_size
+        return observe(script, card, world_size, {
+            **settings, "micro_batch_size": micro_batch,
+            "total_batch_size": min(tokens, values["total_batch_size"])})
+
+    values = {**script.hyperparameters, **settings}
+    sizes = micro_batches(values, world_size)
+    usual = script.hyperparameters["micro_batch_size"]
+    small, large = run(sizes[0]), run(min(sizes, key=lambda size: (abs(size - usual / 4), size)))
+    if small.micro_batch == large.micro_batch:
+        return small if small.peak <= USABLE * card.memory else None
+    slope = (large.peak - small.peak) / (large.micro_batch - small.micro_batch)
+    room = USABLE * card.memory - small.peak
+    fitting = [size for size in sizes if slope * (size - small.micro_batch) <= room]
+    while fitting:
+        found = run(fitting.pop())
+        if found.peak <= USABLE * card.memory:
+            return found
+    return None
