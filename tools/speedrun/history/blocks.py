@@ -9,6 +9,7 @@ import ast
 import difflib
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 # Free to differ between any two milestones.
 FREE = ("card", "imports")
@@ -44,12 +45,16 @@ def split_blocks(source: str) -> list[Block]:
     not Python, and ValueError if two blocks have the same name.
     """
     lines = source.split("\n")  # as the parser counts them; splitlines() also cuts at form feeds
-    body = ast.parse(source).body
-    blocks, imports = [], []
-    taken = 0  # lines that belong to a block already
+    tree = ast.parse(source)
+    blocks = {}
 
     def add(name, first, last):  # lines first..last, from 1
-        blocks.append(Block(name, "\n".join(lines[first - 1 : last]), first))
+        text = "\n".join(lines[first - 1 : last])
+        if name == "imports" and name in blocks:
+            text, first = f"{blocks[name].text}\n{text}", blocks[name].line
+        elif name in blocks:
+            raise ValueError(f"two blocks are called {name}")
+        blocks[name] = Block(name, text, first)
 
     def add_comments(first, last):  # those that belong to no statement
         for number in range(first, last + 1):
@@ -58,36 +63,26 @@ def split_blocks(source: str) -> list[Block]:
             elif lines[number - 1].strip():
                 add(f"comment: {lines[number - 1]}", number, number)
 
-    for node in body:
+    taken = 0  # lines that belong to a block already
+    for node in tree.body:
         first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
-        last = node.end_lineno
-        comments = first
-        while comments - 1 > taken and _is_own_comment(lines[comments - 2]):
-            comments -= 1
-        add_comments(taken + 1, comments - 1)
-        if node is body[0] and ast.get_docstring(ast.parse(source)) is not None:
-            add("card", comments, last)
+        while first - 1 > taken and _is_own_comment(lines[first - 2]):
+            first -= 1
+        add_comments(taken + 1, first - 1)
+        taken = node.end_lineno
+        if node is tree.body[0] and ast.get_docstring(tree) is not None:
+            add("card", first, taken)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            imports.append("\n".join(lines[comments - 1 : last]))
-            if len(imports) == 1:
-                add("imports", comments, last)
+            add("imports", first, taken)
         elif getattr(node, "name", None) == "main":
-            starts = [n for n in range(first, last + 1) if MARKER.fullmatch(lines[n - 1])]
-            ends = [n - 1 for n in starts[1:]] + [last]
-            add("main: head", comments, starts[0] - 1 if starts else last)
-            for start, end in zip(starts, ends, strict=True):
-                add(f"main: {MARKER.fullmatch(lines[start - 1])['title']}", start, end)
+            markers = [n for n in range(first, taken + 1) if MARKER.fullmatch(lines[n - 1])]
+            for start, end in pairwise([first, *markers, taken + 1]):
+                marker = MARKER.fullmatch(lines[start - 1])
+                add(f"main: {marker['title'] if marker else 'head'}", start, end - 1)
         else:
-            add(_name(node, lines[node.lineno - 1]), comments, last)
-        taken = last
+            add(_name(node, lines[node.lineno - 1]), first, taken)
     add_comments(taken + 1, len(lines))
-    blocks = [
-        Block(b.name, "\n".join(imports), b.line) if b.name == "imports" else b for b in blocks
-    ]
-    names = [block.name for block in blocks]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"two blocks are called {', '.join(sorted(repeated))}")
-    return blocks
+    return list(blocks.values())
 
 
 def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:

@@ -24,18 +24,16 @@ def repairs(before: str, after: str, wanted: list[str]) -> list[Repair]:
     block that is unknown, did not change or is free to differ, and for a block that one text
     lacks: where it belongs in a descendant is for a person to say.
     """
-    changed = changed_blocks(before, after)
+    changed = {
+        name: pair for name, pair in changed_blocks(before, after).items() if name not in FREE
+    }
     for name in wanted:
         if name in FREE:
             raise ValueError(f"{name} is every file's own; edit it by hand")
         if name not in changed:
             known = name in {block.name for block in split_blocks(after)}
             raise ValueError(f"block {name} {'did not change' if known else 'does not exist'}")
-    found = [
-        Repair(name, old, new)
-        for name, (old, new) in changed.items()
-        if name not in FREE and (not wanted or name in wanted)
-    ]
+    found = [Repair(name, *pair) for name, pair in changed.items() if name in (wanted or changed)]
     for repair in found:
         if not (repair.old and repair.new):
             fate = "added" if repair.new else "removed"
@@ -45,14 +43,7 @@ def repairs(before: str, after: str, wanted: list[str]) -> list[Repair]:
 
 def descendants(manifest: Manifest, milestone: Milestone) -> list[Milestone]:
     """The written milestones that come from this one, in the order of the manifest."""
-    family = {milestone.id}
-    found = []
-    for other in manifest.milestones:
-        if other.parent in family:
-            family.add(other.id)
-            if other.written:
-                found.append(other)
-    return found
+    return [m for m in manifest.written() if milestone in manifest.lineage(m)[1:]]
 
 
 def carry(repair: Repair, source: str) -> tuple[str, str]:
@@ -61,14 +52,11 @@ def carry(repair: Repair, source: str) -> tuple[str, str]:
     Returns what became of it, CARRIED, ALREADY (it holds the new one) or DIFFERS (another or
     none), and the text.
     """
-    for block in split_blocks(source):
-        if block.name != repair.block:
-            continue
-        if block.text == repair.new:
-            return ALREADY, source
-        if block.text == repair.old:
-            lines = source.split("\n")
-            first = block.line - 1
-            lines[first : first + block.text.count("\n") + 1] = repair.new.split("\n")
-            return CARRIED, "\n".join(lines)
-    return DIFFERS, source
+    block = next((b for b in split_blocks(source) if b.name == repair.block), None)
+    if block is not None and block.text == repair.new:
+        return ALREADY, source
+    if block is None or block.text != repair.old:
+        return DIFFERS, source
+    lines, first = source.split("\n"), block.line - 1
+    lines[first : first + block.text.count("\n") + 1] = repair.new.split("\n")
+    return CARRIED, "\n".join(lines)

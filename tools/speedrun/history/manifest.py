@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -172,23 +173,12 @@ def _manifest(content: bytes) -> Manifest:
     scales = vars(build("scales", _Scales, raw["scales"]))
     if not is_list(raw["milestone"], lambda entry: isinstance(entry, dict)):
         raise ValueError("milestones are written as [[milestone]], with two brackets")
-    milestones = tuple(_milestone(i, entry) for i, entry in enumerate(raw["milestone"], start=1))
-
+    milestones = [_milestone(i, entry) for i, entry in enumerate(raw["milestone"], start=1)]
     for key in ("id", "slug"):
         values = [getattr(m, key) for m in milestones]
         for value in values:
             if values.count(value) > 1:
                 raise ValueError(f'duplicate {key} "{value}"')
-    parents = {m.id: m.parent for m in milestones}
-    for m in milestones:
-        if m.parent is not None and m.parent not in parents:
-            raise ValueError(f'milestone "{m.id}": parent "{m.parent}" does not exist')
-    for m in milestones:
-        line = [m.id]
-        while (above := parents[line[-1]]) is not None:
-            if above in line:
-                raise ValueError("parents form a cycle: " + " -> ".join([*line, above]))
-            line.append(above)
     return Manifest(_with_chains(milestones), scales)
 
 
@@ -196,21 +186,27 @@ def _with_chains(milestones):
     """The milestones with the chain and the program of their roots, which alone declare them."""
     of_id, chains = {m.id: m for m in milestones}, set()
     for m in milestones:
+        if m.parent is not None and m.parent not in of_id:
+            raise ValueError(f'milestone "{m.id}": parent "{m.parent}" does not exist')
+    try:
+        graph = TopologicalSorter({m.id: [m.parent] if m.parent else [] for m in milestones})
+        parents_first = list(graph.static_order())
+    except CycleError as error:
+        raise ValueError("parents form a cycle: " + " -> ".join(error.args[1])) from None
+    for id in parents_first:
+        m, parent = of_id[id], of_id.get(of_id[id].parent)
         for key in ("chain", "program"):
-            if m.parent is None and not getattr(m, key):
-                raise ValueError(f'milestone "{m.id}": missing key "{key}"')
-            if m.parent is not None and getattr(m, key):
-                raise ValueError(f'milestone "{m.id}": "{key}" is that of its root')
-        if m.parent is None and m.chain in chains:
-            raise ValueError(f'milestone "{m.id}": chain "{m.chain}" has a root already')
-        chains.add(m.chain)
-    found = []
-    for m in milestones:
-        root = m
-        while root.parent is not None:
-            root = of_id[root.parent]
-        found.append(replace(m, chain=root.chain, program=root.program))
-    return tuple(found)
+            if parent is None and not getattr(m, key):
+                raise ValueError(f'milestone "{id}": missing key "{key}"')
+            if parent is not None and getattr(m, key):
+                raise ValueError(f'milestone "{id}": "{key}" is that of its root')
+        if parent is not None:
+            of_id[id] = replace(m, chain=parent.chain, program=parent.program)
+        elif m.chain in chains:
+            raise ValueError(f'milestone "{id}": chain "{m.chain}" has a root already')
+        else:
+            chains.add(m.chain)
+    return tuple(of_id.values())
 
 
 def _milestone(number: int, entry: dict) -> Milestone:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
-from typing import get_args, get_type_hints
+from typing import get_args
 
 Texts = tuple[str, ...]
 Counts = tuple[int, ...]
@@ -16,19 +16,21 @@ def build(where: str, cls: type, table: dict):
     A field without a default is required, `X | None` takes an X, and lists become tuples.
     Raises ValueError, one line that begins with `where`, for anything that does not fit.
     """
-    hints = get_type_hints(cls)
+    kinds = {f.name: f.type for f in fields(cls)}
     required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
-    check_keys(where, table, hints, required)
+    check_keys(where, table, kinds, required)
     values = {}
     for key, value in table.items():
-        kind = hints[key]
+        kind = kinds[key]
         if type(None) in get_args(kind):
             kind = get_args(kind)[0]
-        words, is_right = TYPES[dict if is_dataclass(kind) else kind]
+        if is_dataclass(kind):
+            values[key] = build(f"{where}: {key}", kind, value)
+            continue
+        words, is_right = TYPES[kind]
         if not is_right(value):
             raise ValueError(f'{where}: "{key}" must be {words}, not {value!r}')
-        nested = is_dataclass(kind)
-        values[key] = build(f"{where}: {key}", kind, value) if nested else _frozen(value)
+        values[key] = _frozen(value)
     return cls(**values)
 
 

@@ -5,7 +5,6 @@
 
 import ast
 import hashlib
-import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,8 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
-_OPERATIONS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
-}
-
-
+# The syntax of a constant expression: nothing that has a name.
+_ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 # How a script reads a value of each type that a hyperparameter may have.
 _READERS = {
     "int": int, "float": float, "str": str,
@@ -66,15 +61,15 @@ def find_script(target: str) -> Script:
     """
     manifest = load_manifest()
     path, milestone = locate(target, manifest)
+    defaults, types = _hyperparameters(path)
     if milestone is not None:
-        return _milestone_script(manifest, milestone)
+        tiny = manifest.overrides(milestone, "tiny")
+        return Script(milestone.id, path, milestone, defaults, types, tiny, milestone)
     name = target if target == "train" else path.resolve().parent.name
-    hyperparameters, types = _hyperparameters(path)
-    nearest = min(manifest.written(), key=lambda m: len(_hyperparameters(m.script)[0].keys()
-                                                        ^ hyperparameters.keys()))
-    tiny = manifest.overrides(nearest, "tiny")
-    known = {key: value for key, value in tiny.items() if key in hyperparameters}
-    return Script(name or "run", path, None, hyperparameters, types, known, nearest)
+    nearest = min(manifest.written(),
+                  key=lambda m: len(_hyperparameters(m.script)[0].keys() ^ defaults.keys()))
+    tiny = {k: v for k, v in manifest.overrides(nearest, "tiny").items() if k in defaults}
+    return Script(name or "run", path, None, defaults, types, tiny, nearest)
 
 
 def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
@@ -108,11 +103,32 @@ def default_hyperparameters(script: Path) -> dict[str, object]:
     such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
     cannot be read.
     """
-    return _defaults(_fields(script))
+    return {field.target.id: _constant(field.value) for field in _fields(script)}
 
 
-def _defaults(fields):
-    return {field.target.id: _constant(field.value) for field in fields}
+def code_hash(script: Path) -> str:
+    """A hash of a script that comments, docstrings and layout do not change.
+
+    Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
+    """
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        match getattr(node, "body", None):
+            case [ast.Expr(ast.Constant()), *_]:
+                del node.body[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def _hyperparameters(path):
+    """The defaults and the types of a script's hyperparameters; UserError if it has none."""
+    try:
+        fields = _fields(path)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from None
+    if not fields:
+        raise UserError(f"{path} has no class Hyperparameters, so it is no training script")
+    types = {field.target.id: ast.unparse(field.annotation) for field in fields}
+    return {field.target.id: _constant(field.value) for field in fields}, types
 
 
 def _fields(script):
@@ -128,46 +144,11 @@ def _fields(script):
     return []
 
 
-def code_hash(script: Path) -> str:
-    """A hash of a script that comments, docstrings and layout do not change.
-
-    Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
-    """
-    tree = ast.parse(script.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            if isinstance(body[0].value, ast.Constant):
-                del body[0]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
-
-
-def _milestone_script(manifest, milestone):
-    tiny = manifest.overrides(milestone, "tiny")
-    defaults, types = _hyperparameters(milestone.script)
-    return Script(milestone.id, milestone.script, milestone, defaults, types, tiny, milestone)
-
-
-def _hyperparameters(path):
-    """The defaults and the types of a script's hyperparameters; UserError if it has none."""
-    try:
-        fields = _fields(path)
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from None
-    if not fields:
-        raise UserError(f"{path} has no class Hyperparameters, so it is no training script")
-    return _defaults(fields), {f.target.id: ast.unparse(f.annotation) for f in fields}
-
-
 def _constant(node):
     """The value of a constant expression such as 8 * 64 * 1024, else None."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _constant(node.operand)
-        return -value if isinstance(value, int | float) else None
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        left, right = _constant(node.left), _constant(node.right)
-        if isinstance(left, int | float) and isinstance(right, int | float):
-            return _OPERATIONS[type(node.op)](left, right)
-    return None
+    if node is None or not all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
+        return None
+    try:
+        return eval(compile(ast.Expression(node), "", "eval"))
+    except (ArithmeticError, TypeError):  # 1 / 0, "a" + 1
+        return None
