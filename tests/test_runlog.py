@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from speedrun.run.log import RULE, Fact, RunLog, Step, read_log
+from speedrun.run.log import RULE, RunLog, Step, read_log
 
 SCRIPT = '"""a card\n\nstep:7/20 val_loss:1.0000 train_time:7ms step_avg:1.00ms\n"""\nprint(1)\n'
 OURS = f"""{SCRIPT}
@@ -74,15 +74,15 @@ def test_llmc_log(tmp_path):
         ("peak memory consumption: 22881 MiB", "peak_memory_mib", 22881),
     ],
 )
-def test_facts_are_events_and_attributes(line, name, value):
+def test_facts_become_attributes(line, name, value):
     log = RunLog()
-    assert log.feed(line) == Fact(name, value)
+    assert log.feed(line) == name
     assert getattr(log, name) == value
 
 
 @pytest.mark.parametrize("line", ["", "compiling ...", "step by step", "s:", "step:{step}/20 x",
                                   "step:1/2 val_loss:abc train_time:1ms step_avg:1ms"])
-def test_other_lines_are_no_events(line):
+def test_other_lines_tell_nothing(line):
     log = RunLog()
     assert log.feed(line) is None
     assert log == RunLog()

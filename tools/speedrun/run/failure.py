@@ -30,20 +30,6 @@ class Failure:
     stopped: bool = False
 
 
-@dataclass(frozen=True)
-class _Rank:
-    rank: int
-    exit_code: int  # negative: killed by that signal
-    last_words: str
-    silent_since: float  # when it wrote to stderr for the last time
-
-    @property
-    def spoken(self):
-        """What the script itself had to say, or None."""
-        match = _SPOKEN.fullmatch(self.last_words)
-        return match and (match[1] or match[2])
-
-
 def rank_stderr(ranks_dir: Path) -> dict[int, Path]:
     """The stderr files that the launcher left below ranks_dir, {local rank: file}."""
     return {int(file.parent.name): file for file in ranks_dir.glob("*/attempt_0/*/stderr.log")}
@@ -57,25 +43,28 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
     else one that speaks for itself, else the one that fell silent first.
     """
     closed = set(_CLOSED.findall(report))
-    failed = [
-        _rank(int(rank), int(exit_code), stderr_files.get(int(local_rank)))
-        for rank, local_rank, exit_code, pid in _FAILED.findall(report)
-        if pid not in closed
-    ]
+    failed = []
+    for rank, local_rank, exit_code, pid in _FAILED.findall(report):
+        if pid in closed:
+            continue
+        words, silent_since = "", 0.0
+        if file := stderr_files.get(int(local_rank)):
+            words = last_words(file.read_text(encoding="utf-8", errors="replace"))
+            silent_since = file.stat().st_mtime
+        spoken = _SPOKEN.fullmatch(words)
+        order = (int(exit_code) != -SIGKILL, spoken is None, silent_since)
+        failed.append((order, int(rank), int(exit_code), words, spoken))
     if not failed:
         words = last_words(report) if launcher_exit_code >= 0 else ""  # killed: it could not say
         text = f"the launcher {ending(launcher_exit_code)}"
         return Failure(f"{text}: {words}" if words else text, _status(launcher_exit_code))
-    first = min(
-        failed, key=lambda r: (r.exit_code != -SIGKILL, r.spoken is None, r.silent_since)
-    )
-    name = f"rank {first.rank}"
-    if first.exit_code < 0 or not first.last_words:
-        return Failure(f"{name} {ending(first.exit_code)}", _status(first.exit_code), first.rank)
-    text = first.spoken or first.last_words
-    if len(stderr_files) > 1 or first.rank > 0:
-        text = f"{name}: {text}"
-    return Failure(text, _status(first.exit_code), first.rank, spoken=first.spoken is not None)
+    _, rank, exit_code, words, spoken = min(failed)
+    if exit_code < 0 or not words:
+        return Failure(f"rank {rank} {ending(exit_code)}", _status(exit_code), rank)
+    text = (spoken[1] or spoken[2]) if spoken else words
+    if len(stderr_files) > 1 or rank > 0:
+        text = f"rank {rank}: {text}"
+    return Failure(text, _status(exit_code), rank, spoken=spoken is not None)
 
 
 def last_words(stderr: str) -> str:
@@ -95,13 +84,6 @@ def last_words(stderr: str) -> str:
             if below:
                 return " ".join(below[: 2 if below[0].endswith(":") else 1])
     return lines[-1] if lines else ""
-
-
-def _rank(rank, exit_code, file):
-    if file is None:
-        return _Rank(rank, exit_code, "", 0.0)
-    text = file.read_text(encoding="utf-8", errors="replace")
-    return _Rank(rank, exit_code, last_words(text), file.stat().st_mtime)
 
 
 def ending(exit_code: int) -> str:

@@ -4,7 +4,7 @@
     log.val_curve                    # [(0, 5.5452), (50, 3.1034), ...]
 
     log = RunLog()                   # or line by line, while the run goes on
-    event = log.feed(line)           # a Step, a Fact or None
+    told = log.feed(line)            # a Step, the name of a fact or None
 
 Lines that count:
 
@@ -25,8 +25,10 @@ from pathlib import Path
 SCRIPT = "train_gpt.py"  # a run's copy of its script, beside its log.txt, whatever its name was
 RULE = "=" * 100  # stands below the script's own text and below the header
 
-_STEP = re.compile(r"step:(\d+)/(\d+) (\S.*)")
-_LLMC_STEP = re.compile(r"s:(\d+) (tel|trl):(\S+)(?: .*)?")
+_STEP = re.compile(r"step:(?P<step>\d+)/(?P<train_steps>\d+) (?P<words>\S.*)")
+_LLMC_STEP = re.compile(r"s:(?P<step>\d+) (?P<loss>tel|trl):(?P<value>\S+)(?: .*)?")
+_LLMC_LOSS = {"tel": "val_loss", "trl": "train_loss"}
+_HEADER = re.compile(r"(environment|hyperparameters):(\{.*)")
 _PEAK_MEMORY = re.compile(r"peak[_ ]memory[^\d]*(\d+) ?MiB.*")
 _ENVIRONMENT_WORD = re.compile(r"(\w+):(.*?)(?= \w+:|$)")  # a value may hold spaces
 
@@ -47,14 +49,6 @@ class Step:
     step_avg_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One line that describes the run: `name` is the attribute of RunLog that it filled."""
-
-    name: str
-    value: object
-
-
 @dataclass
 class RunLog:
     """What a log has told so far.
@@ -68,21 +62,25 @@ class RunLog:
     environment: dict[str, object] = field(default_factory=dict)
     peak_memory_mib: int | None = None
 
-    def feed(self, line: str) -> Step | Fact | None:
+    def feed(self, line: str) -> Step | str | None:
         """Takes the next line (with or without its line break).
 
-        Returns the Step or the Fact that the line held, else None. A line cut short holds none.
+        Returns the Step in the line, or the name of the attribute that the line filled, else None.
+        A line cut short tells nothing.
         """
         line = line.rstrip("\r\n")
         if line == RULE:
             self.steps.clear()  # above a rule stand only texts that quote step lines
-            return None
-        event = _parse(line)
-        if isinstance(event, Step):
-            self.steps.append(event)
-        elif event is not None:
-            setattr(self, event.name, event.value)
-        return event
+        try:
+            if step := _step(line):
+                self.steps.append(step)
+                return step
+            if fact := _fact(line):
+                setattr(self, *fact)
+                return fact[0]
+        except ValueError:  # looks like one of them, and is cut short or something else
+            pass
+        return None
 
     @property
     def val_curve(self) -> list[tuple[int, float]]:
@@ -122,50 +120,30 @@ def read_log(path: str | Path) -> RunLog:
     return log
 
 
-def _parse(line):
-    """The Step or the Fact in a line, or None."""
-    try:
-        if line.startswith("step:"):
-            return _parse_step(line)
-        if line.startswith("s:"):
-            return _parse_llmc_step(line)
-        for name in ("environment", "hyperparameters"):
-            if line.startswith(f"{name}:{{"):
-                return Fact(name, json.loads(line.partition(":")[2]))
-    except ValueError:
-        return None  # looks like one, and is cut short or something else
-    if line.startswith("python:") and " torch:" in line:
-        return Fact("environment", dict(_ENVIRONMENT_WORD.findall(line)))
-    if match := _PEAK_MEMORY.fullmatch(line):
-        return Fact("peak_memory_mib", int(match[1]))
-    return None
-
-
-def _parse_step(line):
+def _step(line):
+    """The Step in a line, or None. Raises ValueError for a word that should be a number."""
+    if match := _LLMC_STEP.fullmatch(line):
+        return Step(int(match["step"]), **{_LLMC_LOSS[match["loss"]]: _number(match["value"])})
     match = _STEP.fullmatch(line)
-    words = dict(word.split(":", 1) for word in match[3].split()) if match else {}
+    words = dict(word.split(":", 1) for word in match["words"].split()) if match else {}
     if not words.get("step_avg", "").endswith("ms"):
         return None  # the last word, so without it the line is cut
-    return Step(
-        step=int(match[1]), train_steps=int(match[2]),
-        val_loss=_number(words.get("val_loss")), train_loss=_number(words.get("train_loss")),
-        train_time_ms=_milliseconds(words.get("train_time")),
-        step_avg_ms=_milliseconds(words["step_avg"]),
-    )
-
-
-def _parse_llmc_step(line):
-    match = _LLMC_STEP.fullmatch(line)
-    if match is None:
-        return None
-    name = {"tel": "val_loss", "trl": "train_loss"}[match[2]]
-    return Step(step=int(match[1]), **{name: _number(match[3])})
+    names = ("val_loss", "train_loss", "train_time", "step_avg")
+    return Step(int(match["step"]), int(match["train_steps"]),
+                *(_number(words.get(name, "nanms")) for name in names))
 
 
 def _number(text):
-    return None if text is None else float(text)
+    """The number in `3.28` or `12.5ms`; None for the early records' `nanms` (no average yet)."""
+    return None if text == "nanms" else float(text.removesuffix("ms"))
 
 
-def _milliseconds(text):
-    """`12.5ms` -> 12.5; the early records' `nanms` (no average yet) -> None."""
-    return None if text in (None, "nanms") else float(text.removesuffix("ms"))
+def _fact(line):
+    """(attribute of RunLog, value) that a line tells, or None. Raises ValueError for bad JSON."""
+    if match := _HEADER.fullmatch(line):
+        return match[1], json.loads(match[2])
+    if line.startswith("python:") and " torch:" in line:
+        return "environment", dict(_ENVIRONMENT_WORD.findall(line))
+    if match := _PEAK_MEMORY.fullmatch(line):
+        return "peak_memory_mib", int(match[1])
+    return None
