@@ -198,8 +198,8 @@ def shorten_header(folder):
 
 
 @pytest.mark.parametrize("spoil, message", [
-    (remove, r"holds no \*_train_\*.bin and \*_val_\*.bin; .*cached_fineweb10B.py 1 --out"),
-    (shutil.rmtree, "is not a folder; fetch shards: python data/cached_fineweb10B.py 1 --out"),
+    (remove, r"^no shards match val_files=.*\*_val_\*.bin; .*cached_fineweb10B.py 1 --out "),
+    (shutil.rmtree, "^no shards match train_files=.*cached_fineweb10B.py 1 --out .*/shards$"),
     (truncate, r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
     (lengthen, r"train_000002.bin has 20026 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
     (spoil_magic, "train_000001.bin is no token shard .* make or fetch it again"),

@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 from speedrun.base.cli import Parser, positive, run_command
-from speedrun.run.data import BUILTIN, check_shards, make_builtin, patterns
+from speedrun.run.data import BUILTIN, make_builtin, patterns
+from speedrun.run.preflight import check_shards
 from speedrun.scripts.find import find_script
 
 
@@ -28,7 +29,7 @@ def main() -> int:
     args = parser.parse_args()
     script = find_script(args.target)
     make_builtin()
-    check_shards(args.data, None)
+    check_shards(patterns(args.data))
 
     from speedrun.run.overhead import time_loader, time_steps  # torch, which takes seconds
     from speedrun.scripts.load import load_snapshot

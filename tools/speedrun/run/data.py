@@ -6,7 +6,6 @@ import shlex
 import struct
 import subprocess
 import sys
-from array import array
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -33,24 +32,12 @@ def has_shards(folder: Path) -> bool:
     return all(any(folder.glob(f"*_{split}_*.bin")) for split in ("train", "val"))
 
 
-def check_shards(folder: Path, tokens: int | None) -> None:
-    """Raises UserError, with the command that fetches them, where the folder holds no shards.
-
-    tokens: how many the run trains on, if that is known.
-    """
-    if not has_shards(folder):
-        problem = "holds no *_train_*.bin and *_val_*.bin" if folder.is_dir() else "is not a folder"
-        raise UserError(f"{short(folder)} {problem}; fetch shards: {fetch_command(folder, tokens)}")
-
-
 def fetch_command(folder: Path = FINEWEB, tokens: int | None = None) -> str:
     """The command that fetches FineWeb shards for `tokens` training tokens into the folder, or
     makes the embedded corpus where it is that folder."""
     if folder.resolve() == BUILTIN:
         return f"python {short(REPOSITORY / 'data' / 'builtin_corpus.py')}"
-    shards = -(-tokens // FINEWEB_SHARD_TOKENS) if tokens else "N"
-    if tokens:
-        shards = min(shards, FINEWEB_SHARDS)
+    shards = min(-(-tokens // FINEWEB_SHARD_TOKENS), FINEWEB_SHARDS) if tokens else "N"
     out = "" if folder.resolve() == FINEWEB else f" --out {shlex.quote(short(folder))}"
     return f"python {short(REPOSITORY / 'data' / 'cached_fineweb10B.py')} {shards}{out}"
 
@@ -73,14 +60,15 @@ def shard_length(file: str | Path) -> int:
 
 
 def holds_bytes(folder: Path) -> bool:
-    """Whether the shards look byte-level: a validation shard begins with no token beyond 256."""
-    with open(min(folder.glob("*_val_*.bin")), "rb") as file:
+    """Whether the shards look byte-level: a validation shard, if there is one, begins with no token
+    beyond 256."""
+    first = min(folder.glob("*_val_*.bin"), default=None)
+    if first is None:
+        return True
+    with open(first, "rb") as file:
         file.seek(HEADER_BYTES)
         data = file.read(65536 * TOKEN_BYTES)
-    tokens = array("H", data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return max(tokens, default=0) <= 256
+    return max(struct.unpack_from(f"<{len(data) // TOKEN_BYTES}H", data), default=0) <= 256
 
 
 def fingerprint(folder: Path) -> str | None:

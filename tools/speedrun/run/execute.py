@@ -15,7 +15,7 @@ from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.run.failure import Failure, explain, rank_stderr
 from speedrun.run.log import SCRIPT, read_log
 from speedrun.run.plan import Plan
-from speedrun.run.preflight import check_tokens
+from speedrun.run.preflight import check_shards
 from speedrun.run.progress import follow
 from speedrun.run.summary import Summary, summarize, to_json
 from speedrun.run.torchrun import launch, stop_signals
@@ -54,7 +54,7 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
     """
     if plan.data == BUILTIN:
         make_builtin()
-    check_tokens(plan.hyperparameters)
+    check_shards(plan.hyperparameters, tokens=True)
     report = plan.ranks_dir / "launcher.txt"
     with stop_signals() as stop:
         try:

@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import os
+import math
 import re
 import tempfile
 from bisect import bisect_right
@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
-from speedrun.run.log import RunLog
+from speedrun.run.log import read_log
 from speedrun.run.plan import Plan
 from speedrun.scripts.sizes import SCHEDULE, micro_batches, trial_sizes
 
 # Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
 MARGIN = 0.85
-CACHE = REPOSITORY / "runs" / ".device_batch.json"
+CACHE = REPOSITORY / "runs" / ".device_batch"  # a file [micro batch, its peak in MiB] per answer
 NEEDED = ("micro_batch_size", "total_batch_size", "seq_len", "train_steps")
 TAKE_NO_MEMORY = ("train_files", "val_files", "seed", *SCHEDULE)
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED", re.IGNORECASE)
@@ -51,18 +52,16 @@ def fit_micro_batch(
         print(f"micro_batch_size: {usual} (--device-batch auto needs a GPU)", file=stream)
         return plan
     candidates, memory = _candidates(plan), _memory(plan)
-    key, cached = _key(plan, candidates, memory), "; cached"
-    match _read_cache().get(key) if use_cache else None:
-        case {"micro_batch_size": int(best), "peak_memory_mib": int(peak)} if best in candidates:
+    answer, cached = CACHE / f"{_key(plan, candidates, memory)}.json", "; cached"
+    match _read(answer) if use_cache else None:
+        case [int(best), int(peak)] if best in candidates:
             pass
         case _ if not search:
             print(f"micro_batch_size: {usual} (a dry run does not try what fits)", file=stream)
             return plan
         case _:
             best, peak = _search(plan, candidates, memory, stream)
-            entry = dict(micro_batch_size=best, peak_memory_mib=peak, script=str(plan.script.path))
-            _write_cache({**_read_cache(), key: entry}, stream)
-            cached = ""
+            cached = _write(answer, [best, peak])
     used = f"{peak / 1024:.1f} of {memory / 1024:.1f} GiB"
     print(f"micro_batch_size: {best} (largest that fits {_names(plan)}, {used}{cached})",
           file=stream, flush=True)
@@ -74,18 +73,16 @@ def largest_fitting(
 ) -> int | None:
     """The largest of the ascending candidates that fits, or None; what is larger fits less.
 
-    fits(n) tells whether n fits; a MemoryError that it raises means no. The first trial is of the
-    largest candidate up to `start`. While all fit, the next one is of twice as much; after the
-    first that does not, each halves the candidates that are left.
+    The first trial is of the largest candidate up to `start`. While all fit, the next one is of
+    twice as much; after the first that does not, each halves the candidates that are left.
     """
     fitting, failing = -1, len(candidates)  # positions that enclose the answer
     trial = max(0, bisect_right(candidates, start) - 1)
     while failing - fitting > 1:
-        try:
-            fitted = fits(candidates[trial])
-        except MemoryError:
-            fitted = False
-        fitting, failing = (trial, failing) if fitted else (fitting, trial)
+        if fits(candidates[trial]):
+            fitting = trial
+        else:
+            failing = trial
         if failing < len(candidates):
             trial = (fitting + failing) // 2
         else:
@@ -123,19 +120,17 @@ def _names(plan):
 
 def _search(plan, candidates, memory, stream):
     """The answer and its peak memory in MiB; UserError where nothing fits."""
-    peaks = {}
+    peaks, limit = {}, MARGIN * memory
 
     def fits(micro_batch):
         print(f"trying micro_batch_size {micro_batch}", end=": ", file=stream, flush=True)
         outcome = "no answer"
         try:
             peak = peaks[micro_batch] = _peak_memory(plan, micro_batch)
-            fitted = peak <= MARGIN * memory
-            outcome = f"{peak / 1024:.1f} GiB" + ("" if fitted else ", too much")
-            return fitted
-        except MemoryError:
-            outcome = "out of memory"
-            raise
+            outcome = "out of memory" if peak == math.inf else f"{peak / 1024:.1f} GiB"
+            if limit < peak < math.inf:
+                outcome += ", too much"
+            return peak <= limit
         finally:
             print(outcome, file=stream, flush=True)
 
@@ -150,52 +145,44 @@ def _search(plan, candidates, memory, stream):
 
 
 def _peak_memory(plan, micro_batch):
-    """Runs a trial and returns its peak in MiB; MemoryError if there was not enough."""
+    """Runs a trial and returns its peak in MiB, infinity if there was not enough."""
     with tempfile.TemporaryDirectory(prefix="device_batch_") as folder:
         trial = replace(plan, options=trial_options(plan, micro_batch), out=Path(folder))
-        printed = io.StringIO()
-        failure = execute(trial, printed)
+        failure = execute(trial, io.StringIO())
+        if failure is None:
+            peak = read_log(trial.out / "log.txt").peak_memory_mib
+            if peak is None:
+                raise UserError("a trial ended without a line peak_memory; does torch see the GPU?")
+            return peak
         stderr = "".join(file.read_text("utf-8", "replace")
                          for file in trial.out.glob("stderr_rank*.txt"))
-    if failure and not failure.stopped and OUT_OF_MEMORY.search(stderr):
-        raise MemoryError
-    if failure:
+    if failure.stopped or not OUT_OF_MEMORY.search(stderr):
         raise UserError(failure.text, failure.exit_code)
-    log = RunLog()
-    for line in printed.getvalue().splitlines():
-        log.feed(line)
-    if log.peak_memory_mib is None:
-        raise UserError("a trial ended without a line peak_memory; does torch see the GPU?")
-    return log.peak_memory_mib
+    return math.inf
 
 
 def _key(plan, candidates, memory):
     """A text that stands for all that the answer depends on."""
     options = {name: str(value) for name, value in trial_options(plan, candidates[-1]).items()
                if name not in TAKE_NO_MEMORY}
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:  # a trial will say so
-        torch = None
-    script = plan.script.path.read_text(encoding="utf-8")
-    facts = [script, options, candidates, plan.gpus[: plan.nproc], memory, MARGIN, torch]
+    facts = [plan.script.path.read_text(encoding="utf-8"), options, candidates,
+             plan.gpus[: plan.nproc], memory, MARGIN, importlib.metadata.version("torch")]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _read_cache():
-    """Earlier answers by key; none where there is no readable file."""
+def _read(answer):
+    """An earlier answer, or None."""
     try:
-        cache = json.loads(CACHE.read_text(encoding="utf-8"))
+        return json.loads(answer.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return cache if isinstance(cache, dict) else {}
+        return None
 
 
-def _write_cache(cache, stream):
-    temporary = CACHE.with_name(f"{CACHE.name}.{os.getpid()}")
+def _write(answer, content):
+    """Remembers an answer; returns a remark if that is impossible, as it serves this run anyway."""
     try:
-        CACHE.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(cache, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(CACHE)
-    except OSError as error:  # the answer serves this run all the same
-        print(f"{CACHE} cannot be written: {error.strerror}", file=stream)
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(answer, json.dumps(content).encode())
+        return ""
+    except (OSError, UserError) as error:
+        return f"; not remembered: {error}"

@@ -4,6 +4,7 @@ All but the tokens themselves is checked here, before anything is written.
 """
 
 import importlib.util
+import itertools
 import os
 import shlex
 import subprocess
@@ -20,7 +21,6 @@ from speedrun.run import preflight
 from speedrun.run.data import (
     BUILTIN,
     FINEWEB,
-    check_shards,
     fetch_command,
     has_shards,
     holds_bytes,
@@ -30,7 +30,7 @@ from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
 from speedrun.run.torchrun import Nodes, launch_command
 from speedrun.scripts.find import Script, find_script
-from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, training_tokens, whole
+from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
 AUTO = "auto"  # the device batch that is to be found out
 OF_BYTES = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
@@ -129,11 +129,9 @@ def make_plan(
     else:
         folder = data or (FINEWEB if scale == "record" else BUILTIN)
         options |= patterns(folder)
-    if folder not in (None, BUILTIN):  # that one is made when it is needed
-        check_shards(folder, training_tokens({**script.hyperparameters, **options}, steps))
-        if scale == "tiny" and not holds_bytes(folder):
-            options = {k: v for k, v in options.items() if k not in OF_BYTES}
-            notes.append("vocabulary: the script's own (the shards do not hold bytes)")
+    if scale == "tiny" and folder not in (None, BUILTIN) and not holds_bytes(folder):
+        options = {k: v for k, v in options.items() if k not in OF_BYTES}
+        notes.append("vocabulary: the script's own (the shards do not hold bytes)")
 
     steps = whole(settings.get("train_steps")) or steps
     if steps is not None:
@@ -160,7 +158,7 @@ def make_plan(
     plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes, auto_batch)
     values = plan.hyperparameters
     preflight.check_values(values, script.hyperparameters, nproc * nodes.count, bool(gpus))
-    if folder != BUILTIN or has_shards(BUILTIN):
+    if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
         preflight.check_shards(values)
     return plan
 
@@ -204,12 +202,9 @@ def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple
 
 def _fresh_out(name):
     """A folder below runs/ that does not exist yet."""
-    out = first = REPOSITORY / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number = 1
-    while out.exists():
-        number += 1
-        out = first.with_name(f"{first.name}-{number}")
-    return out
+    first = REPOSITORY / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(out for out in itertools.chain([first], others) if not out.exists())
 
 
 def _check_out(out, nodes):

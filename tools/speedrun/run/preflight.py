@@ -10,7 +10,7 @@ import operator
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.run.data import HEADER_BYTES, fetch_command, shard_length
+from speedrun.run.data import HEADER_BYTES, fetch_command, shard_length, steps_per_shard
 from speedrun.scripts.sizes import SCHEDULE, training_tokens
 
 MAY_BE_ZERO = ("_steps", "_every", "_id", "seed")  # how the names of such whole numbers end
@@ -48,15 +48,16 @@ def check_values(
     _check_attention(values, on_gpu)
 
 
-def check_shards(values: dict[str, object]) -> dict[str, list[tuple[str, int]]]:
+def check_shards(values: dict[str, object], tokens: bool = False) -> None:
     """Raises UserError where train_files or val_files name no shards, something else, a shard that
     is not whole or none that is longer than a step. Reads the shards' headers alone.
 
-    values: hyperparameters as for check_values. Returns {name: [(file, tokens), ...]} for the two
-    of them, in the order in which a run reads the shards.
+    values: hyperparameters as for check_values. tokens: whether to read also every token that the
+    run will read, which takes numpy, and to refuse one that is beyond vocab_size.
     """
-    shards = {}
-    for name, step in (("train_files", "total_batch_size"), ("val_files", "val_tokens")):
+    train_steps = max(values.get(name) or 0 for name in ("train_steps", "kernel_warmup_steps"))
+    for name, step, steps in (("train_files", "total_batch_size", train_steps),
+                              ("val_files", "val_tokens", 1)):
         pattern = values.get(name)
         if not pattern:
             continue
@@ -64,39 +65,31 @@ def check_shards(values: dict[str, object]) -> dict[str, list[tuple[str, int]]]:
         if not files:
             command = fetch_command(Path(pattern).parent, training_tokens(values, None))
             raise UserError(f"no shards match {name}={pattern}; get some: {command}")
-        shards[name] = [(file, shard_length(file)) for file in files]
-        longest = max(length for _, length in shards[name])
-        if _known(values, step) and longest <= values[step]:
+        lengths = {file: shard_length(file) for file in files}
+        if not _known(values, step):
+            continue
+        longest = max(lengths.values())
+        if longest <= values[step]:
             raise UserError(f"{step}={values[step]} and one token more do not fit into the longest"
                            f" shard of {pattern}, which holds {longest}; lower {step}")
-    return shards
+        if tokens and _known(values, "vocab_size"):
+            _check_tokens(lengths, values[step], steps, values["vocab_size"])
 
 
-def check_tokens(values: dict[str, object]) -> None:
-    """Raises what check_shards raises, and UserError where a token that the run will read is beyond
-    vocab_size. Reads them all; needs numpy.
-
-    values: hyperparameters as for check_values.
-    """
+def _check_tokens(lengths, step, steps, vocab_size):
+    """Refuses a token beyond the vocabulary among those that `steps` steps of `step` tokens read
+    from the shards {file: tokens}."""
     import numpy as np  # a dry run does without
 
-    shards = check_shards(values)
-    train_steps = max(values.get(name) or 0 for name in ("train_steps", "kernel_warmup_steps"))
-    for name, step, steps in (("train_files", "total_batch_size", train_steps),
-                              ("val_files", "val_tokens", 1)):
-        if name not in shards or not _known(values, step, "vocab_size"):
-            continue
-        for file, length in shards[name]:
-            steps_here = min(steps, (length - 1) // values[step])  # a tail too short is skipped
-            if steps_here == 0:
-                continue
-            steps -= steps_here
-            count = steps_here * values[step] + 1
+    for file, length in lengths.items():
+        steps_here = min(steps, steps_per_shard(step, length))
+        steps -= steps_here
+        if steps_here:
+            count = steps_here * step + 1
             tokens = np.memmap(file, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
-            largest = tokens.max()
-            if largest >= values["vocab_size"]:
-                raise UserError(f"{file} holds token {largest}, beyond"
-                               f" vocab_size={values['vocab_size']}; it is of another vocabulary")
+            if tokens.max() >= vocab_size:
+                raise UserError(f"{file} holds token {tokens.max()}, beyond"
+                                f" vocab_size={vocab_size}; it is of another vocabulary")
 
 
 def _known(values, *names):
