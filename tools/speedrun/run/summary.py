@@ -4,11 +4,21 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 from speedrun.run.data import fingerprint
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import SCRIPT, RunLog
 from speedrun.run.plan import Plan
+
+# What is printed, in reading order: attribute of Summary, its title and its format.
+_ROWS = {
+    "val_loss": ("val_loss", "{:.4f}"), "steps": ("steps", "{:,}"), "tokens": ("tokens", "{:,}"),
+    "train_time_s": ("train_time", "{:,.1f} s"), "step_avg_ms": ("step_avg", "{:.2f} ms"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}"), "mfu": ("MFU", "{:.1%}"),
+    "peak_memory_mib": ("peak_memory", "{:,} MiB"), "scale": ("scale", "{}"),
+    "data": ("data", "{}"), "data_fingerprint": ("fingerprint", "{}"), "device": ("device", "{}"),
+}
 
 
 @dataclass(frozen=True)
@@ -94,61 +104,24 @@ def to_json(summary: Summary) -> str:
     return json.dumps(finite, indent=2)
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str, str]]:
-    """The summary as (name, this run, official) texts, in reading order, unknown ones left out."""
-    formats = {
-        "val_loss": "{:.4f}", "steps": "{:,}", "tokens": "{:,}", "train_time_s": "{:,.1f} s",
-        "step_avg_ms": "{:.2f} ms", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}",
-        "peak_memory_mib": "{:,} MiB",
-    }
-    titles = {"train_time_s": "train_time", "step_avg_ms": "step_avg", "tokens_per_s": "tokens/s",
-              "mfu": "MFU", "peak_memory_mib": "peak_memory", "data_fingerprint": "fingerprint"}
-    table = []
-    for name, text in formats.items():
-        value, official = getattr(summary, name), summary.official.get(name)
-        if value is not None:
-            official_text = "" if official is None else text.format(official)
-            table.append((titles.get(name, name), text.format(value), official_text))
-    for name in ("scale", "data", "data_fingerprint", "device"):
-        if getattr(summary, name):
-            official_text = "8 x H100" if name == "device" and summary.official else ""
-            table.append((titles.get(name, name), _place(summary, name), official_text))
-    return table
-
-
-def print_summary(summary: Summary, stream) -> None:
-    """Prints the table to a text stream: with rich on a terminal, else as aligned plain text."""
-    head = (summary.milestone or "", "this run", "official" if summary.official else "")
-    table = summary_rows(summary)
-    if stream.isatty():
-        _print_rich(head, table, stream)
-        return
-    widths = [max(len(row[i]) for row in (head, *table)) for i in range(3)]
-    for name, value, official in (head, *table):
-        line = f"{name:<{widths[0]}}  {value:>{widths[1]}}  {official:>{widths[2]}}"
-        print(line.rstrip(), file=stream)
-
-
-def _print_rich(head, table, stream):
+def print_summary(summary: Summary, stream: TextIO) -> None:
+    """Prints what is known as a table to a text stream; beside it the official figures, if any."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    columns = 3 if head[2] else 2
-    for i, title in enumerate(head[:columns]):
-        grid.add_column(title, justify="right" if i else "left", overflow="fold")
-    for row in table:
-        grid.add_row(*row[:columns])
-    Console(file=stream, highlight=False).print(grid)
-
-
-def _place(summary, name):
-    if name == "device":
-        return f"{summary.world_size} x {summary.device}"
-    if name == "data":
-        return Path(summary.data).name
-    return getattr(summary, name)
+    shown = {**vars(summary), "data": summary.data and Path(summary.data).name,
+             "device": summary.device and f"{summary.world_size} x {summary.device}"}
+    official = summary.official and {**summary.official, "device": "8 x H100"}
+    columns = 3 if official else 2
+    table = Table(box=box.SIMPLE_HEAD if stream.isatty() else None, pad_edge=False)
+    for title in (summary.milestone or "", "this run", "official")[:columns]:
+        table.add_column(title, justify="right" if table.columns else "left", overflow="fold")
+    for name, (title, text) in _ROWS.items():
+        if shown[name] not in (None, ""):
+            official_text = text.format(official[name]) if name in official else ""
+            table.add_row(*(title, text.format(shown[name]), official_text)[:columns])
+    Console(file=stream, highlight=False).print(table)
 
 
 def _last(steps, name):
@@ -160,10 +133,9 @@ def _last(steps, name):
 
 def _official(plan, log):
     """The record's figures, if this run has its scale, its batch and all of its steps."""
-    record = plan.script.milestone
-    if record is None or plan.scale != "record" or log.last.step != record.train_steps:
-        return {}
-    if log.hyperparameters.get("total_batch_size") != record.tokens_per_step:
+    record, batch = plan.script.milestone, log.hyperparameters.get("total_batch_size")
+    if record is None or plan.scale != "record" or (log.last.step, batch) != (
+            record.train_steps, record.tokens_per_step):
         return {}
     figures = {
         "val_loss": record.val_loss, "steps": record.train_steps,
