@@ -8,6 +8,7 @@
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def main() -> int:
     print(*plan.notes, sep="\n", file=stream, flush=True)
     plan = fit_micro_batch(plan, stream, search=not args.dry_run, use_cache=not args.no_cache)
     if args.dry_run:
-        print(plan.quoted_command)
+        print(shlex.join(plan.command))
         return 0
 
     summary = run(plan, stream)

@@ -41,10 +41,15 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
         raise
     if failure is None:
         return _sum_up(plan)
-    if not log.exists() and (failure.spoken or failure.stopped):
+    kept, stderr = [], plan.out / f"stderr_rank{failure.rank}.txt"
+    if log.exists():
+        kept.append(f"the log so far: {short(log)}")
+    elif failure.spoken or failure.stopped:
         _discard(plan.out, out_is_new)  # the failure says all that there is to know
+    if stderr.exists() and not failure.spoken:
+        kept.append(f"stderr: {short(stderr)}")
     error = Stopped if failure.stopped else UserError
-    raise error("\n".join([failure.text, *_kept(plan.out, failure)]), failure.exit_code)
+    raise error("\n".join(filter(None, [failure.text, "; ".join(kept)])), failure.exit_code)
 
 
 def execute(plan: Plan, stream: TextIO) -> Failure | None:
@@ -101,15 +106,6 @@ def _blame_disk(out, failure):
         return replace(failure, text=text, spoken=False)
 
 
-def _kept(out, failure):
-    """A line that tells what is left to look at, if anything is."""
-    log, stderr = out / "log.txt", out / f"stderr_rank{failure.rank}.txt"
-    words = [f"the log so far: {short(log)}"] if log.exists() else []
-    if stderr.exists() and not failure.spoken:
-        words += [f"stderr: {short(stderr)}"]
-    return ["; ".join(words)] if words else []
-
-
 def _tidy(plan):
     """Keeps what the ranks wrote to stderr, and nothing else of the launcher's files."""
     for local_rank, file in rank_stderr(plan.ranks_dir).items():
@@ -131,16 +127,16 @@ def _discard(out: Path, out_is_new):
 def _sum_up(plan):
     if plan.nodes.rank > 0:
         return None
+    file = plan.out / "log.txt"
     try:
-        log = read_log(plan.out / "log.txt")
+        log = read_log(file)
     except (OSError, ValueError) as error:
         raise UserError(f"the script ended without a log: {error}") from None
     if log.last is None:
-        raise UserError(f"no step was logged in {short(plan.out / 'log.txt')}")
+        raise UserError(f"no step was logged in {short(file)}")
     summary = summarize(plan, log)
     try:
         replace_file(plan.out / "summary.json", (to_json(summary) + "\n").encode())
     except UserError as error:
-        raise UserError(f"{error}; the run is complete, its log: {short(plan.out / 'log.txt')}"
-                        ) from None
+        raise UserError(f"{error}; the run is complete, its log: {short(file)}") from None
     return summary

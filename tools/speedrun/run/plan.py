@@ -6,8 +6,6 @@ All but the tokens themselves is checked here, before anything is written.
 import importlib.util
 import itertools
 import os
-import shlex
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,12 +69,6 @@ class Plan:
         )
 
     @property
-    def quoted_command(self) -> str:
-        """The command line, quoted for this system's shell."""
-        quote = subprocess.list2cmdline if os.name == "nt" else shlex.join
-        return quote(self.command)
-
-    @property
     def hyperparameters(self) -> dict[str, object]:
         """Those of the run: the script's defaults, with the options in their place, each in its
         type; None where a default is not known."""
@@ -113,20 +105,26 @@ def make_plan(
     script = find_script(target)
     if importlib.util.find_spec("torch") is None:
         raise UserError("torch is not installed here: pip install -r requirements.txt")
-    nodes = _check_nodes(nodes or Nodes())
-    settings = dict(_name_and_value(setting, script) for setting in settings)
+    nodes = nodes or Nodes()
+    if not nodes.rank < nodes.count:
+        raise UserError(
+            f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1} (--nnodes)")
+    if nodes.count > 1 and not nodes.endpoint:
+        raise UserError("--nnodes needs --rdzv-endpoint HOST:PORT, an address of node 0")
     gpus = visible_gpus()
     if gpus and (nproc or 0) > len(gpus):
         raise UserError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
+    nproc = nproc or len(gpus) or 1
+    settings = dict(_name_and_value(setting, script) for setting in settings)
+    out = _check_out(out or _fresh_out(script.name), nodes)
 
     scale, reason = choose_scale(scale, data, gpus)
     notes = [f"scale: {scale} ({reason})"]
     options = dict(script.tiny) if scale == "tiny" else {}
     if scale == "tiny" and script.milestone is None:
         notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
-    if {"train_files", "val_files"} <= settings.keys():
-        folder = None
-    else:
+    folder = None
+    if not {"train_files", "val_files"} <= settings.keys():
         folder = data or (FINEWEB if scale == "record" else BUILTIN)
         options |= patterns(folder)
     if scale == "tiny" and folder not in (None, BUILTIN) and not holds_bytes(folder):
@@ -135,27 +133,26 @@ def make_plan(
 
     steps = whole(settings.get("train_steps")) or steps
     if steps is not None:
-        phases = scaled_phases({**script.hyperparameters, **options}, steps)
+        phases = scaled_phases(script.hyperparameters | options, steps)
         phases = {name: change for name, change in phases.items() if name not in settings}
         if phases:
             changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
             notes.append(f"schedule: {changes} (in proportion to the steps)")
         options |= {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
-    nproc = nproc or len(gpus) or 1
-    auto_batch = device_batch == AUTO and "micro_batch_size" not in settings
-    fitting = device_batch if device_batch not in (None, AUTO) else fitting_micro_batch(
-        {**script.hyperparameters, **options, **settings}, nproc * nodes.count
-    )
-    if fitting is not None:
+    free_batch = "micro_batch_size" not in settings
+    if device_batch not in (None, AUTO):
+        options["micro_batch_size"] = device_batch
+    elif free_batch and (fitting := fitting_micro_batch(
+            script.hyperparameters | options | settings, nproc * nodes.count)):
         options["micro_batch_size"] = fitting
-        if device_batch is None and "micro_batch_size" not in settings:
+        if device_batch is None:
             notes.append(f"micro_batch_size: {fitting} (to deal a step to all ranks)")
     if save_checkpoint:
         options["save_checkpoint"] = True
     options |= settings
 
-    out = _check_out(out or _fresh_out(script.name), nodes)
-    plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes, auto_batch)
+    plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes,
+                auto_batch=device_batch == AUTO and free_batch)
     values = plan.hyperparameters
     preflight.check_values(values, script.hyperparameters, nproc * nodes.count, bool(gpus))
     if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
@@ -176,15 +173,6 @@ def _name_and_value(setting, script):
             f"--set {setting}: {short(script.path)} has no hyperparameter {name}{hint}", 2)
     script.typed(name, value)
     return name, value
-
-
-def _check_nodes(nodes):
-    if not nodes.rank < nodes.count:
-        raise UserError(
-            f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1} (--nnodes)")
-    if nodes.count > 1 and not nodes.endpoint:
-        raise UserError("--nnodes needs --rdzv-endpoint HOST:PORT, an address of node 0")
-    return nodes
 
 
 def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple[str, str]:
