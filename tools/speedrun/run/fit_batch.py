@@ -51,7 +51,8 @@ def fit_micro_batch(
     if not plan.gpus:
         print(f"micro_batch_size: {usual} (--device-batch auto needs a GPU)", file=stream)
         return plan
-    candidates, memory = _candidates(plan), _memory(plan)
+    candidates, memory = _candidates(plan)
+    names = ", ".join(dict.fromkeys(plan.gpus[: plan.nproc]))
     answer, cached = CACHE / f"{_key(plan, candidates, memory)}.json", "; cached"
     match _read(answer) if use_cache else None:
         case [int(best), int(peak)] if best in candidates:
@@ -60,10 +61,10 @@ def fit_micro_batch(
             print(f"micro_batch_size: {usual} (a dry run does not try what fits)", file=stream)
             return plan
         case _:
-            best, peak = _search(plan, candidates, memory, stream)
+            best, peak = _search(plan, candidates, memory, names, stream)
             cached = _write(answer, [best, peak])
     used = f"{peak / 1024:.1f} of {memory / 1024:.1f} GiB"
-    print(f"micro_batch_size: {best} (largest that fits {_names(plan)}, {used}{cached})",
+    print(f"micro_batch_size: {best} (largest that fits {names}, {used}{cached})",
           file=stream, flush=True)
     return replace(plan, options={**plan.options, "micro_batch_size": best}, auto_batch=False)
 
@@ -96,29 +97,21 @@ def trial_options(plan: Plan, micro_batch: int) -> dict[str, object]:
 
 
 def _candidates(plan):
-    """The micro batches to choose from; UserError where the plan cannot be tried."""
+    """The micro batches to choose from, and the memory in MiB of the smallest GPU of the run;
+    UserError where the plan cannot be tried."""
     missing = [name for name in NEEDED if name not in plan.script.hyperparameters]
     if missing:
         raise UserError(f"--device-batch auto: {plan.script.path} has no {', '.join(missing)}")
     if plan.nodes.count > 1:
         raise UserError("--device-batch auto tries one machine; give all of them the same number")
-    return micro_batches(plan.hyperparameters, plan.nproc)
-
-
-def _memory(plan):
-    """Memory of the smallest GPU of the run, in MiB."""
     memory = min(visible_memory()[: plan.nproc], default=0)
     if not memory:
         raise UserError("--device-batch auto: nvidia-smi does not tell how much memory there is; "
-                       "give a number")
-    return memory
+                        "give a number")
+    return micro_batches(plan.hyperparameters, plan.nproc), memory
 
 
-def _names(plan):
-    return ", ".join(dict.fromkeys(plan.gpus[: plan.nproc]))
-
-
-def _search(plan, candidates, memory, stream):
+def _search(plan, candidates, memory, names, stream):
     """The answer and its peak memory in MiB; UserError where nothing fits."""
     peaks, limit = {}, MARGIN * memory
 
@@ -139,7 +132,7 @@ def _search(plan, candidates, memory, stream):
         seq_len = plan.hyperparameters["seq_len"]
         raise UserError(
             f"not even one sequence of {seq_len} tokens fits into {MARGIN:.0%} of the"
-            f" {memory / 1024:.1f} GiB of {_names(plan)}; try --set seq_len={seq_len // 2} or a"
+            f" {memory / 1024:.1f} GiB of {names}; try --set seq_len={seq_len // 2} or a"
             " smaller model_dim")
     return best, peaks[best]
 

@@ -50,24 +50,6 @@ def visible_memory() -> list[int]:
 
 def _of_visible_gpus(what):
     """What nvidia-smi tells of each visible GPU, in order: texts, numbers without their unit."""
-    gpus = _of_all_gpus(what)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [value for value, _ in gpus]
-    values = []
-    for entry in filter(None, visible.replace(" ", "").split(",")):
-        if entry.isdigit():
-            found = [value for value, _ in gpus][int(entry) :][:1]
-        else:
-            found = [value for value, uuid in gpus if uuid.startswith(entry)]
-        if len(found) != 1:
-            break
-        values += found
-    return values
-
-
-def _of_all_gpus(what):
-    """(what, uuid) of every GPU of the machine."""
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is None:
         return []
@@ -76,5 +58,15 @@ def _of_all_gpus(what):
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):  # installed, but no driver or no device
         return []
-    rows = (line.rpartition(",") for line in answer.stdout.splitlines())
-    return [(value.strip(), uuid.strip()) for value, comma, uuid in rows if comma]
+    rows = [line.rpartition(",") for line in answer.stdout.splitlines() if "," in line]
+    gpus = [(str(i), uuid.strip(), value.strip()) for i, (value, _, uuid) in enumerate(rows)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [value for _, _, value in gpus]
+    values = []
+    for entry in filter(None, visible.replace(" ", "").split(",")):
+        found = [value for i, uuid, value in gpus if entry == i or uuid.startswith(entry)]
+        if len(found) != 1:
+            break
+        values += found
+    return values

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -51,36 +52,31 @@ def time_steps(module: ModuleType, args) -> StepTime:
     if torch.cuda.is_available() or args.compile or args.kernel_warmup_steps:
         raise ValueError("steps are timed on a CPU, with compile=False and kernel_warmup_steps=0")
     seconds = dict(forward=0.0, backward=0.0, optimizer=0.0)
-    running = []  # starts of the optimizer steps under way: one may call its parent class's
-
-    def timed(part, call):
-        def timed_call(self, *positional, **named):
-            start = time.perf_counter()
-            result = call(self, *positional, **named)
-            if torch.is_grad_enabled():  # otherwise it validates
-                seconds[part] += time.perf_counter() - start
-            return result
-
-        return timed_call
+    running = []  # starts of the calls under way: an optimizer's step may call its parent class's
 
     def begin(*_):
         running.append(time.perf_counter())
 
-    def end(*_):
-        start = running.pop()
-        if not running:
-            seconds["optimizer"] += time.perf_counter() - start
+    def end(part):
+        elapsed = time.perf_counter() - running.pop()
+        if not running and torch.is_grad_enabled():  # otherwise it validates
+            seconds[part] += elapsed
 
-    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
-    try:
-        with (
-            patch.object(module.GPT, "forward", timed("forward", module.GPT.forward)),
-            patch.object(torch.Tensor, "backward", timed("backward", torch.Tensor.backward)),
-        ):
-            module.main(args)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def timed(part, call):
+        def timed_call(*positional, **named):
+            begin()
+            result = call(*positional, **named)
+            end(part)
+            return result
+
+        return timed_call
+
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(begin).remove)
+        stack.callback(register_optimizer_step_post_hook(lambda *_: end("optimizer")).remove)
+        for owner, part in ((module.GPT, "forward"), (torch.Tensor, "backward")):
+            stack.enter_context(patch.object(owner, part, timed(part, getattr(owner, part))))
+        module.main(args)
     last = read_log(Path(args.log_dir, "log.txt")).last
     return StepTime(last.step, last.train_time_ms / 1000, **seconds)
 

@@ -44,7 +44,11 @@ def check_values(
     for one, other, fit, words in PAIRS:
         if _known(values, one, other) and not fit(values[one], values[other]):
             raise UserError(words.format(values[one], values[other]))
-    _check_batch(values, world_size)
+    sizes = values.get("micro_batch_size"), values.get("seq_len"), world_size
+    for name in ("total_batch_size", "val_tokens"):
+        if _known(values, name, "micro_batch_size", "seq_len") and values[name] % math.prod(sizes):
+            raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size * seq_len"
+                            f" * ranks = {' * '.join(map(str, sizes))}; change one of them")
     _check_attention(values, on_gpu)
 
 
@@ -102,17 +106,6 @@ def _least(name, value, default):
     may_be_zero = isinstance(value, float) or name.endswith(MAY_BE_ZERO)
     least = 0 if may_be_zero and name not in DIVISORS else 1
     return min(least, default) if type(default) in (int, float) else least
-
-
-def _check_batch(values, world_size):
-    """A step and a validation must divide among the ranks."""
-    if not _known(values, "micro_batch_size", "seq_len"):
-        return
-    sizes = values["micro_batch_size"], values["seq_len"], world_size
-    for name in ("total_batch_size", "val_tokens"):
-        if _known(values, name) and values[name] % math.prod(sizes):
-            raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size * seq_len"
-                           f" * ranks = {' * '.join(map(str, sizes))}; change one of them")
 
 
 def _check_attention(values, on_gpu):
