@@ -9,10 +9,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer
 
 from speedrun.run.log import read_log
 
@@ -72,8 +69,9 @@ def time_steps(module: ModuleType, args) -> StepTime:
         return timed_call
 
     with ExitStack() as stack:
-        stack.callback(register_optimizer_step_pre_hook(begin).remove)
-        stack.callback(register_optimizer_step_post_hook(lambda *_: end("optimizer")).remove)
+        for hook in (optimizer.register_optimizer_step_pre_hook(begin),
+                     optimizer.register_optimizer_step_post_hook(lambda *_: end("optimizer"))):
+            stack.callback(hook.remove)
         for owner, part in ((module.GPT, "forward"), (torch.Tensor, "backward")):
             stack.enter_context(patch.object(owner, part, timed(part, getattr(owner, part))))
         module.main(args)

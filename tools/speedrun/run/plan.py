@@ -6,6 +6,7 @@ All but the tokens themselves is checked here, before anything is written.
 import importlib.util
 import itertools
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +17,10 @@ from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
 from speedrun.history.schema import nearest
 from speedrun.run import preflight
-from speedrun.run.data import (
-    BUILTIN,
-    FINEWEB,
-    fetch_command,
-    has_shards,
-    holds_bytes,
-    patterns,
-)
+from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, holds_bytes, patterns
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
-from speedrun.run.torchrun import Nodes, launch_command
+from speedrun.run.torchrun import Nodes
 from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
@@ -62,11 +56,22 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        """The command line that runs it."""
+        """The command line that runs it on this machine's ranks.
+
+        The launcher writes each rank's stderr to a file below ranks_dir. stdout is shared; of all
+        ranks only rank 0 prints there.
+        """
+        rendezvous = ["--standalone"]
+        if self.nodes.count > 1:
+            rendezvous = [f"--nnodes={self.nodes.count}", f"--node-rank={self.nodes.rank}",
+                          f"--rdzv-endpoint={self.nodes.endpoint}"]
         options = {**self.options, "log_dir": short(self.out)}
-        return launch_command(
-            short(self.script.path), options, self.nproc, self.nodes, short(self.ranks_dir)
-        )
+        return [
+            sys.executable, "-m", "torch.distributed.run", *rendezvous,
+            f"--nproc-per-node={self.nproc}", "--redirects=2",
+            f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
 
     @property
     def hyperparameters(self) -> dict[str, object]:
@@ -82,17 +87,9 @@ class Plan:
 
 
 def make_plan(
-    target: str,
-    *,
-    scale: str | None = None,
-    data: Path | None = None,
-    steps: int | None = None,
-    device_batch: int | str | None = None,
-    settings: Sequence[str] = (),
-    nproc: int | None = None,
-    nodes: Nodes | None = None,
-    out: Path | None = None,
-    save_checkpoint: bool = False,
+    target: str, *, scale: str | None = None, data: Path | None = None, steps: int | None = None,
+    device_batch: int | str | None = None, settings: Sequence[str] = (), nproc: int | None = None,
+    nodes: Nodes | None = None, out: Path | None = None, save_checkpoint: bool = False,
 ) -> Plan:
     """The Plan for a target: a milestone's id, `train` or the path of a train_gpt.py.
 

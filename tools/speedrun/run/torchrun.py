@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +13,8 @@ from pathlib import Path
 RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
 RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own default is 30
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
-STOP_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # not every system has them all
-    if hasattr(signal, name)
-]
+STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them all
+                if signum.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
 
 
 @dataclass(frozen=True)
@@ -62,26 +58,6 @@ def stop_signals() -> Iterator[Stop]:
             signal.signal(signum, old)
 
 
-def launch_command(
-    script: Path | str, options: dict[str, object], nproc: int, nodes: Nodes, ranks_dir: Path | str
-) -> list[str]:
-    """The command that runs `script` with --name=value options on nproc ranks of this machine.
-
-    The launcher writes each rank's stderr to a file below ranks_dir. stdout is shared; of all
-    ranks only rank 0 prints there.
-    """
-    if nodes.count == 1:
-        rendezvous = ["--standalone"]
-    else:
-        rendezvous = [f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}",
-                      f"--rdzv-endpoint={nodes.endpoint}"]
-    return [
-        sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={nproc}",
-        "--redirects=2", f"--log-dir={ranks_dir}", str(script),
-        *(f"--{name}={value}" for name, value in options.items()),
-    ]
-
-
 def launch(command: list[str], report: Path, on_line: Callable[[str], None], stop: Stop) -> int:
     """Runs the command to its end, hands each line of its stdout to `on_line` and returns its exit
     code.
@@ -106,7 +82,8 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None], sto
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
-        reaper = threading.Thread(target=_reap, args=(launcher, environment[RUN_MARK]), daemon=True)
+        mark = f"{RUN_MARK}={environment[RUN_MARK]}"
+        reaper = threading.Thread(target=_reap, args=(launcher, mark), daemon=True)
         reaper.start()
         try:
             if stop.signum is not None:  # the signal came before there was a launcher
@@ -131,7 +108,8 @@ def _end(launcher):
 
 
 def _reap(launcher, mark):
-    """Waits for the launcher, then kills what outlived it.
+    """Waits for the launcher, then kills what outlived it: the processes that were started with
+    `mark`, NAME=value, in their environment (on Linux; elsewhere none are found).
 
     Nothing does unless the launcher itself was killed or was stopped while it started its ranks.
     This also closes the pipe that such a rank would hold open.
@@ -139,19 +117,10 @@ def _reap(launcher, mark):
     launcher.wait()
     looked_in_vain = 0
     while looked_in_vain < 3:  # for a moment, a process that starts shows no environment
-        pids = list(_processes_with(f"{RUN_MARK}={mark}"))
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        looked_in_vain = 0 if pids else looked_in_vain + 1
+        looked_in_vain += 1
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it has ended meanwhile, or is not ours to read
+                if mark.encode() in environ.read_bytes().split(b"\0"):
+                    looked_in_vain = 0
+                    os.kill(int(environ.parent.name), signal.SIGKILL)
         time.sleep(0.05)
-
-
-def _processes_with(variable: str) -> Iterator[int]:
-    """Ids of the processes started with this NAME=value (on Linux; elsewhere none are found)."""
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if variable.encode() in environ.read_bytes().split(b"\0"):
-                yield int(environ.parent.name)
-        except OSError:  # it has ended meanwhile, or is not ours to read
-            continue
