@@ -20,9 +20,8 @@ from speedrun.run import fit_batch, gpus
 from speedrun.run.failure import Failure
 from speedrun.run.fit_batch import fit_micro_batch, largest_fitting, trial_options
 from speedrun.run.log import RULE, read_log
-from speedrun.run.plan import AUTO, make_plan
+from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
-from speedrun.run.torchrun import Nodes
 from speedrun.scripts.sizes import SCHEDULE, micro_batches
 
 GPU = "NVIDIA Simulated"

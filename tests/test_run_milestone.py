@@ -25,10 +25,10 @@ from speedrun.history.manifest import REPOSITORY, Manifest, ManifestError, load_
 from speedrun.run import execute, gpus
 from speedrun.run.failure import explain, last_words
 from speedrun.run.log import RunLog, read_log
-from speedrun.run.plan import make_plan
+from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
-from speedrun.run.torchrun import Nodes, Stop, launch, stop_signals
+from speedrun.run.torchrun import Stop, launch, stop_signals
 from speedrun.scripts.find import default_hyperparameters
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]

@@ -16,9 +16,8 @@ from speedrun.base.cli import Parser, natural, positive, run_command
 from speedrun.base.text import short
 from speedrun.run.execute import run
 from speedrun.run.fit_batch import fit_micro_batch
-from speedrun.run.plan import AUTO, make_plan
+from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.summary import print_summary, to_json
-from speedrun.run.torchrun import Nodes
 
 
 def main() -> int:

@@ -6,13 +6,12 @@ Standard library only, so that a command can answer --help before anything heavy
 import re
 import tomllib
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.history.schema import Counts, Curve, Texts, build, check_keys, is_list, nearest
+from speedrun.history.schema import Counts, Curve, Day, Texts, build, check_keys, is_list, nearest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MANIFEST = REPOSITORY / "history" / "milestones.toml"
@@ -52,7 +51,7 @@ class Milestone:
     changes: Texts = ()
     records: Counts = ()
     minutes: float | None = None
-    date: str | None = None
+    date: Day | None = None
     authors: Texts = ()
     source: Texts = ()
     val_loss: float | None = None
@@ -154,10 +153,7 @@ def natural_key(id: str) -> list:
 
 
 def load_manifest(path: Path = MANIFEST) -> Manifest:
-    """Read and validate the manifest at `path`.
-
-    Raises ManifestError, one line, for an unreadable file or anything inconsistent in it.
-    """
+    """Read and validate a manifest; ManifestError, one line, for any fault in the file."""
     try:
         return _manifest(Path(path).read_bytes())
     except OSError as error:
@@ -214,15 +210,6 @@ def _milestone(number: int, entry: dict) -> Milestone:
     milestone = build(where, Milestone, entry)
     if milestone.kind not in KINDS:
         raise ValueError(f'{where}: unknown kind "{milestone.kind}"; one of {", ".join(KINDS)}')
-    if milestone.date is not None and not _is_date(milestone.date):
-        raise ValueError(f'{where}: "date" must be YYYY-MM-DD, not {milestone.date!r}')
     if milestone.written:
         check_keys(where, entry, set(entry), {"changes", "budget"})
     return milestone
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False

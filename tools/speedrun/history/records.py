@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.history.manifest import REPOSITORY
-from speedrun.history.schema import Tables, Texts, build, is_list
+from speedrun.history.schema import Day, Tables, Texts, build, is_list
 
 RECORDS = REPOSITORY / "history" / "records.json"
 
@@ -19,7 +19,7 @@ class Record:
 
     number: int
     minutes: float
-    date: str
+    date: Day
     what: str
     people: Texts
     retimed: Tables = ()

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
-from typing import get_args
+from datetime import date
+from typing import Annotated, get_args
 
+Day = Annotated[str, "YYYY-MM-DD"]
 Texts = tuple[str, ...]
 Counts = tuple[int, ...]
 Curve = tuple[tuple[int, float], ...]  # (step, loss)
@@ -67,6 +69,13 @@ def _is_pair(value) -> bool:
     return is_list(value, _is_number) and len(value) == 2
 
 
+def _is_day(value) -> bool:
+    try:
+        return date.fromisoformat(value).isoformat() == value
+    except (TypeError, ValueError):
+        return False
+
+
 def _is_flat(value) -> bool:
     return isinstance(value, dict) and not any(isinstance(x, list | dict) for x in value.values())
 
@@ -81,6 +90,7 @@ TYPES = {
     bool: ("true or false", lambda v: isinstance(v, bool)),
     int: ("a whole number above 0", lambda v: type(v) is int and v > 0),
     float: ("a number above 0", lambda v: _is_number(v) and v > 0),
+    Day: ("YYYY-MM-DD", _is_day),
     Texts: ("a list of strings", lambda v: is_list(v, lambda x: isinstance(x, str))),
     Counts: ("a list of whole numbers", lambda v: is_list(v, lambda x: type(x) is int)),
     Curve: ("a list of [step, loss] pairs", lambda v: is_list(v, _is_pair)),

@@ -20,12 +20,20 @@ from speedrun.run import preflight
 from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, holds_bytes, patterns
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
-from speedrun.run.torchrun import Nodes
 from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
 AUTO = "auto"  # the device batch that is to be found out
 OF_BYTES = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a run: how many, which one this is, and host:port of machine 0."""
+
+    count: int = 1
+    rank: int = 0
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
@@ -15,15 +14,6 @@ RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own 
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
 STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them all
                 if signum.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The machines of a run: how many, which one this is, and host:port of machine 0."""
-
-    count: int = 1
-    rank: int = 0
-    endpoint: str | None = None
 
 
 class Stop:

@@ -1,11 +1,11 @@
 """Counts the arithmetic of a training step from the model itself; needs torch."""
 
-import time
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.scripts.load import load_snapshot
@@ -73,11 +73,6 @@ def measured_peak() -> tuple[str, float]:
     on_gpu = torch.cuda.is_available()
     n, dtype = (8192, torch.bfloat16) if on_gpu else (2048, torch.float32)
     a = torch.randn(n, n, dtype=dtype, device="cuda" if on_gpu else "cpu")
-    seconds = []
-    for _ in range(11):  # the first one warms up
-        start = time.perf_counter()
-        a @ a
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return torch.cuda.get_device_name() if on_gpu else "cpu", 2 * n**3 / min(seconds[1:])
+    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
+    seconds = min(timer.timeit(1).mean for _ in range(10))  # each warms up and waits for the GPU
+    return torch.cuda.get_device_name() if on_gpu else "cpu", 2 * n**3 / seconds
