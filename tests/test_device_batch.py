@@ -177,7 +177,7 @@ def test_largest_divisor_within_the_margin(machine):
         "trying micro_batch_size 12: 1.2 GiB, too much",
         f"micro_batch_size: 8 (largest that fits {GPU}, 0.8 of 1.4 GiB)",
     ])
-    assert plan.tokens_per_step == 24 * 32
+    assert plan.hyperparameters["total_batch_size"] == 24 * 32
 
 
 def test_the_smallest_gpu_decides(machine):

@@ -1,5 +1,6 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and JSON that may be missing."""
 
+import json
 import os
 import secrets
 from pathlib import Path
@@ -25,3 +26,11 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(file: Path) -> object:
+    """What a JSON file holds, or None where there is none that can be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

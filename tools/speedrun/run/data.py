@@ -1,6 +1,5 @@
 """The folders of token shards that runs read, and the commands that fill them."""
 
-import json
 import os
 import shlex
 import struct
@@ -9,8 +8,10 @@ import sys
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.base.files import read_json
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
+from speedrun.run.failure import last_words
 
 FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
@@ -73,10 +74,7 @@ def holds_bytes(folder: Path) -> bool:
 
 def fingerprint(folder: Path) -> str | None:
     """The fingerprint of the embedded corpus in the folder; None for other shards."""
-    try:
-        return json.loads((folder / "corpus.json").read_text(encoding="utf-8"))["fingerprint"]
-    except (OSError, ValueError, KeyError):
-        return None
+    return (read_json(folder / "corpus.json") or {}).get("fingerprint")
 
 
 def make_builtin() -> None:
@@ -87,8 +85,8 @@ def make_builtin() -> None:
         capture_output=True, encoding="utf-8", errors="replace",
     )
     if made.returncode:
-        reason = (made.stderr.strip() or "no reason given").splitlines()[-1]
-        raise UserError(f"cannot make the embedded corpus: {reason.removeprefix('error: ')}")
+        reason = last_words(made.stderr).removeprefix("error: ")
+        raise UserError(f"cannot make the embedded corpus: {reason or 'no reason given'}")
 
 
 def steps_per_shard(tokens_per_step: int, shard_tokens: int = FINEWEB_SHARD_TOKENS) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import replace_file
+from speedrun.base.files import read_json, replace_file
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
@@ -54,7 +54,7 @@ def fit_micro_batch(
     candidates, memory = _candidates(plan)
     names = ", ".join(dict.fromkeys(plan.gpus[: plan.nproc]))
     answer, cached = CACHE / f"{_key(plan, candidates, memory)}.json", "; cached"
-    match _read(answer) if use_cache else None:
+    match read_json(answer) if use_cache else None:
         case [int(best), int(peak)] if best in candidates:
             pass
         case _ if not search:
@@ -62,7 +62,12 @@ def fit_micro_batch(
             return plan
         case _:
             best, peak = _search(plan, candidates, memory, names, stream)
-            cached = _write(answer, [best, peak])
+            try:
+                CACHE.mkdir(parents=True, exist_ok=True)
+                replace_file(answer, json.dumps([best, peak]).encode())
+                cached = ""
+            except (OSError, UserError) as error:  # it serves this run all the same
+                cached = f"; not remembered: {error}"
     used = f"{peak / 1024:.1f} of {memory / 1024:.1f} GiB"
     print(f"micro_batch_size: {best} (largest that fits {names}, {used}{cached})",
           file=stream, flush=True)
@@ -161,21 +166,3 @@ def _key(plan, candidates, memory):
     facts = [plan.script.path.read_text(encoding="utf-8"), options, candidates,
              plan.gpus[: plan.nproc], memory, MARGIN, importlib.metadata.version("torch")]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _read(answer):
-    """An earlier answer, or None."""
-    try:
-        return json.loads(answer.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _write(answer, content):
-    """Remembers an answer; returns a remark if that is impossible, as it serves this run anyway."""
-    try:
-        answer.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(answer, json.dumps(content).encode())
-        return ""
-    except (OSError, UserError) as error:
-        return f"; not remembered: {error}"

@@ -88,11 +88,6 @@ class Plan:
         values = {**self.script.hyperparameters, **self.options}
         return {name: self.script.typed(name, value) for name, value in values.items()}
 
-    @property
-    def tokens_per_step(self) -> int | None:
-        """Tokens per optimizer step over all ranks, where options or script tell it."""
-        return whole(self.hyperparameters.get("total_batch_size"))
-
 
 def make_plan(
     target: str, *, scale: str | None = None, data: Path | None = None, steps: int | None = None,

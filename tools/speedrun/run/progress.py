@@ -26,6 +26,7 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
     columns += [progress.TimeRemainingColumn(compact=True)]
     bar = progress.Progress(
         *columns, console=console, transient=True, refresh_per_second=5, expand=True)
+    batch = plan.hyperparameters.get("total_batch_size")
     task, log, val_loss = bar.add_task("starting", total=None, speed=""), RunLog(), ""
 
     def show(line):
@@ -41,8 +42,8 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
             seconds = "" if clock is None else f"  {clock / 1000:,.1f} s"
             console.print(f"step {told.step:<6} {val_loss}{seconds}", markup=False)
         speed = ""
-        if plan.tokens_per_step and told.step_avg_ms:
-            speed = f"{1000 * plan.tokens_per_step / told.step_avg_ms:,.0f} tokens/s"
+        if batch and told.step_avg_ms:
+            speed = f"{1000 * batch / told.step_avg_ms:,.0f} tokens/s"
         bar.update(task, completed=told.step, total=told.train_steps, speed=speed,
                    description=f"step {told.step}/{told.train_steps} {val_loss}")
 

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from speedrun.base.files import read_json
 from speedrun.run.data import fingerprint
 from speedrun.run.gpus import peak_flops
-from speedrun.run.log import SCRIPT, RunLog
+from speedrun.run.log import SCRIPT, RunLog, Step
 from speedrun.run.plan import Plan
 
 # What is printed, in reading order: attribute of Summary, its title and its format.
@@ -55,7 +56,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     timed = _last(log.steps, "step_avg_ms")
     batch = log.hyperparameters.get("total_batch_size")
     world_size = int(log.environment.get("world_size", plan.nproc * plan.nodes.count))
-    step_avg_ms = timed.step_avg_ms if timed else None
+    step_avg_ms = timed.step_avg_ms
     tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
     device = log.environment.get("device", ", ".join(sorted(set(plan.gpus))) or None)
     peak = peak_flops(device) if device else None
@@ -64,7 +65,6 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         from speedrun.scripts.flops import training_flops_per_token  # torch, which takes seconds
 
         flops = training_flops_per_token(plan.out / SCRIPT, log.hyperparameters)
-    validated = _last(log.steps, "val_loss")
     return Summary(
         milestone=plan.script.milestone.name if plan.script.milestone else None,
         script=str(plan.script.path),
@@ -73,10 +73,10 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         data_fingerprint=fingerprint(plan.data) if plan.data else None,
         device=device,
         world_size=world_size,
-        val_loss=validated.val_loss if validated else None,
+        val_loss=_last(log.steps, "val_loss").val_loss,
         steps=log.last.step,
         tokens=log.last.step * batch if batch else None,
-        train_time_s=timed.train_time_ms / 1000 if timed else None,
+        train_time_s=timed.train_time_ms and timed.train_time_ms / 1000,
         step_avg_ms=step_avg_ms,
         tokens_per_s=tokens_per_s,
         mfu=flops * tokens_per_s / (peak * world_size) if flops else None,
@@ -89,10 +89,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
 def corpus_of(folder: Path) -> str | None:
     """The fingerprint of the embedded corpus that a run in the folder was trained on, as its
     summary tells; None if it tells none."""
-    try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["data_fingerprint"]
-    except (OSError, ValueError, KeyError):
-        return None
+    return (read_json(folder / "summary.json") or {}).get("data_fingerprint")
 
 
 def to_json(summary: Summary) -> str:
@@ -125,10 +122,11 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
 
 
 def _last(steps, name):
-    """The last step line with this value; of times, those read at a validation are exact."""
+    """The last step line with this value, or one that tells nothing; of times, those read at a
+    validation are exact."""
     found = [step for step in steps if getattr(step, name) is not None]
     exact = [step for step in found if step.val_loss is not None and step.step > 0]
-    return (exact or found or [None])[-1]
+    return (exact or found or [Step(0)])[-1]
 
 
 def _official(plan, log):
