@@ -31,8 +31,7 @@ class Block:
 
 @dataclass(frozen=True)
 class DiffSize:
-    """Added and removed lines, and the blocks that hold them; card, imports and
-    Hyperparameters are not counted."""
+    """Added and removed lines, and the blocks that hold them, without those of UNCOUNTED."""
 
     lines: int
     blocks: int
@@ -86,11 +85,8 @@ def split_blocks(source: str) -> list[Block]:
 
 
 def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
-    """The blocks that differ between two scripts, in reading order: name -> (old, new) text.
-
-    A block that only one of them has is the empty text in the other. Raises what `split_blocks`
-    raises.
-    """
+    """The blocks that differ between two scripts, in reading order: name -> (old, new) text, empty
+    where a script has no such block. Raises what `split_blocks` raises."""
     old = {block.name: block.text for block in split_blocks(parent)}
     new = {block.name: block.text for block in split_blocks(child)}
     names = merge_names(list(old), list(new))

@@ -47,11 +47,8 @@ def descendants(manifest: Manifest, milestone: Milestone) -> list[Milestone]:
 
 
 def carry(repair: Repair, source: str) -> tuple[str, str]:
-    """Puts the repaired block into the text of a script that holds the old one byte for byte.
-
-    Returns what became of it, CARRIED, ALREADY (it holds the new one) or DIFFERS (another or
-    none), and the text.
-    """
+    """Puts the repaired block into the text of a script that holds the old one byte for byte;
+    returns CARRIED, ALREADY (it holds the new one) or DIFFERS (another or none), and the text."""
     block = next((b for b in split_blocks(source) if b.name == repair.block), None)
     if block is not None and block.text == repair.new:
         return ALREADY, source

@@ -18,9 +18,9 @@ _TRACEBACK = "Traceback (most recent call last):"
 class Failure:
     """Why a run failed: `text` for the user, one line, and the exit code to end with (1..255).
 
-    `spoken` tells that the text is what the script itself has to say, an assertion's words or its
-    `error:` line, so nothing is left to look up; `stopped` that a signal to the launching process
-    ended the run; `rank` is the one that failed first, if it is known.
+    rank: the one that failed first, if it is known; spoken: whether the text is an assertion's or
+    an `error:` line of the script's, so that nothing is left to look up; stopped: whether a signal
+    to the launching process ended the run.
     """
 
     text: str

@@ -64,11 +64,8 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        """The command line that runs it on this machine's ranks.
-
-        The launcher writes each rank's stderr to a file below ranks_dir. stdout is shared; of all
-        ranks only rank 0 prints there.
-        """
+        """The command line that runs it on this machine's ranks: each writes stderr to a file below
+        ranks_dir; stdout is shared, and only rank 0 prints there."""
         rendezvous = ["--standalone"]
         if self.nodes.count > 1:
             rendezvous = [f"--nnodes={self.nodes.count}", f"--node-rank={self.nodes.rank}",
@@ -106,9 +103,8 @@ def make_plan(
     if importlib.util.find_spec("torch") is None:
         raise UserError("torch is not installed here: pip install -r requirements.txt")
     nodes = nodes or Nodes()
-    if not nodes.rank < nodes.count:
-        raise UserError(
-            f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1} (--nnodes)")
+    if nodes.rank >= nodes.count:
+        raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
     if nodes.count > 1 and not nodes.endpoint:
         raise UserError("--nnodes needs --rdzv-endpoint HOST:PORT, an address of node 0")
     gpus = visible_gpus()

@@ -17,10 +17,8 @@ STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them
 
 
 class Stop:
-    """The first signal that asked this process to stop, or None; it ends the launcher too.
-
-    Being impatient does not help: later signals change nothing.
-    """
+    """The first signal that asked this process to stop, or None; it ends the launcher too, and
+    later ones change nothing."""
 
     def __init__(self):
         self.signum: signal.Signals | None = None
@@ -49,30 +47,28 @@ def stop_signals() -> Iterator[Stop]:
 
 
 def launch(command: list[str], report: Path, on_line: Callable[[str], None], stop: Stop) -> int:
-    """Runs the command to its end, hands each line of its stdout to `on_line` and returns its exit
-    code.
+    """Runs the command, hands each line of its stdout to `on_line` and returns its exit code.
 
     report: file for the launcher's own stderr; stop: of the stop_signals block around this. A stop
     ends the run; whatever ends it (an exception of on_line too), its processes are gone on return.
     Raises OSError if the command or the report cannot be started.
     """
+    mark = f"{os.getpid()}-{time.time_ns()}"
     environment = {
         "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
         **os.environ,
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
-        RUN_MARK: f"{os.getpid()}-{time.time_ns()}",
+        RUN_MARK: mark,
     }
     with open(report, "wb") as stderr:
         launcher = stop.launcher = subprocess.Popen(
-            command, env=environment,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
-            encoding="utf-8", errors="replace",
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=stderr, encoding="utf-8", errors="replace",
             # The terminal's Ctrl-C reaches only us, so there is one way to stop (POSIX, Windows).
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
-        mark = f"{RUN_MARK}={environment[RUN_MARK]}"
         reaper = threading.Thread(target=_reap, args=(launcher, mark), daemon=True)
         reaper.start()
         try:
@@ -98,19 +94,19 @@ def _end(launcher):
 
 
 def _reap(launcher, mark):
-    """Waits for the launcher, then kills what outlived it: the processes that were started with
-    `mark`, NAME=value, in their environment (on Linux; elsewhere none are found).
+    """Waits for the launcher, then kills the processes of the run that outlived it (on Linux).
 
-    Nothing does unless the launcher itself was killed or was stopped while it started its ranks.
-    This also closes the pipe that such a rank would hold open.
+    None does unless the launcher itself was killed or was stopped while it started its ranks. This
+    also closes the pipe that such a rank would hold open.
     """
+    variable = f"{RUN_MARK}={mark}".encode()
     launcher.wait()
     looked_in_vain = 0
     while looked_in_vain < 3:  # for a moment, a process that starts shows no environment
         looked_in_vain += 1
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):  # it has ended meanwhile, or is not ours to read
-                if mark.encode() in environ.read_bytes().split(b"\0"):
+                if variable in environ.read_bytes().split(b"\0"):
                     looked_in_vain = 0
                     os.kill(int(environ.parent.name), signal.SIGKILL)
         time.sleep(0.05)

@@ -1,7 +1,5 @@
-"""Finds the script that a command names, and looks into it without running it.
-
-(Running it would import torch, which takes seconds.)
-"""
+"""Finds the script that a command names, and looks into it without running it (which would import
+torch and take seconds)."""
 
 import ast
 import hashlib
