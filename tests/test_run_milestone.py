@@ -502,6 +502,7 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
         show("cut in mid-li")
     shown = screen.getvalue()
     assert "step 0      val_loss 5.0000" in shown and "a message" in shown and "1/2" in shown
+    assert "step_avg" not in shown  # a step is told in other words
     log = RunLog()
     for line in LOG.splitlines():
         log.feed(line)
