@@ -1,13 +1,13 @@
 """Turns the targets of a comparison into entries: trains scripts in turn, and reads logs."""
 
-import hashlib
 import io
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.text import short
@@ -17,13 +17,11 @@ from speedrun.run.data import fingerprint
 from speedrun.run.execute import run
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import RULE, SCRIPT, read_log
-from speedrun.run.plan import Plan, make_plan
+from speedrun.run.plan import make_plan
 from speedrun.run.summary import corpus_of
 from speedrun.scripts.find import code_hash
 
 WITH_SETTINGS = re.compile(r"(?P<script>.+?):(?P<settings>\w+=.*)")
-# What the runs of one entry may differ in.
-NOT_COMPARED = ("seed", "log_dir")
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,6 @@ class Target:
     script: str | None = None
     settings: tuple[str, ...] = ()
     log: Path | None = None
-
-
-@dataclass
-class Collected:
-    """Entries in the order of their targets; the first plan, and what ended the runs early."""
-
-    entries: list[Entry]
-    plan: Plan | None = None
-    stopped: Stopped | None = None
 
 
 def parse_target(text: str) -> Target:
@@ -65,80 +54,69 @@ def parse_target(text: str) -> Target:
 
 
 def collect(
-    texts: Sequence[str], seeds: Sequence[int], out: Path, stream, *, target: float | None = None,
-    settings: Sequence[str] = (), command: str = "", **options,
+    texts: Sequence[str], seeds: Sequence[int], out: Path, stream: TextIO, *,
+    target: float | None = None, settings: Sequence[str] = (), command: str = "", **options,
 ) -> tuple[Comparison, Stopped | None]:
-    """Trains or reads the targets called `texts`, and says what stopped that early, or None.
+    """Reads the logs among the targets called `texts`, then trains the scripts, once per seed.
 
-    seeds: of the runs of each script; out: the folder that will hold them; stream: a text stream
-    for a line per run; target: the loss to reach, nats per token (None: see choose_target);
-    settings: "name=value" for all scripts; options: those of make_plan. Raises UserError or
-    ManifestError, in one line, before anything runs.
+    Scripts take turns, A B A B, so that a slow hour harms all alike. A run that fails becomes a
+    failure of its entry; a signal ends all of them: it is returned beside what had finished.
+
+    out: the folder that will hold the runs; stream: gets a line per run; target: the loss to reach,
+    nats per token (None: see choose_target); settings: "name=value" for all scripts; options: those
+    of make_plan. Raises UserError or ManifestError, in one line, before anything runs.
     """
     targets = [parse_target(text) for text in texts]
+    entries, plans = _read_logs(targets), {}
+    for seed in seeds:
+        for number, one in enumerate(targets):
+            if one.script:
+                name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", one.text)
+                plans[number, seed] = make_plan(
+                    one.script, settings=[*settings, *one.settings, f"seed={seed}"],
+                    out=out / f"{number}-{name}-seed{seed}", **options)
+    for (number, _), plan in plans.items():
+        entries.setdefault(number, _entry_of_plan(plan, targets[number]))
+    stopped = _train(plans, entries, stream)
 
-    def plan_of(number, seed):
-        name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", targets[number].text)
-        own = [*settings, *targets[number].settings, f"seed={seed}"]
-        folder = out / f"{number}-{name}-seed{seed}"
-        return make_plan(targets[number].script, settings=own, out=folder, **options)
-
-    collected = gather(targets, plan_of, seeds, stream)
+    in_order = list(dict.fromkeys(entries[number] for number in range(len(targets))))
     reason = "as asked"
     if target is None:
-        target, reason = choose_target(collected.entries)
-    corpora = {corpus_of(target.log.parent) for target in targets if target.log}
-    if collected.plan:
-        corpora.add(fingerprint(collected.plan.data) if collected.plan.data else None)
+        target, reason = choose_target(in_order)
+    corpora = {corpus_of(one.log.parent) for one in targets if one.log}
+    corpora |= {plan.data and fingerprint(plan.data) for plan in list(plans.values())[:1]}
     corpus = corpora.pop() if len(corpora) == 1 else None  # else they are not to be compared
-    return Comparison(collected.entries, target, reason, command, corpus), collected.stopped
+    return Comparison(in_order, target, reason, command, corpus), stopped
 
 
-def gather(
-    targets: Sequence[Target], plan_of: Callable[[int, int], Plan], seeds: Sequence[int], stream
-) -> Collected:
-    """The entries of the targets: logs are read, then scripts trained, once per seed.
-
-    Scripts take turns, A B A B, so that a slow hour harms all alike. plan_of makes the Plan of a
-    target's number and a seed; it is called for all of them first. stream: a text stream for a
-    line per run. A run that fails becomes a failure of its entry; a signal ends all of them, and
-    what has finished is kept. Raises UserError for a file that is no log, and what plan_of raises.
-    """
-    entries = _read_logs(targets)  # by the target's number
-    scripts = [number for number, target in enumerate(targets) if not target.log]
-    turns = [(number, seed, plan_of(number, seed)) for seed in seeds for number in scripts]
-    for number, _, plan in turns[: len(scripts)]:
-        entries[number] = _entry_of(plan, targets[number])
-    in_order = {id(entries[number]): entries[number] for number in range(len(targets))}
-    collected = Collected(list(in_order.values()), turns[0][2] if turns else None)
-    for turn, (number, seed, plan) in enumerate(turns, start=1):
-        head = f"[{turn}/{len(turns)}] {entries[number].label}, seed {seed}:"
+def _train(plans, entries, stream):
+    """Makes the runs, {(target's number, seed): Plan}, and returns what stopped that early."""
+    for turn, ((number, seed), plan) in enumerate(plans.items(), start=1):
+        entry, log = entries[number], plan.out / "log.txt"
+        head = f"[{turn}/{len(plans)}] {entry.label}, seed {seed}:"
         print(head, short(plan.out), file=stream, flush=True)
         try:
             run(plan, sys.stderr if sys.stderr.isatty() else io.StringIO())
         except Stopped as error:
-            collected.stopped = error
-            break
+            return error
         except UserError as error:
-            entries[number].failures.append(f"seed {seed}: {error}")
+            entry.failures.append(f"seed {seed}: {error}")
             print(head, "failed:", error, file=stream, flush=True)
         else:
-            log = plan.out / "log.txt"
-            _add_run(entries[number], log, read_log(log))
-            loss = entries[number].final_losses[-1:]
+            _add_run(entry, log, read_log(log))
+            loss = entry.final_losses[-1:]
             print(head, *(f"val_loss {x:.4f}" for x in loss), file=stream, flush=True)
-    return collected
+    return None
 
 
-def _entry_of(plan, target):
+def _entry_of_plan(plan, target):
     milestone = plan.script.milestone
-    label = milestone.name if milestone else plan.script.name
     own = [setting.removeprefix("--") for setting in target.settings]
     return Entry(
-        label=" ".join([label, *own]),
+        label=" ".join([milestone.name if milestone else plan.script.name, *own]),
         milestone=milestone.id if milestone else None,
         code=code_hash(plan.script.path),
-        options={k: v for k, v in plan.options.items() if k not in NOT_COMPARED},
+        options=_compared(plan.options),
     )
 
 
@@ -151,13 +129,11 @@ def _read_logs(targets):
             continue
         try:
             log = read_log(target.log)
-        except OSError as error:
-            raise UserError(f"{target.log}: {error.strerror}") from None
         except ValueError as error:
             raise UserError(str(error)) from None
         if not log.steps:
             raise UserError(f"{target.log} ends before its first step line")
-        key = _same(target.log, log)
+        key = _key(target.log, log)
         if key not in alike:
             alike[key] = _entry_of_log(target.log, log)
         entries[number] = alike[key]
@@ -171,12 +147,15 @@ def _read_logs(targets):
 
 def _entry_of_log(path, log):
     """The entry of a log; a milestone is known by the code beside its log."""
-    script, manifest = path.parent / SCRIPT, load_manifest()
+    script = path.parent / SCRIPT
     code = code_hash(script) if script.is_file() else None
-    mine = [m for m in manifest.written() if code and code_hash(m.script) == code]
-    options = {k: v for k, v in log.hyperparameters.items() if k not in NOT_COMPARED}
-    label = mine[0].name if mine else _folder(path)
-    return Entry(label, milestone=mine[0].id if mine else None, code=code, options=options)
+    mine = [m for m in load_manifest().written() if code and code_hash(m.script) == code]
+    return Entry(
+        label=mine[0].name if mine else _folder(path),
+        milestone=mine[0].id if mine else None,
+        code=code,
+        options=_compared(log.hyperparameters),
+    )
 
 
 def _folder(path):
@@ -184,14 +163,19 @@ def _folder(path):
     return path.resolve().parent.name if path.name == "log.txt" else path.stem
 
 
-def _same(path, log):
-    """A key that is equal for runs of one entry."""
+def _key(path, log):
+    """What is equal for runs of one entry."""
     text = path.read_text(encoding="utf-8", errors="replace")
     script = text.partition(f"{RULE}\n")[0] if RULE in text else ""
-    compared = {k: v for k, v in log.hyperparameters.items() if k not in NOT_COMPARED}
+    compared = _compared(log.hyperparameters)
     if not script or not compared:
-        return str(path.resolve())  # a public log does not tell what it shares with another
-    return hashlib.sha256((script + json.dumps(compared, sort_keys=True)).encode()).hexdigest()
+        return path.resolve()  # a public log does not tell what it shares with another
+    return script, json.dumps(compared, sort_keys=True)
+
+
+def _compared(hyperparameters):
+    """Those in which the runs of one entry are equal."""
+    return {k: v for k, v in hyperparameters.items() if k not in ("seed", "log_dir")}
 
 
 def _add_run(entry, path, log):
@@ -210,17 +194,13 @@ def add_mfu(entries: Sequence[Entry], measure: bool) -> None:
     """
     from speedrun.scripts.flops import measured_peak, training_flops_per_token  # torch: seconds
 
+    measured = dict([measured_peak()]) if measure else {}
     for entry in entries:
-        entry.peak_flops = peak_flops(entry.device) if entry.device else None
-    if measure:
-        device, flops = measured_peak()
-        for entry in entries:
-            if entry.device == device:
-                entry.peak_flops = entry.peak_flops or flops
-    for entry in entries:
-        if entry.peak_flops and entry.runs:
-            log = Path(entry.runs[0].log)
-            hyperparameters = read_log(log).hyperparameters
-            script = log.parent / SCRIPT
-            if script.is_file() and hyperparameters:
-                entry.flops_per_token = training_flops_per_token(script, hyperparameters)
+        if not entry.device:  # nor has it a run
+            continue
+        entry.peak_flops = peak_flops(entry.device) or measured.get(entry.device)
+        log = Path(entry.runs[0].log)
+        hyperparameters = read_log(log).hyperparameters
+        script = log.parent / SCRIPT
+        if entry.peak_flops and script.is_file() and hyperparameters:
+            entry.flops_per_token = training_flops_per_token(script, hyperparameters)

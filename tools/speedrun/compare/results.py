@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from speedrun.compare.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
@@ -32,7 +32,7 @@ class Run:
         return self.val_curve[-1][1] if self.val_curve else None
 
 
-@dataclass
+@dataclass(eq=False)  # so that it may be a key
 class Entry:
     """Runs that differ in their seed alone, and a line for each that failed.
 
@@ -150,31 +150,28 @@ def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
 
 def scores(comparison: Comparison) -> list[Score]:
     """The figures of every entry, in order."""
-    made: list[Score] = []
-    for entry in comparison.entries:
-        first = made[0].seconds_to_target if made else None
-        made.append(_row(entry, comparison, first))
-    return made
+    made = [_score(entry, comparison) if entry.runs else Score(entry.label, 0, len(entry.failures))
+            for entry in comparison.entries]
+    first = made[0].seconds_to_target
+    return [replace(row, speed_up=first / row.seconds_to_target)
+            if first and row.seconds_to_target else row for row in made]
 
 
-def _row(entry, comparison, first_seconds):
-    if not entry.runs:
-        return Score(entry.label, 0, len(entry.failures))
+def _score(entry, comparison):
+    """The Score of an entry with runs, but for its speed-up."""
     target, batch = comparison.target, entry.tokens_per_step
     steps = max(run.steps for run in entry.runs)
     losses = entry.final_losses
     reached = None if target is None else crossing(entry.curve, target)
     clock = mean_curve([run.seconds for run in entry.runs])
-    seconds = None if reached is None else interpolate(clock, reached)
     averages = [run.step_avg_ms for run in entry.runs if run.step_avg_ms]
     step_avg_ms = statistics.median(averages) if averages else None
     tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
-    memory = [run.peak_memory_mib for run in entry.runs if run.peak_memory_mib]
-    countable = tokens_per_s and entry.flops_per_token and entry.peak_flops
+    mfu = None
+    if tokens_per_s and entry.flops_per_token and entry.peak_flops:
+        mfu = entry.flops_per_token * tokens_per_s / (entry.peak_flops * entry.world_size)
     # A target taken from the entries themselves is no fixed number to test against.
-    is_fixed = not comparison.target_is.startswith(OWN_TARGET)
-    if seconds is not None and first_seconds is None:
-        first_seconds = seconds if entry is comparison.entries[0] else None
+    is_fixed = target is not None and not comparison.target_is.startswith(OWN_TARGET)
     return Score(
         label=entry.label,
         runs=len(entry.runs),
@@ -184,13 +181,11 @@ def _row(entry, comparison, first_seconds):
         tokens_to_target=reached * batch if batch and reached is not None else None,
         val_loss=statistics.fmean(losses) if losses else None,
         val_loss_sd=standard_deviation([loss for loss in losses if math.isfinite(loss)]),
-        p_value=p_value(losses, target) if is_fixed and target is not None else None,
+        p_value=p_value(losses, target) if is_fixed else None,
         step_avg_ms=step_avg_ms,
         step_avg_range=(min(averages), max(averages)) if averages else None,
         tokens_per_s=tokens_per_s,
-        mfu=(entry.flops_per_token * tokens_per_s / (entry.peak_flops * entry.world_size)
-             if countable else None),
-        peak_memory_mib=max(memory) if memory else None,
-        seconds_to_target=seconds,
-        speed_up=first_seconds / seconds if first_seconds and seconds else None,
+        mfu=mfu,
+        peak_memory_mib=max(run.peak_memory_mib or 0 for run in entry.runs) or None,
+        seconds_to_target=None if reached is None else interpolate(clock, reached),
     )

@@ -2,13 +2,14 @@
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
+from typing import TextIO
 
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.compare.results import Comparison, Score, scores
 
 LEFT = ""  # the heading of the labels
+BETWEEN = 4  # characters at most from one column of a table to the next
 
 
 def columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -16,26 +17,25 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
     table = scores(comparison)
     target = UNKNOWN if comparison.target is None else f"{comparison.target:.4g}"
 
-    def cells(name, form):
+    def cells(name, write):
         values = [getattr(row, name) for row in table]
-        return [UNKNOWN if value is None else form.format(value) for value in values]
+        return [UNKNOWN if value is None else write(value) for value in values]
 
-    made = {
+    return {
         LEFT: [row.label for row in table],
         "runs": [f"{row.runs}" + f", {row.failed} failed" * bool(row.failed) for row in table],
-        "steps": cells("steps", "{:,}"),
-        "tokens": [_count(row.tokens) for row in table],
-        f"tokens to {target}": [_count(row.tokens_to_target) for row in table],
-        "val loss": [_with_deviation(row) for row in table],
-        "p": cells("p_value", "{:.2g}"),
+        "steps": cells("steps", "{:,}".format),
+        "tokens": cells("tokens", _count),
+        f"tokens to {target}": cells("tokens_to_target", _count),
+        "val loss": [_loss(row) for row in table],
+        "p": cells("p_value", "{:.2g}".format),
         "step": [_step(row) for row in table],
-        "tokens/s": cells("tokens_per_s", "{:,.0f}"),
-        "MFU": cells("mfu", "{:.1%}"),
-        "memory": cells("peak_memory_mib", "{:,} MiB"),
-        f"time to {target}": [_seconds(row.seconds_to_target) for row in table],
-        "speed-up": cells("speed_up", "{:.2f}x"),
+        "tokens/s": cells("tokens_per_s", "{:,.0f}".format),
+        "MFU": cells("mfu", "{:.1%}".format),
+        "memory": cells("peak_memory_mib", "{:,} MiB".format),
+        f"time to {target}": cells("seconds_to_target", _seconds),
+        "speed-up": cells("speed_up", "{:.2f}x".format),
     }
-    return made
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -45,6 +45,8 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.target is not None:
         lines.append(f"target: {comparison.target:.4f}, {comparison.target_is}; tokens and time to"
                      " it are interpolated between validations of the mean curve")
+    if devices := {f"{e.world_size} x {e.device}" for e in comparison.entries if e.device}:
+        lines.append(f"trained on {', '.join(sorted(devices))}")
     if any(row.runs > 1 for row in table):
         lines.append("val loss: mean ± standard deviation over the runs; step: median over the"
                      " runs, least to most")
@@ -66,15 +68,14 @@ def to_markdown(comparison: Comparison) -> str:
 def to_csv(comparison: Comparison) -> str:
     """Every figure of every entry, unrounded; what is not known is empty."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Score)]
-    writer.writerow([*names, "final_losses"])
+    names = [field.name for field in fields(Score)] + ["final_losses"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
     for row, entry in zip(scores(comparison), comparison.entries, strict=True):
-        values = [getattr(row, name) for name in names]
-        values = ["" if value is None else value for value in values]
-        span = names.index("step_avg_range")
-        values[span] = _join(values[span])
-        writer.writerow([*values, _join(entry.final_losses)])
+        values = asdict(row) | {"final_losses": entry.final_losses}
+        for name in ("step_avg_range", "final_losses"):
+            values[name] = " ".join(map(str, values[name] or ()))
+        writer.writerow(values)
     return text.getvalue()
 
 
@@ -83,29 +84,26 @@ def known(table: dict[str, list[str]]) -> dict[str, list[str]]:
     return {head: cells for head, cells in table.items() if set(cells) != {UNKNOWN}}
 
 
-def print_comparison(comparison: Comparison, stream) -> None:
-    """Prints table and notes; entry by entry where the table is wider than a terminal."""
-    shown = known(columns(comparison))
-    widths = [max(map(len, [head, *cells])) for head, cells in shown.items()]
-    total = sum(widths) + 2 * (len(widths) - 1)
-    if stream.isatty():
-        _print_rich(shown, total, stream)
-    else:
-        for line in [list(shown), *zip(*shown.values(), strict=True)]:
-            first, *rest = (cell.rjust(w) for cell, w in zip(line, widths, strict=True))
-            print("  ".join([first.strip().ljust(widths[0]), *rest]), file=stream)
+def print_comparison(comparison: Comparison, stream: TextIO) -> None:
+    """Prints table and notes."""
+    print_table(columns(comparison), stream)
     for line in notes(comparison):
         print(line, file=stream)
 
 
-def _print_rich(shown, width, stream):
+def print_table(table: dict[str, list[str]], stream: TextIO) -> None:
+    """Prints the columns of which something is known; entry by entry where the table is wider than
+    a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=stream, highlight=False)
-    if width + 2 * len(shown) <= console.width:
-        grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    shown = known(table)
+    width = sum(max(map(len, [head, *cells])) + BETWEEN for head, cells in shown.items())
+    console = Console(file=stream, width=None if stream.isatty() else width, highlight=False,
+                      markup=False, emoji=False)
+    if width <= console.width:
+        grid = Table(box=box.SIMPLE_HEAD if stream.isatty() else None, pad_edge=False)
         for head in shown:
             grid.add_column(head, justify="right" if head != LEFT else "left", no_wrap=True)
         for line in zip(*shown.values(), strict=True):
@@ -120,36 +118,25 @@ def _print_rich(shown, width, stream):
         console.print(grid, "")
 
 
-def _join(values: Sequence[float]) -> str:
-    return " ".join(map(str, values))
-
-
 def _count(tokens):
-    if tokens is None:
-        return UNKNOWN
     for unit, size in {"B": 1e9, "M": 1e6}.items():
         if tokens >= size:
             return f"{tokens / size:.2f}{unit}"
     return f"{tokens:,.0f}"
 
 
-def _with_deviation(row):
+def _seconds(seconds):
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.2f} min"
+
+
+def _loss(row):
     if row.val_loss is None:
         return UNKNOWN
-    spread = "" if row.val_loss_sd is None else f" ± {row.val_loss_sd:.4f}"
-    return f"{row.val_loss:.4f}{spread}"
+    return f"{row.val_loss:.4f}" + ("" if row.val_loss_sd is None else f" ± {row.val_loss_sd:.4f}")
 
 
 def _step(row):
     if row.step_avg_ms is None:
         return UNKNOWN
-    text = f"{row.step_avg_ms:.1f}"
-    if row.runs > 1:
-        text += f" ({row.step_avg_range[0]:.1f}–{row.step_avg_range[1]:.1f})"
-    return f"{text} ms"
-
-
-def _seconds(seconds):
-    if seconds is None:
-        return UNKNOWN
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.2f} min"
+    span = " ({:.1f}–{:.1f})".format(*row.step_avg_range) if row.runs > 1 else ""
+    return f"{row.step_avg_ms:.1f}{span} ms"
