@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import diff_milestones
 from snapshots import WRITTEN, by_id
-from speedrun.base.errors import UserError
+from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
-from speedrun.diff import time as diff_time
-from speedrun.diff.align import CHANGED, INDENTED, SAME, Gap, counts, shown
+from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, passages
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import moved_figures, moved_hyperparameters, read_side, told_by
 from speedrun.diff.terminal import make_console, print_changes
 from speedrun.diff.views import print_side_by_side
+from speedrun.diff.words import folded_line
 from speedrun.history.blocks import FREE, UNCOUNTED, diff_size, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
-from speedrun.run.log import RunLog
 
 CHILDREN = [milestone for milestone in WRITTEN if milestone.parent]
 PLANNED = next(m for m in load_manifest().milestones if not m.written)
@@ -212,12 +212,12 @@ def test_long_runs_are_folded():
     lines = [f"    x = {i}" for i in range(30)]
     old = "def f(x):\n" + "\n".join(lines)
     (change,) = changes(old.replace("x = 15", "y = 15"), old).values()
-    items = shown(change.rows, context=2)
-    assert [item.lines for item in items if isinstance(item, Gap)] == [14, 12]
+    folded = [rows for kind, rows in passages(change.rows, context=2) if kind == FOLDED]
+    assert [len(rows) for rows in folded] == [14, 12]
     body = "\n".join(f"    {line}" for line in lines)
     (change,) = changes(f"def f(x):\n    if x:\n{body}", old).values()
-    (gap,) = [item for item in shown(change.rows, context=2) if isinstance(item, Gap)]
-    assert gap == Gap(24, indented=True)
+    (rows,) = [rows for kind, rows in passages(change.rows, context=2) if kind == FOLDED]
+    assert folded_line(rows) == "⋯ 24 lines re-indented"
 
 
 # ---- nothing is hidden ----
@@ -237,7 +237,7 @@ def test_rows_hold_every_line_of_a_block(old, new):
             assert sorted(line.text for line in found) == sorted(
                 block.text.split("\n") if block else [])
             lines = text.split("\n")
-            assert all(lines[x.number - 1] == x.text for x in found if x.number)
+            assert all(lines[x.number - 1] == x.text for x in found)
 
 
 @links
@@ -349,11 +349,11 @@ def test_output_in_a_pipe_is_plain_and_whole():
 
 def test_stat(files):
     old, new = read_side("03"), read_side("04")
-    size = diff_size(old.text, new.text)
+    size = find_difference(old.text, new.text).lines(counted_only=True)
     lines = diff("03", "04", "--stat").stdout.splitlines()
     assert re.fullmatch(r"blocks: \d+ changed, 2 added, \d+ unchanged", lines[2])
     added, removed = re.search(r" and Hyperparameters: \+(\d+) -(\d+)$", lines[3]).groups()
-    assert int(added) + int(removed) == size.lines
+    assert (int(added), int(removed)) == size
     parameters = [f"{side.milestone.parameters:,}" for side in (old, new)]
     assert f"  parameters  {' → '.join(parameters)}" in lines
     assert "  muon_lr                3.6e-4 → 0.04" in lines
@@ -440,7 +440,7 @@ def test_syntax_error_is_one_line_and_a_plain_diff(files):
     ended = diff("a.py", "b.py", cwd=files)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "\ncompared line by line: b.py is not Python: line 13: invalid syntax\n" in ended.stdout
-    assert "\n-    y = x + 1\n+    y = = 1\n" in ended.stdout
+    assert "\n-     y = x + 1\n+     y = = 1\n" in ended.stdout
 
 
 def test_nothing_to_show_is_said(files):
@@ -586,65 +586,58 @@ def test_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 # ---- timing ----
 
 
-def log_of(milliseconds):
-    """The text of a log whose steps took these times."""
-    lines, clock = [], 0.0
-    for step, ms in enumerate(milliseconds, start=1):
-        clock += ms
-        lines.append(f"step:{step}/{len(milliseconds)} train_loss:3.0000"
-                     f" train_time:{clock:.0f}ms step_avg:{clock / step:.2f}ms")
-    lines.append(f"step:{step}/{step} val_loss:3.0 train_time:{clock:.0f}ms step_avg:1.00ms")
-    return "\n".join(lines) + "\n"
+@pytest.fixture
+def fake_runs(monkeypatch, tmp_path):
+    """Milestones whose runs write a log at once: 03 with steps of 10 ms, 04 with steps of 15 ms;
+    (milestone, seed) of each."""
+    made = []
 
-
-def test_step_times_come_from_the_clock():
-    log = RunLog()
-    for line in log_of([900.0, 10.25, 12.75, 20.0] + [7.0] * 200).splitlines():
-        log.feed(line)
-    times = diff_time.step_times(log)
-    assert times[:3] == pytest.approx([10.25, 12.75, 20.0], abs=0.05)
-    assert len(times) == 203 and times[-1] == 7.0
-    log = RunLog()
-    log.feed("step:1/1 train_time:900ms step_avg:900.00ms")
-    assert diff_time.step_times(log) == [900.0]
-    with pytest.raises(UserError, match="no step times"):
-        diff_time.step_times(RunLog())
-
-
-def test_scripts_take_turns(monkeypatch, tmp_path):
-    order = []
-
-    def fake(plan, stream):
-        order.append(plan.script.name)
-        assert plan.options["train_loss_every"] == "1" and plan.options["train_steps"] == 5
+    def run(plan, stream):
+        made.append((plan.script.name, plan.options["seed"]))
+        assert plan.options["train_steps"] == 5
+        ms = {"03": 10, "04": 15}[plan.script.name]
         plan.out.mkdir(parents=True)
-        ms = {"03": 10.0, "04": 15.0}[plan.script.name] + order.count(plan.script.name)
-        header = 'environment:{"device": "cpu"}\nhyperparameters:{"total_batch_size": 4096}\n'
-        Path(plan.out, "log.txt").write_text(header + log_of([99.0] + [ms] * 4), encoding="utf-8")
+        Path(plan.out, "log.txt").write_text(
+            'environment:{"device": "some device", "world_size": 1}\n'
+            'hyperparameters:{"total_batch_size": 4096, "vocab_size": 257}\n'
+            f"step:5/5 val_loss:3.0 train_time:{5 * ms}ms step_avg:{ms:.2f}ms\n", "utf-8")
 
-    monkeypatch.setattr(diff_time, "run", fake)
-    monkeypatch.setattr("speedrun.run.plan.REPOSITORY", tmp_path)
-    stream = io.StringIO()
-    timings = diff_time.time_in_turn(("03", "04"), ("A", "B"), stream, scale="tiny", nproc=1,
-                                     steps=5)
-    assert order == ["03", "04", "03", "04"]
-    assert len(list((tmp_path / "runs").iterdir())) == 4
-    assert [t.median for t in timings] == pytest.approx([11.5, 16.5], abs=0.05)
-    assert timings[0].tokens_per_s == pytest.approx(4_096_000 / 11.5, rel=0.01)
-    caption, rows = diff_time.timing_table(timings)
-    assert "tiny scale" in caption and "4 steps" in caption
-    assert rows[2][0] == "B" and rows[2][4] == f"{timings[1].median / timings[0].median:.3f}"
-    text = diff_html.make_page(read_side("03"), read_side("04"), find_difference("", ""), timings)
-    assert f"<td>{rows[2][4]}</td>" in text
+    monkeypatch.setattr("speedrun.compare.collect.run", run)
+    monkeypatch.setattr(diff_milestones, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["diff", "03", "04", "--stat", "--time", "--scale", "tiny",
+                                      "--nproc", "1", "--steps", "5"])
+    return made
 
 
-def test_a_failing_run_is_one_line(monkeypatch, tmp_path):
-    def fake(plan, stream):
-        raise UserError("rank 0 ended with exit code 3; the end of its stderr:\nTraceback\nE: boom"
-                       "\nthe log so far: x", 3)
+def test_scripts_take_turns(fake_runs, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--html", str(tmp_path / "x.html")])
+    assert diff_milestones.main() == 0
+    assert fake_runs == [("03", "0"), ("04", "0"), ("03", "1"), ("04", "1")]
+    assert len(list((tmp_path / "runs").glob("*/*"))) == 4
+    out, error = capfd.readouterr()
+    assert error.count(", seed ") == 8 and "[4/4] 04_skip_connections, seed 1" in error
+    view, _, table = out.partition("\n  muon_lr")
+    assert view.startswith("03_distributed_muon → 04_") and "\nblocks: " in view
+    assert "15.0 (15.0–15.0) ms" in table and "trained on 1 x some device" in table
+    page = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "<td>15.0 (15.0–15.0) ms</td>" in page and Reader(page).cells
 
-    monkeypatch.setattr(diff_time, "run", fake)
-    with pytest.raises(UserError) as error:
-        diff_time.time_in_turn(("03", "04"), ("A", "B"), io.StringIO(), scale="tiny", nproc=1)
-    assert str(error.value) == "A failed: rank 0 ended with exit code 3: E: boom"
-    assert error.value.status == 3
+
+def test_a_failing_run_is_told_below_the_diff(fake_runs, monkeypatch, capfd):
+    def fail(plan, stream):
+        raise UserError("rank 0 ended with exit code 3")
+
+    monkeypatch.setattr("speedrun.compare.collect.run", fail)
+    assert diff_milestones.main() == 1
+    out, _ = capfd.readouterr()
+    assert "\nfailed: 03_distributed_muon, seed 0: rank 0 ended with exit code 3\n" in out
+    assert out.startswith("03_distributed_muon → 04_skip_connections\n")
+
+
+def test_a_signal_ends_the_runs(fake_runs, monkeypatch):
+    def stop(plan, stream):
+        raise Stopped("interrupted", 130)
+
+    monkeypatch.setattr("speedrun.compare.collect.run", stop)
+    with pytest.raises(Stopped):
+        diff_milestones.main()

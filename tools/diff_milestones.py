@@ -10,9 +10,13 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from speedrun.base.cli import Parser, positive, run_command
+from speedrun.history.manifest import REPOSITORY
+
+ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
 
 
 def main() -> int:
@@ -28,52 +32,53 @@ def main() -> int:
         from speedrun.diff.html import check_target, write_page
 
         check_target(args.html, (old.path, new.path))
-    if args.time:
-        from speedrun.diff.time import plan_run, print_timing, time_in_turn
-
-        for target in (args.a, args.b):  # what cannot run is told before anything is shown
-            plan_run(target, args.scale, args.nproc, args.steps)
-
+    runs = train_in_turn(args) if args.time else None
     if args.view or not args.html:
         show(args, old, new, comparison)
-        sys.stdout.flush()
-    timings = []
-    if args.time:
-        timings = time_in_turn((args.a, args.b), (old.name, new.name), sys.stderr,
-                               scale=args.scale, nproc=args.nproc, steps=args.steps)
-        print_timing(timings, sys.stdout)
+    if runs:
+        from speedrun.compare.table import print_comparison
+
+        print(flush=True)
+        print_comparison(runs, sys.stdout)
     if args.html:
-        write_page(args.html, old, new, comparison, timings)
+        write_page(args.html, old, new, comparison, runs)
         print(f"wrote {args.html}")
-    return 0
+    return 1 if runs and any(entry.failures for entry in runs.entries) else 0
+
+
+def train_in_turn(args: argparse.Namespace):
+    """The Comparison of short runs of both scripts, in turn, as compare_milestones.py makes them.
+
+    Raises UserError for what cannot run, before anything runs, and Stopped for a signal.
+    """
+    from speedrun.compare.collect import collect
+
+    out = REPOSITORY / "runs" / time.strftime("diff-%Y%m%d-%H%M%S")
+    runs, stopped = collect((args.a, args.b), range(ROUNDS), out, sys.stderr, scale=args.scale,
+                            nproc=args.nproc, steps=args.steps or STEPS)
+    if stopped:
+        raise stopped
+    return runs
 
 
 def show(args: argparse.Namespace, old, new, comparison) -> None:
     """Prints the comparison in the view that was asked for."""
     from speedrun.diff import terminal, views
-    from speedrun.diff.words import no_change_line, summary_line
+    from speedrun.diff.words import summary_line
 
     console = terminal.make_console(sys.stdout)
-    nothing = no_change_line(old, new, comparison)
     if args.view == "full":
-        if nothing and (args.blocks or old.text == new.text):
-            console.print(nothing)
-        elif args.blocks:
-            views.print_unified_blocks(console, old, new, comparison.changes)
+        changes = comparison.changes if args.blocks else None
+        if comparison.changes or (old.text != new.text and not args.blocks):
+            views.print_unified(console, old, new, changes)
         else:
-            views.print_unified(console, old, new)
-        return
-    if args.view == "stat":
+            console.print(summary_line(old, new, comparison))
+    elif args.view == "stat":
         terminal.print_stat(console, old, new, comparison)
-        return
-    terminal.print_top(console, old, new)
-    console.print("\n" + (nothing or summary_line(comparison)))
-    if args.view == "side-by-side":
-        views.print_side_by_side(console, comparison)
-    elif comparison.refused:
-        views.print_unified(console, old, new)
     else:
-        terminal.print_changes(console, comparison)
+        terminal.print_top(console, old, new, comparison)
+        show_changes = views.print_side_by_side if args.view else terminal.print_changes
+        show_changes(console, comparison)
 
 
 def parse_args() -> argparse.Namespace:
@@ -95,11 +100,13 @@ def parse_args() -> argparse.Namespace:
         help="only these blocks; behind A and B")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page (prints no view"
         " but one that is asked for)")
-    add("--time", action="store_true", help="also run both in turn, A B A B, and time their steps")
+    add("--time", action="store_true", help="also train both in turn, A B A B, and compare the"
+        " runs")
     add("--scale", choices=["record", "tiny"], help="with --time: sizes (default: record with GPUs"
         " and data, else tiny)")
     add("--nproc", type=positive, metavar="N", help="with --time: ranks (default: one per GPU)")
-    add("--steps", type=positive, metavar="N", help="with --time: steps of a run (default: 40)")
+    add("--steps", type=positive, metavar="N",
+        help=f"with --time: steps of a run (default: {STEPS})")
     args = parser.parse_args()
     for name in ("scale", "nproc", "steps"):
         if getattr(args, name) is not None and not args.time:

@@ -5,7 +5,7 @@ from textwrap import shorten
 
 from speedrun.base.errors import UserError
 from speedrun.diff.align import Line, Row, align, counts
-from speedrun.diff.match import Pair, match, methods
+from speedrun.diff.match import match, methods
 from speedrun.diff.nature import CODE, FORMATTING, nature
 from speedrun.history.blocks import UNCOUNTED, Block, split_blocks
 from speedrun.history.schema import nearest
@@ -69,8 +69,8 @@ class Difference:
 
 def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new")) -> Difference:
     """The Difference of two texts; `names` are what its `refused` calls them."""
-    texts, blocks = (old, new), []
-    for name, text in zip(names, texts, strict=True):
+    blocks = []
+    for name, text in zip(names, (old, new), strict=True):
         try:
             blocks.append(split_blocks(text))
         except SyntaxError as error:
@@ -83,52 +83,44 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
         if pair.old and pair.new and pair.old.text == pair.new.text and not pair.moved:
             unchanged.append(pair.new.name)
         else:
-            changes.append(_change(pair, old, new))
+            changes.append(_change(pair, old.split("\n"), new.split("\n")))
     return Difference(tuple(changes), tuple(unchanged))
 
 
 def _as_text(old, new, reason):
-    if old == new:
-        return Difference((), refused=reason)
     a, b = (Block("all lines", text.removesuffix("\n"), 1) for text in (old, new))
-    rows = align(_lines(a, old), _lines(b, new))
-    return Difference((Change(a.name, a, b, (), tuple(rows)),), refused=reason)
+    rows = align(_lines(a, old.split("\n")), _lines(b, new.split("\n")))
+    changes = [Change(a.name, a, b, (), tuple(rows))] if old != new else []
+    return Difference(tuple(changes), refused=reason)
 
 
 def _change(pair, old_source, new_source):
     old, new = pair.old, pair.new
-    name = (new or old).name
+    parts, words = [pair], ["moved"] * pair.moved
     if not (old and new):
-        rows = align(_lines(old, old_source), _lines(new, new_source))
-        return Change(name, old, new, ("added" if new else "removed",), tuple(rows))
-
-    words = ["moved"] if pair.moved else []
-    cut = methods(old), methods(new)
-    if len(cut[0]) == len(cut[1]) == 1:
-        parts = [Pair(old, new)]
+        words.append("added" if new else "removed")
     else:
-        parts = match(*cut)
+        parts = match(methods(old), methods(new))
         if reordered := [part.new.name for part in parts if part.moved]:
             words.append(f"methods reordered: {', '.join(reordered)}")
-    natures = set()
-    for part in parts:
-        natures |= nature(part.old.text, part.new.text) if part.old and part.new else {CODE}
-    if natures == {FORMATTING}:
-        words.append("formatting only")
-    elif natures and CODE not in natures:
-        words.append(f"{' and '.join(sorted(natures - {FORMATTING}))} only")
-    rows = []
-    if not natures <= {FORMATTING}:
+        natures = set()
         for part in parts:
-            rows += align(_lines(part.old, old_source), _lines(part.new, new_source))
-    return Change(name, old, new, tuple(words), tuple(rows))
+            natures |= nature(part.old.text, part.new.text) if part.old and part.new else {CODE}
+        if natures and CODE not in natures:
+            told = natures - {FORMATTING} or natures
+            words.append(f"{' and '.join(sorted(told))} only")
+        if natures <= {FORMATTING}:
+            parts = []  # there is nothing to see
+    rows = []
+    for part in parts:
+        rows += align(_lines(part.old, old_source), _lines(part.new, new_source))
+    return Change((new or old).name, old, new, tuple(words), tuple(rows))
 
 
 def _lines(block, source):
-    """The Lines of a block, numbered if they stand together in the file (imports may not)."""
-    if block is None:
-        return []
-    lines = block.text.split("\n")
-    first = block.line - 1
-    together = source.split("\n")[first : first + len(lines)] == lines
-    return [Line(block.line + i if together else None, text) for i, text in enumerate(lines)]
+    """The Lines of a block; between those of the imports others may stand in the file."""
+    lines, number = [], block.line - 1 if block else 0
+    for text in block.text.split("\n") if block else []:
+        number = source.index(text, number) + 1
+        lines.append(Line(number, text))
+    return lines

@@ -1,7 +1,8 @@
 """Writes a comparison as one page of HTML that needs nothing else, no network either."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from string import Template
 
@@ -11,19 +12,24 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, String
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import number_ranges, visible
-from speedrun.diff.align import INDENTED, Line, runs, shown
-from speedrun.diff.difference import Change, Difference
+from speedrun.compare.results import Comparison
+from speedrun.compare.table import columns, known, notes
+from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, passages
+from speedrun.diff.difference import Difference
 from speedrun.diff.facts import Side, moved_figures, moved_hyperparameters, told_by
-from speedrun.diff.time import Timing, timing_table
-from speedrun.diff.words import gap_line, no_change_line, summary_line, what, where
+from speedrun.diff.words import folded_line, summary_line, what, where
 
 PAGE = Path(__file__).with_name("page.html")
-CONTEXT = 3
 # Token types and the class of their colour in the page; the first that fits counts.
 COLOURS = [
     (Comment, "c"), (String, "s"), (Number, "m"), (Keyword, "k"), (Operator.Word, "k"),
     (Name.Function, "n"), (Name.Class, "n"), (Name.Decorator, "n"),
 ]
+# How a group of lines looks: (class, sign) on the left and on the right.
+LOOKS = {
+    SAME: (("same", ""), ("same", "")), CHANGED: (("old", "-"), ("new", "+")),
+    INDENTED: (("same", ""), ("moved", INDENTED)),
+}
 
 
 def check_target(path: Path, sources: Iterable[Path]) -> None:
@@ -38,131 +44,107 @@ def check_target(path: Path, sources: Iterable[Path]) -> None:
 
 
 def write_page(
-    path: Path, old: Side, new: Side, comparison: Difference, timings: Sequence[Timing] = ()
+    path: Path, old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> None:
     """Writes the page, all of it or nothing. Raises UserError if that fails."""
-    text = make_page(old, new, comparison, timings)
+    text = make_page(old, new, comparison, runs)
     replace_file(path.resolve(), text.encode())  # a link stays one
 
 
 def make_page(
-    old: Side, new: Side, comparison: Difference, timings: Sequence[Timing] = ()
+    old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
-    """The text of the page."""
-    changes = comparison.changes
-    summary = no_change_line(old, new, comparison) or summary_line(comparison)
-    return Template(PAGE.read_text(encoding="utf-8")).substitute(
-        title=_text(f"{old.name} → {new.name}"),
-        head=_head(old, new, timings),
-        summary=_text(summary),
-        index="\n".join(
-            f'<li><a href="#b{i}">{_text(change.name)}</a>'
-            f' <span class="faint">{_text(what(change))}</span></li>'
-            for i, change in enumerate(changes, start=1)
-        ),
-        blocks="\n".join(_section(i, change) for i, change in enumerate(changes, start=1)),
-    )
-
-
-def _head(old, new, timings):
-    parts = []
+    """The text of the page; runs: of both scripts, if they are to stand in it."""
+    ideas, index, blocks = [], [], []
     for m in told_by(old, new):
         records = f' <span class="faint">{number_ranges(m.records)}</span>' if m.records else ""
         title = _text(f"{m.id} {m.title}.")
-        parts.append(f"<p><strong>{title}</strong> {_text(m.idea)}{records}</p>")
+        ideas.append(f"<p><strong>{title}</strong> {_text(m.idea)}{records}</p>")
+    for i, change in enumerate(comparison.changes, start=1):
+        name, fate = _text(change.name), _text(what(change))
+        index.append(f'<li><a href="#b{i}">{name}</a> <span class="faint">{fate}</span></li>')
+        blocks.append(f'<section id="b{i}" tabindex="-1"><h2>{name}<span>{fate},'
+                      f" {_text(where(change))}</span></h2>{_rows(change)}\n</section>")
     official = "Official figures" if old.milestone and new.milestone else "Figures"
-    tables = [
-        _moved_table(official, moved_figures(old, new)),
-        _moved_table("Hyperparameters", moved_hyperparameters(old, new)),
-    ]
-    parts.append('<div class="facts">' + "".join(tables) + "</div>")
-    if timings:
-        caption, rows = timing_table(timings)
-        cells = ["".join(f"<td>{_text(cell)}</td>" for cell in row)
-                 for row in zip(*rows, strict=True)]
-        parts.append(f'<h2>Timing</h2><div class="wide"><table><caption>{_text(caption)}</caption>'
-                     + "".join(f"<tr>{row}</tr>" for row in cells) + "</table></div>")
-    return "\n".join(parts)
+    return Template(PAGE.read_text(encoding="utf-8")).substitute(
+        title=_text(f"{old.name} → {new.name}"),
+        ideas="\n".join(ideas),
+        figures=_moved_table(official, moved_figures(old, new)),
+        hyperparameters=_moved_table("Hyperparameters", moved_hyperparameters(old, new)),
+        timing=_timing(runs) if runs else "",
+        summary=_text(summary_line(old, new, comparison)),
+        index="\n".join(index),
+        blocks="\n".join(blocks),
+    )
 
 
 def _moved_table(title, rows):
-    if not rows:
-        return ""
     lines = []
     for name, old, new in rows:
-        if old is None or new is None:
+        if None in (old, new):
             fate = "added" if old is None else "removed"
             change = f'{_text(old or new)} <span class="faint">{fate}</span>'
         else:
             change = f"{_text(old)} → {_text(new)}"
         lines.append(f'<tr><th scope="row">{_text(name)}</th><td>{change}</td></tr>')
-    return f"<div><h2>{title}</h2><table>{''.join(lines)}</table></div>"
+    return f"<div><h2>{title}</h2><table>{''.join(lines)}</table></div>" if rows else ""
 
 
-def _section(number: int, change: Change) -> str:
-    colours = [highlight([side for row in change.rows if (side := getattr(row, name))])
-               for name in ("old", "new")]
-    cells, line = [], 0
-    for kind, group in runs(shown(change.rows, CONTEXT)):
-        if kind == "gap":
-            line += 1
-            cells.append(f'<div class="gap" style="--r:{line}">{_text(gap_line(group[0]))}</div>')
+def _timing(runs):
+    lines = []
+    for head, cells in known(columns(runs)).items():
+        figures = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
+        lines.append(f'<tr><th scope="row">{_text(head)}</th>{figures}</tr>')
+    remarks = "".join(f'<p class="faint">{_text(note)}</p>' for note in notes(runs))
+    return f'<h2>Timing</h2><div class="wide"><table>{"".join(lines)}</table></div>{remarks}'
+
+
+def _rows(change):
+    """The lines of a block as cells of a grid, --r being their row on a wide screen.
+
+    Their order is that of a narrow one, which has one column: old lines, then new ones.
+    """
+    codes = [_coloured([line for row in change.rows if (line := getattr(row, side))])
+             for side in ("old", "new")]
+    cells, place = [], 1
+    for kind, rows in passages(change.rows):
+        if kind == FOLDED:
+            text = _text(folded_line(rows))
+            cells.append(f'<div class="gap" style="--r:{place}">{text}</div>')
+            place += 1
             continue
-        # The order is that of a narrow screen: old lines, then new ones. --r is the row of a
-        # wide one.
-        style = dict(same=("same", "same", " ", " "), changed=("old", "new", "-", "+"),
-                     indented=("same", "moved", " ", INDENTED))[kind]
-        for side in (0, 1):
-            for i, row in enumerate(group, start=line + 1):
-                if text := (row.old, row.new)[side]:
-                    cells.append(_cell("lr"[side], style[side], style[side + 2], i, text,
-                                       colours[side][id(text)]))
-        line += len(group)
-    rows = f'\n<div class="rows">\n{chr(10).join(cells)}\n</div>' if cells else ""
-    return (f'<section id="b{number}" tabindex="-1"><h2>{_text(change.name)}'
-            f"<span>{_text(what(change))}, {_text(where(change))}</span></h2>{rows}\n</section>")
+        for side, code, (look, sign) in zip("lr", codes, LOOKS[kind], strict=True):
+            for i, row in enumerate(rows, start=place):
+                if line := (row.old if side == "l" else row.new):
+                    cells.append(f'<div class="{side} {look}" style="--r:{i}"><b>{line.number}</b>'
+                                 f"<i>{_text(sign)}</i><code>{code[line]}</code></div>")
+        place += len(rows)
+    return f'\n<div class="rows">\n{chr(10).join(cells)}\n</div>' if cells else ""
 
 
-def _cell(side, kind, sign, row, line, pieces):
-    """A line on one side, its words in colour and the changed ones marked."""
-    code, start = [], 0
-    for colour, text in pieces:
-        for piece, marked in _cut(text, start, line.spans):
-            inner = _text(piece)
+def _coloured(lines):
+    """{line: its text as HTML, words in colour and the changed ones marked}; the lines are read as
+    one program."""
+    program = "\n".join(line.text for line in lines)
+    colours = []  # of each character
+    for _, kind, text in PythonLexer().get_tokens_unprocessed(program):
+        colour = next((name for type, name in COLOURS if kind in type), "")
+        colours += [colour] * len(text)
+    coloured, start = {}, 0
+    for line in lines:
+        marks = [any(a <= i < b for a, b in line.spans) for i in range(len(line.text))]
+        looks = list(zip(marks, colours[start : start + len(line.text)], strict=True))
+        code, end = "", 0
+        for (marked, colour), group in groupby(looks):
+            begin, end = end, end + len(list(group))
+            inner = _text(line.text[begin:end])
             if colour:
                 inner = f'<span class="{colour}">{inner}</span>'
-            code.append(f"<mark>{inner}</mark>" if marked else inner)
-        start += len(text)
-    text = "".join(code).replace("</mark><mark>", "")
-    return (f'<div class="{side} {kind}" style="--r:{row}"><b>{line.number or ""}</b>'
-            f"<i>{_text(sign.strip())}</i><code>{text}</code></div>")
-
-
-def _cut(text, start, spans):
-    """(piece, whether it is in one of the spans) of a text that begins at `start` in its line."""
-    bounds = sorted({0, len(text), *(min(max(bound - start, 0), len(text))
-                                     for span in spans for bound in span)})
-    for a, b in zip(bounds, bounds[1:], strict=False):
-        yield text[a:b], any(first <= start + a < last for first, last in spans)
+            code += f"<mark>{inner}</mark>" if marked else inner
+        coloured[line] = code.replace("</mark><mark>", "")
+        start += len(line.text) + 1
+    return coloured
 
 
 def _text(text):
     return escape(visible(text))
-
-
-def highlight(lines: Sequence[Line]) -> dict[int, list[tuple[str, str]]]:
-    """For the id() of each line its text in pieces, (class of the colour or "", text); the lines
-    are read as one program."""
-    pieces, i = {id(line): [] for line in lines}, 0
-    program = "\n".join(line.text for line in lines)
-    lexer = PythonLexer(stripnl=False, ensurenl=False)
-    for kind, text in lexer.get_tokens(program):
-        colour = next((name for type, name in COLOURS if kind in type), "")
-        first, *rest = text.split("\n")
-        if first:
-            pieces[id(lines[i])].append((colour, first))
-        for part in rest:
-            i += 1
-            if part:
-                pieces[id(lines[i])].append((colour, part))
-    return pieces

@@ -27,10 +27,9 @@ def match(old: list[Block], new: list[Block]) -> list[Pair]:
     """
     before, after = {b.name: b for b in old}, {b.name: b for b in new}
     places = {name: i for i, name in enumerate(after)}
-    common = [b.name for b in old if b.name in after]
-    still = _heaviest_rise([places[name] for name in common],
-                           [_weight(after[name]) for name in common])
-    moved = {name for i, name in enumerate(common) if i not in still}
+    common = [after[b.name] for b in old if b.name in after]
+    still = _heaviest_rise([(places[b.name], _weight(b)) for b in common])
+    moved = {b.name for i, b in enumerate(common) if i not in still}
     merged = merge_names([name for name in before if name not in moved], list(after))
     return [Pair(before.get(name), after.get(name), name in moved) for name in merged]
 
@@ -39,12 +38,13 @@ def methods(block: Block) -> list[Block]:
     """A class cut before each of its methods, the first part being all that comes before them;
     anything else, and a class without methods, in one piece.
 
-    The parts are named for the methods, a number behind the name where it comes again.
+    The first part has the name "", the others those of the methods, a number behind the name where
+    it comes again.
     """
     tree = parse(block.text)
-    is_class = tree and len(tree.body) == 1 and isinstance(tree.body[0], ast.ClassDef)
+    is_class = tree and tree.body and isinstance(tree.body[0], ast.ClassDef)
     if not is_class or block.text[0].isspace():
-        return [block]
+        return [Block("", block.text, block.line)]
     lines = block.text.split("\n")
     starts, names, seen, taken = [1], [""], Counter(), tree.body[0].lineno
     for node in tree.body[0].body:
@@ -53,9 +53,8 @@ def methods(block: Block) -> list[Block]:
             while first - 1 > taken and lines[first - 2].strip()[:1] in ("", "#"):
                 first -= 1  # blank lines and comments go with what follows
             seen[node.name] += 1
-            again = f" ({seen[node.name]})" if seen[node.name] > 1 else ""
             starts.append(first)
-            names.append(node.name + again)
+            names.append(node.name + f" ({seen[node.name]})" * (seen[node.name] > 1))
         taken = node.end_lineno
     ends = [start - 1 for start in starts[1:]] + [len(lines)]
     return [
@@ -69,19 +68,10 @@ def _weight(block):
     return ANCHOR_WEIGHT if is_anchor else block.text.count("\n") + 1
 
 
-def _heaviest_rise(places, weights):
-    """Indices of the rising subsequence of `places` with the largest sum of weights."""
-    if places == sorted(places):
-        return set(range(len(places)))
-    best, before = [], []
-    for i, place in enumerate(places):
-        below = [j for j in range(i) if places[j] < place]
-        previous = max(below, key=best.__getitem__, default=None)
-        before.append(previous)
-        best.append(weights[i] + (best[previous] if below else 0))
-    index = max(range(len(best)), key=best.__getitem__, default=None)
-    chosen = set()
-    while index is not None:
-        chosen.add(index)
-        index = before[index]
-    return chosen
+def _heaviest_rise(blocks):
+    """Indices of the rising subsequence of (place, weight) with the largest sum of weights."""
+    rises = [(0, -1, [])]  # (sum, last place, indices) of the heaviest that ends with each block
+    for i, (place, weight) in enumerate(blocks):
+        total, _, indices = max(rise for rise in rises if rise[1] < place)
+        rises.append((total + weight, place, [*indices, i]))
+    return set(max(rises)[2])

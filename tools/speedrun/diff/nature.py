@@ -33,13 +33,15 @@ def nature(old: str, new: str) -> set[str]:
 
 def parse(text: str) -> ast.Module | None:
     """The tree of whole statements, possibly indented; None if the text is something else."""
-    for program in (text, _BLOCK + text):
-        try:
-            tree = ast.parse(program)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return tree if program == text else ast.Module(tree.body[0].body, [])
-    return None
+    try:
+        tree = ast.parse(_program(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tree if _program(text) == text else ast.Module(tree.body[0].body, [])
+
+
+def _program(text):
+    return _BLOCK * text.lstrip("\n")[:1].isspace() + text
 
 
 def _meaning(text):
@@ -55,22 +57,13 @@ def _meaning(text):
 
 
 def _comments(text):
-    """(number of the statement, comment) in order."""
+    """(number of the statement, comment) in order, up to where the text stops being Python."""
     found, statement = [], 0
-    for token in _tokens(text):
-        statement += token.type == tokenize.NEWLINE
-        if token.type == tokenize.COMMENT:
-            found.append((statement, token.string))
-    return found
-
-
-def _tokens(text):
-    """The tokens up to where the text stops being Python."""
-    found = []
-    indented = text.lstrip("\n")[:1].isspace()
     try:
-        for token in tokenize.generate_tokens(io.StringIO(_BLOCK * indented + text).readline):
-            found.append(token)
+        for token in tokenize.generate_tokens(io.StringIO(_program(text)).readline):
+            statement += token.type == tokenize.NEWLINE
+            if token.type == tokenize.COMMENT:
+                found.append((statement, token.string))
     except (tokenize.TokenError, SyntaxError):
         pass
-    return found[4 * indented :]  # without the tokens of `if 1:` and its line's end
+    return found

@@ -4,10 +4,10 @@ from rich.console import Console
 from rich.text import Text
 
 from speedrun.base.text import number_ranges, visible
-from speedrun.diff.align import ADDED, INDENTED, REMOVED, SAME, Line, runs, shown
+from speedrun.diff.align import ADDED, CHANGED, FOLDED, INDENTED, REMOVED, SAME, Line, passages
 from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side, all_figures, moved_figures, moved_hyperparameters, told_by
-from speedrun.diff.words import gap_line, no_change_line, summary_line, what, where
+from speedrun.diff.words import folded_line, summary_line, what, where
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: ""}
 FAINT = "dim"
@@ -20,8 +20,9 @@ def make_console(stream) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def print_top(console: Console, old: Side, new: Side) -> None:
-    """The two names, what lies between them, the figures and hyperparameters that moved."""
+def print_top(console: Console, old: Side, new: Side, comparison: Difference) -> None:
+    """The two names, what lies between them, the figures and hyperparameters that moved, and how
+    many blocks did."""
     _print_names(console, old, new)
     for m in told_by(old, new):
         head = Text(f"\n{m.id} {m.title}. ", style="bold").append(m.idea, style="not bold")
@@ -31,41 +32,35 @@ def print_top(console: Console, old: Side, new: Side) -> None:
     official = "official figures" if old.milestone and new.milestone else "figures"
     _print_moved(console, official, moved_figures(old, new))
     _print_moved(console, "hyperparameters", moved_hyperparameters(old, new))
+    console.print(f"\n{summary_line(old, new, comparison)}")
 
 
 def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -> None:
     """The size of the change by block, all figures, and the hyperparameters that moved."""
     _print_names(console, old, new)
-    added, removed = comparison.lines()
-    lines = [
-        no_change_line(old, new, comparison) or summary_line(comparison),
-        f"lines: +{added} -{removed}",
-    ]
+    sizes = ["lines: +{} -{}".format(*comparison.lines())]
     if not comparison.refused:
-        added, removed = comparison.lines(counted_only=True)
-        lines[1] += f"; without card, imports and Hyperparameters: +{added} -{removed}"
+        sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(
+            *comparison.lines(counted_only=True))
         width = max((len(change.name) for change in comparison.changes), default=0)
-        lines += [f"  {c.name:<{width}}  {what(c)}" for c in comparison.changes]
-    console.print(Text("\n" + "\n".join(lines)))
+        sizes += [f"  {c.name:<{width}}  {what(c)}" for c in comparison.changes]
+    console.print(Text("\n" + "\n".join([summary_line(old, new, comparison), *sizes])))
     _print_moved(console, "figures", all_figures(old, new))
     _print_moved(console, "hyperparameters", moved_hyperparameters(old, new))
 
 
-def print_changes(console: Console, comparison: Difference, context: int = 3) -> None:
-    """The changed lines of each block with `context` lines around them."""
+def print_changes(console: Console, comparison: Difference) -> None:
+    """The changed lines of each block with some lines around them."""
     for change in comparison.changes:
         print_title(console, change)
-        text = Text()
-        for kind, group in runs(shown(change.rows, context)):
-            if kind == "gap":
-                text.append(f"  {gap_line(group[0])}\n", style=FAINT)
-            elif kind == "changed":
-                text.append_text(_lines(REMOVED, [row.old for row in group if row.old]))
-                text.append_text(_lines(ADDED, [row.new for row in group if row.new]))
+        for kind, rows in passages(change.rows):
+            if kind == FOLDED:
+                console.print(Text(f"  {folded_line(rows)}", style=FAINT))
+            elif kind == CHANGED:
+                _print_lines(console, REMOVED, [row.old for row in rows if row.old])
+                _print_lines(console, ADDED, [row.new for row in rows if row.new])
             else:
-                text.append_text(_lines(group[0].mark, [row.new for row in group]))
-        if text:
-            console.print(text, end="")
+                _print_lines(console, kind, [row.new for row in rows])
 
 
 def print_title(console: Console, change: Change) -> None:
@@ -82,11 +77,9 @@ def styled(sign: str, line: Line) -> Text:
     return text
 
 
-def _lines(sign, lines):
-    text = Text()
+def _print_lines(console, sign, lines):
     for line in lines:
-        text.append_text(styled(sign, line)).append("\n")
-    return text
+        console.print(styled(sign, line))
 
 
 def _print_names(console, old, new):
@@ -97,15 +90,12 @@ def _print_moved(console, title, rows):
     """A small table: name, old → new."""
     if not rows:
         return
-    text = Text(f"\n{title}", style="bold")
+    console.print(f"\n{title}", style="bold")
     width = max(len(name) for name, _, _ in rows)
     for name, old, new in rows:
-        text.append(f"\n  {name:<{width}}  ", style="not bold")
-        if old is not None:
-            text.append(visible(old), style="not bold red")
-        text.append(" → " if None not in (old, new) else "", style="not bold dim")
-        if new is not None:
-            text.append(visible(new), style="not bold green")
+        sides = [(visible(old or ""), "red"), (visible(new or ""), "green")]
         if None in (old, new):
-            text.append("  (added)" if old is None else "  (removed)", style="not bold dim")
-    console.print(text)
+            sides.append(("  (added)" if old is None else "  (removed)", "dim"))
+        else:
+            sides.insert(1, (" → ", "dim"))
+        console.print(Text.assemble(f"  {name:<{width}}  ", *sides))

@@ -8,35 +8,37 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.text import Text
 
-from speedrun.diff.align import ADDED, CHANGED, REMOVED, Gap, shown
+from speedrun.base.text import visible
+from speedrun.diff.align import ADDED, CHANGED, FOLDED, REMOVED, passages
 from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side
-from speedrun.diff.terminal import FAINT, STYLES, gap_line, print_title, styled, visible
+from speedrun.diff.terminal import FAINT, STYLES, print_title, styled
+from speedrun.diff.words import folded_line
 
 NARROWEST = 8  # columns of a side
 BETWEEN = " │ "
 TAB = 4
 
 
-def print_unified(console: Console, old: Side, new: Side) -> None:
-    """The unified diff of two files; into a pipe it is byte for byte what `patch` takes."""
-    _print_unified(console, old.text, new.text, (old.name, new.name), (1, 1))
-
-
-def print_unified_blocks(
-    console: Console, old: Side, new: Side, changes: Sequence[Change]
+def print_unified(
+    console: Console, old: Side, new: Side, changes: Sequence[Change] | None = None
 ) -> None:
-    """A unified diff of each of these blocks, with the line numbers of the files."""
-    for change in changes:
+    """The unified diff of two files, or of each of these blocks with the line numbers of the files.
+
+    Into a pipe, that of two files is byte for byte what `patch` takes.
+    """
+    names = [side.name.replace("\n", "?") for side in (old, new)]
+    if changes is None:
+        _print_unified(console, (old.text, new.text), names, (1, 1))
+    for change in changes or ():
         print_title(console, change)
         blocks = change.old, change.new
         texts = [block.text + "\n" if block else "" for block in blocks]
-        starts = [block.line if block else 1 for block in blocks]
-        _print_unified(console, *texts, (old.name, new.name), starts)
+        _print_unified(console, texts, names, [block.line if block else 1 for block in blocks])
 
 
-def print_side_by_side(console: Console, comparison: Difference, context: int = 3) -> None:
-    """The old lines on the left and the new ones on the right, with `context` lines around.
+def print_side_by_side(console: Console, comparison: Difference) -> None:
+    """The old lines on the left and the new ones on the right, with some lines around a change.
 
     On a terminal long lines go on below; in a pipe the left column is as wide as its longest line.
     """
@@ -47,33 +49,31 @@ def print_side_by_side(console: Console, comparison: Difference, context: int = 
         width = max((styled(" ", line).cell_len for line in lines), default=NARROWEST)
     for change in comparison.changes:
         print_title(console, change)
-        for item in shown(change.rows, context):
-            if isinstance(item, Gap):
-                console.print(Text(gap_line(item), style=FAINT))
+        for kind, rows in passages(change.rows):
+            if kind == FOLDED:
+                console.print(Text(folded_line(rows), style=FAINT))
                 continue
-            signs = (REMOVED, ADDED) if item.mark == CHANGED else (item.mark, item.mark)
-            sides = [_fold(styled(sign, line), width, console.is_terminal) if line else []
-                     for sign, line in zip(signs, (item.old, item.new), strict=True)]
-            for left, right in zip_longest(*sides, fillvalue=Text()):
-                left = left.copy()
-                left.append(" " * (width - left.cell_len))
-                whole = Text.assemble(left, (BETWEEN, FAINT), right)
-                whole.rstrip()
-                console.print(whole)
+            for row in rows:
+                signs = (REMOVED, ADDED) if kind == CHANGED else (kind, kind)
+                sides = [_pieces(styled(sign, line), width, console.is_terminal) if line else []
+                         for sign, line in zip(signs, (row.old, row.new), strict=True)]
+                for left, right in zip_longest(*sides, fillvalue=Text()):
+                    space = " " * (width - left.cell_len)
+                    whole = Text.assemble(left, space, (BETWEEN, FAINT), right)
+                    whole.rstrip()
+                    console.print(whole)
 
 
-def _fold(text, width, fold):
+def _pieces(text, width, fold):
     """The text in pieces of at most `width` characters, if it is to be folded."""
     text.expand_tabs(TAB)
-    if not fold or len(text) <= width:
-        return [text]
-    return [text[i : i + width] for i in range(0, len(text), width)]
+    return text.divide(range(width, len(text), width) if fold else ())
 
 
-def _print_unified(console, old, new, names, starts):
-    a, b = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in (old, new))
+def _print_unified(console, texts, names, starts):
+    """Prints the unified diff of two texts that begin in the lines `starts` of their files."""
+    a, b = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in texts)
     styles = {"+": STYLES[ADDED], "-": STYLES[REMOVED], "@": "cyan"}
-    names = [name.replace("\n", "?") for name in names]
     for number, line in enumerate(unified_diff(a, b, *names)):
         if line.startswith("@@"):
             line = re.sub(r"([-+])(\d+)", lambda m: _shifted(m, starts), line)

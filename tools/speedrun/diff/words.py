@@ -1,6 +1,8 @@
 """Says in words what a comparison found, for the terminal and for the page."""
 
-from speedrun.diff.align import Gap, counts
+from collections.abc import Sequence
+
+from speedrun.diff.align import FOLDED, INDENTED, Row, counts
 from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side
 
@@ -20,34 +22,25 @@ def where(change: Change) -> str:
     return "line " + " → ".join(map(str, dict.fromkeys(lines)))
 
 
-def gap_line(gap: Gap) -> str:
-    """What stands in the place of lines that are not shown."""
-    return f"⋯ {gap.lines} lines {'re-indented' if gap.indented else 'the same'}"
+def folded_line(rows: Sequence[Row]) -> str:
+    """What stands in the place of lines that are not shown, alike in what happened to them."""
+    fate = "re-indented" if rows[0].mark == INDENTED else "the same"
+    return f"{FOLDED} {len(rows)} lines {fate}"
 
 
-def summary_line(comparison: Difference) -> str:
-    """What there is to show: how many blocks, or why there are none."""
+def summary_line(old: Side, new: Side, comparison: Difference) -> str:
+    """How many blocks changed, came, went and stayed, or why there is nothing to tell of them."""
+    changes = comparison.changes
+    if not changes and old.text != new.text:
+        return "the blocks are the same; --full also shows blank lines between blocks"
+    if not changes and old.path.read_bytes() != new.path.read_bytes():
+        return "the same text, in another encoding or with other line endings"
+    if not changes:
+        return "no difference"
     if comparison.refused:
         return f"compared line by line: {comparison.refused}"
-    return f"blocks: {blocks_line(comparison)}"
-
-
-def blocks_line(comparison: Difference) -> str:
-    """How many blocks changed, came, went and stayed, in one line."""
-    both = sum(bool(change.old and change.new) for change in comparison.changes)
-    added = sum(change.old is None for change in comparison.changes)
-    parts = [(both, "changed"), (added, "added"),
-             (len(comparison.changes) - both - added, "removed"),
-             (len(comparison.unchanged), "unchanged")]
-    return ", ".join(f"{count} {word}" for count, word in parts if count)
-
-
-def no_change_line(old: Side, new: Side, comparison: Difference) -> str | None:
-    """Why there is nothing to show, or None if there is something."""
-    if comparison.changes:
-        return None
-    if old.text != new.text:
-        return "the blocks are the same; --full also shows blank lines between blocks"
-    if old.path.read_bytes() != new.path.read_bytes():
-        return "the same text, in another encoding or with other line endings"
-    return "no difference"
+    added = sum(change.old is None for change in changes)
+    removed = sum(change.new is None for change in changes)
+    parts = {"changed": len(changes) - added - removed, "added": added, "removed": removed,
+             "unchanged": len(comparison.unchanged)}
+    return "blocks: " + ", ".join(f"{count} {word}" for word, count in parts.items() if count)
