@@ -20,9 +20,8 @@ from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
 from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, passages
 from speedrun.diff.difference import find_difference
-from speedrun.diff.facts import moved_figures, moved_hyperparameters, read_side, told_by
+from speedrun.diff.facts import moved, moved_hyperparameters, read_side, told_by
 from speedrun.diff.terminal import make_console, print_changes
-from speedrun.diff.views import print_side_by_side
 from speedrun.diff.words import folded_line
 from speedrun.history.blocks import FREE, UNCOUNTED, diff_size, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
@@ -285,7 +284,7 @@ def test_a_form_feed_does_not_shift_the_lines():
 def test_figures_and_hyperparameters_that_moved(tmp_path):
     old, new = read_side("03"), read_side("04")
     m, n = old.milestone, new.milestone
-    assert moved_figures(old, new) == [
+    assert moved(old, new)["official figures"] == [
         ("minutes", f"{m.minutes:g}", f"{n.minutes:g}"),
         ("steps", f"{m.train_steps:,}", f"{n.train_steps:,}"),
         ("tokens", f"{m.train_steps * m.tokens_per_step:,}",
@@ -293,16 +292,16 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
-    moved = moved_hyperparameters(old, new)
-    assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(moved)
-    moved = moved_hyperparameters(read_side("00a"), read_side("01"))
-    assert {("adam_lr", "1.8e-3", None), ("embed_lr", None, "3.6e-3")} <= set(moved)
+    numbers = moved(old, new)["hyperparameters"]
+    assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(numbers)
+    numbers = moved_hyperparameters(read_side("00a"), read_side("01"))
+    assert {("adam_lr", "1.8e-3", None), ("embed_lr", None, "3.6e-3")} <= set(numbers)
     copy = tmp_path / "copy.py"
     copy.write_text(old.text.replace("524_288", "512 * 1024").replace("0.95", "0.9"), "utf-8")
     assert [name for name, _, _ in moved_hyperparameters(old, read_side(str(copy)))] == [
         "muon_momentum", "adam_beta2"]
-    assert moved_figures(old, read_side(str(copy))) == []
-    assert moved_figures(read_side(str(copy)), old) == []
+    assert moved(old, read_side(str(copy))).keys() == {"hyperparameters"}
+    assert moved(read_side(str(copy)), old).keys() == {"hyperparameters"}
 
 
 def test_the_ideas_between_two_milestones_are_told():
@@ -411,8 +410,8 @@ def test_side_by_side_in_a_pipe_cuts_no_line(files):
 def test_two_columns_stay_within_a_terminal(width):
     comparison = find_difference(read_side("03").text, read_side("04").text).only(["MLP", "GPT"])
     stream = io.StringIO()
-    print_side_by_side(Console(file=stream, force_terminal=True, width=width, soft_wrap=True),
-                       comparison)
+    console = Console(file=stream, force_terminal=True, width=width, soft_wrap=True)
+    print_changes(console, comparison, in_columns=True)
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in stream.getvalue().split("\n")]
     beside = [line for line in lines if " │" in line]
     assert beside and all(len(line) <= width for line in beside)
@@ -568,12 +567,12 @@ def test_page_of_a_file_without_blocks(tmp_path):
 
 
 def test_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    sides, target = [read_side("02"), read_side("03")], tmp_path / "x.html"
+    target = tmp_path / "x.html"
     target.write_text("before", encoding="utf-8")
-    comparison = find_difference(sides[0].text, sides[1].text)
-    with monkeypatch.context() as patch, pytest.raises(UserError):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written"):
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-        diff_html.write_page(target, *sides, comparison)
+        patch.setattr(sys, "argv", ["diff", "02", "03", "--html", str(target)])
+        diff_milestones.main()
     assert target.read_text("utf-8") == "before"
     assert list(tmp_path.iterdir()) == [target]
     ended = diff("02", "03", "--html", target)

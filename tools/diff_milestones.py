@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from speedrun.base.cli import Parser, positive, run_command
+from speedrun.base.files import replace_file
 from speedrun.history.manifest import REPOSITORY
 
 ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
@@ -29,7 +30,7 @@ def main() -> int:
     old, new = read_side(args.a), read_side(args.b)
     comparison = find_difference(old.text, new.text, (old.name, new.name)).only(args.blocks)
     if args.html:
-        from speedrun.diff.html import check_target, write_page
+        from speedrun.diff.html import check_target, make_page
 
         check_target(args.html, (old.path, new.path))
     runs = train_in_turn(args) if args.time else None
@@ -41,7 +42,8 @@ def main() -> int:
         print(flush=True)
         print_comparison(runs, sys.stdout)
     if args.html:
-        write_page(args.html, old, new, comparison, runs)
+        page = make_page(old, new, comparison, runs)
+        replace_file(args.html.resolve(), page.encode())  # a link stays one
         print(f"wrote {args.html}")
     return 1 if runs and any(entry.failures for entry in runs.entries) else 0
 
@@ -63,22 +65,21 @@ def train_in_turn(args: argparse.Namespace):
 
 def show(args: argparse.Namespace, old, new, comparison) -> None:
     """Prints the comparison in the view that was asked for."""
-    from speedrun.diff import terminal, views
+    from speedrun.diff import terminal
     from speedrun.diff.words import summary_line
 
     console = terminal.make_console(sys.stdout)
     if args.view == "full":
         changes = comparison.changes if args.blocks else None
         if comparison.changes or (old.text != new.text and not args.blocks):
-            views.print_unified(console, old, new, changes)
+            terminal.print_unified(console, old, new, changes)
         else:
             console.print(summary_line(old, new, comparison))
     elif args.view == "stat":
         terminal.print_stat(console, old, new, comparison)
     else:
         terminal.print_top(console, old, new, comparison)
-        show_changes = views.print_side_by_side if args.view else terminal.print_changes
-        show_changes(console, comparison)
+        terminal.print_changes(console, comparison, in_columns=args.view == "side-by-side")
 
 
 def parse_args() -> argparse.Namespace:

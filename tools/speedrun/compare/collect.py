@@ -21,17 +21,17 @@ from speedrun.run.plan import make_plan
 from speedrun.run.summary import corpus_of
 from speedrun.scripts.find import code_hash
 
-WITH_SETTINGS = re.compile(r"(?P<script>.+?):(?P<settings>\w+=.*)")
+SCRIPT_AND_SETTINGS = re.compile(r"(.*?)(?::(\w+=.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One target as it was typed: a script to train, with settings of its own, or a log to read."""
+    """One target as it was typed: a log to read, or a script to train with settings of its own."""
 
     text: str
+    log: Path | None = None
     script: str | None = None
     settings: tuple[str, ...] = ()
-    log: Path | None = None
 
 
 def parse_target(text: str) -> Target:
@@ -41,16 +41,13 @@ def parse_target(text: str) -> Target:
     Raises UserError for the path of a log that is not there.
     """
     path = Path(text)
-    if (path / "log.txt").is_file():
-        return Target(text, log=path / "log.txt")
+    path = path / "log.txt" if (path / "log.txt").is_file() else path
     if path.is_file() and path.suffix != ".py":
         return Target(text, log=path)
     if path.suffix in (".txt", ".log"):
         raise UserError(f"{text}: there is no such log")
-    match = WITH_SETTINGS.fullmatch(text)
-    if match is None:
-        return Target(text, script=text)
-    return Target(text, script=match["script"], settings=tuple(match["settings"].split(",")))
+    script, settings = SCRIPT_AND_SETTINGS.fullmatch(text).groups()
+    return Target(text, script=script, settings=tuple(settings.split(",")) if settings else ())
 
 
 def collect(
@@ -70,7 +67,7 @@ def collect(
     entries, plans = _read_logs(targets), {}
     for seed in seeds:
         for number, one in enumerate(targets):
-            if one.script:
+            if not one.log:
                 name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", one.text)
                 plans[number, seed] = make_plan(
                     one.script, settings=[*settings, *one.settings, f"seed={seed}"],

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 from speedrun.compare.results import Comparison, Entry
@@ -10,9 +12,10 @@ from speedrun.compare.stats import mean_curve
 
 HASH_KEY = "Data-SHA256"  # the name of the PNG text chunk that holds data_hash
 # Okabe and Ito's colours, told apart by most eyes, and markers for a reader in grey.
-STYLES = [
-    ("#000000", "o"), ("#0072B2", "s"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"),
-    ("#56B4E9", "P"), ("#E69F00", "X"), ("#666666", "*"),
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
+STYLES = [  # colour, marker and what fills it: the second round is hollow
+    *zip(COLOURS, "os^DvPX*", COLOURS, strict=True),
+    *zip(COLOURS, "os^DvPX*", ["white"] * len(COLOURS), strict=True),
 ]
 AXES = {"steps": "optimizer step", "tokens": "million tokens", "seconds": "training time, seconds"}
 
@@ -20,13 +23,11 @@ AXES = {"steps": "optimizer step", "tokens": "million tokens", "seconds": "train
 def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     """The curves of each run over steps, millions of tokens and seconds, as far as known."""
     found = {"steps": [run.val_curve for run in entry.runs], "tokens": [], "seconds": []}
+    if entry.tokens_per_step:
+        found["tokens"] = [_over_tokens(entry, run.val_curve) for run in entry.runs]
     for run in entry.runs:
-        if entry.tokens_per_step:
-            scale = entry.tokens_per_step / 1e6
-            found["tokens"].append([(step * scale, loss) for step, loss in run.val_curve])
         clock = dict(run.seconds)
-        timed = [(clock[step], loss) for step, loss in run.val_curve if step in clock]
-        if timed:
+        if timed := [(clock[step], loss) for step, loss in run.val_curve if step in clock]:
             found["seconds"].append(timed)
     return found
 
@@ -58,52 +59,57 @@ def draw_comparison(
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
-    entries = [entry for entry in comparison.entries if entry.runs]
-    names = [name for name in panels if any(curves_of(entry)[name] for entry in entries)]
+    curves = {entry: curves_of(entry) for entry in comparison.entries if entry.runs}
+    names = [name for name in panels if any(found[name] for found in curves.values())]
     figure, axes = plt.subplots(
         1, len(names), figsize=(4 + 3 * len(names), 5), dpi=200, sharey=True, squeeze=False,
         facecolor="white", layout="constrained",
     )
     for panel, name in zip(axes[0], names, strict=True):
-        for i, entry in enumerate(entries):
-            color, marker = STYLES[i % len(STYLES)]
-            face = color if i < len(STYLES) else "white"  # the second round is hollow
-            curves = curves_of(entry)[name]
-            for curve in curves if len(curves) > 1 else []:
-                panel.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.5)
-            # Clocks differ from run to run: over seconds the runs themselves are the picture.
-            mean = mean_curve(curves) if name != "seconds" else curves[0] if curves else []
-            if mean:
-                panel.plot(*zip(*mean, strict=True), color=color, linewidth=1.6, marker=marker,
-                           markersize=4, markerfacecolor=face,
-                           markevery=max(1, len(mean) // 10),
-                           label=entry.label if panel is axes[0][0] else None)
-            if entry.label in official and name != "seconds":
-                scale = entry.tokens_per_step / 1e6 if name == "tokens" else 1
-                record = [(step * scale, loss) for step, loss in official[entry.label]]
-                panel.plot(*zip(*record, strict=True), color=color, linestyle="--", linewidth=1.2,
-                           label=f"{entry.label}, official" if panel is axes[0][0] else None)
+        for entry, style in zip(curves, cycle(STYLES)):
+            _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label), style)
         if comparison.target is not None:
             panel.axhline(comparison.target, color="0.6", linewidth=0.8, zorder=0)
         panel.set_xlabel(AXES[name])
         panel.grid(color="0.92", linewidth=0.8)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("validation loss, nats per token")
-    low, high = _limits(comparison, entries, official)
-    axes[0][0].set_ylim(low, high)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    axes[0][0].set(ylabel="validation loss, nats per token",
+                   ylim=_limits(comparison, curves, official))
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  frameon=False)
     figure.savefig(path, metadata={
         HASH_KEY: data_hash(comparison, official, panels), "Software": None})
     plt.close(figure)
+
+
+def _draw_entry(panel, name, entry, curves, record, style):
+    """Draws the curves of an entry's runs over AXES[name], and that of its record or None."""
+    color, marker, face = style
+    for curve in curves if len(curves) > 1 else []:
+        panel.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.5)
+    # Clocks differ from run to run: over seconds the runs themselves are the picture.
+    mean = mean_curve(curves) if name != "seconds" else curves[0] if curves else []
+    if mean:
+        panel.plot(*zip(*mean, strict=True), color=color, linewidth=1.6, marker=marker,
+                   markersize=4, markerfacecolor=face, markevery=max(1, len(mean) // 10),
+                   label=entry.label)
+    if record and name != "seconds":
+        record = _over_tokens(entry, record) if name == "tokens" else record
+        panel.plot(*zip(*record, strict=True), color=color, linestyle="--", linewidth=1.2,
+                   label=f"{entry.label}, official")
+
+
+def _over_tokens(entry, curve):
+    """A curve over steps as one over millions of tokens."""
+    return [(step * (entry.tokens_per_step / 1e6), loss) for step, loss in curve]
 
 
 def _limits(comparison, entries, official):
     """Loss limits that leave out the steep first part, which would flatten all the rest."""
     curves = [run.val_curve for entry in entries for run in entry.runs] + list(official.values())
     losses = [loss for curve in curves for _, loss in curve]
-    early = [curve[1][1] for curve in curves if len(curve) > 2]
-    low = min([*losses, *([comparison.target] if comparison.target else [])])
-    high = max(early) if early else max(losses)
+    low = min([*losses, comparison.target or math.inf])
+    high = max([curve[1][1] for curve in curves if len(curve) > 2] or losses)
     room = 0.05 * (high - low) or 0.1
     return low - room, high + room

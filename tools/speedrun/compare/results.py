@@ -26,11 +26,6 @@ class Run:
     step_avg_ms: float | None = None
     peak_memory_mib: int | None = None
 
-    @property
-    def final_loss(self) -> float | None:
-        """The loss of the last validation."""
-        return self.val_curve[-1][1] if self.val_curve else None
-
 
 @dataclass(eq=False)  # so that it may be a key
 class Entry:
@@ -61,7 +56,7 @@ class Entry:
     @property
     def final_losses(self) -> list[float]:
         """The last validation loss of each run."""
-        return [run.final_loss for run in self.runs if run.final_loss is not None]
+        return [run.val_curve[-1][1] for run in self.runs if run.val_curve]
 
 
 @dataclass
@@ -86,11 +81,10 @@ class Comparison:
         """The Comparison that `to_json` wrote. Raises ValueError if the text is none."""
         try:
             raw = json.loads(text)
-            entries = []
-            for entry in raw.pop("entries"):
-                runs = [Run(**run) for run in entry.pop("runs")]
-                entries.append(Entry(**entry, runs=runs))
-            return cls(entries=entries, **raw)
+            for entry in raw["entries"]:
+                entry["runs"] = [Run(**run) for run in entry["runs"]]
+            raw["entries"] = [Entry(**entry) for entry in raw["entries"]]
+            return cls(**raw)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a comparison: {error}") from None
 

@@ -13,7 +13,8 @@ BETWEEN = 4  # characters at most from one column of a table to the next
 
 
 def columns(comparison: Comparison) -> dict[str, list[str]]:
-    """The table as texts, {heading: one cell per entry}; an unknown figure is a dash."""
+    """The table as texts, {heading: one cell per entry}, without columns of which nothing is known;
+    an unknown figure is a dash."""
     table = scores(comparison)
     target = UNKNOWN if comparison.target is None else f"{comparison.target:.4g}"
 
@@ -21,7 +22,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         values = [getattr(row, name) for row in table]
         return [UNKNOWN if value is None else write(value) for value in values]
 
-    return {
+    made = {
         LEFT: [row.label for row in table],
         "runs": [f"{row.runs}" + f", {row.failed} failed" * bool(row.failed) for row in table],
         "steps": cells("steps", "{:,}".format),
@@ -36,6 +37,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         f"time to {target}": cells("seconds_to_target", _seconds),
         "speed-up": cells("speed_up", "{:.2f}x".format),
     }
+    return {head: cells for head, cells in made.items() if set(cells) != {UNKNOWN}}
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -59,10 +61,10 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The table in Markdown, without the columns of which nothing is known."""
-    shown = known(columns(comparison))
-    head = list(shown)
-    return markdown(head, zip(*shown.values(), strict=True), right=head[1:]) + "\n"
+    """The table in Markdown."""
+    table = columns(comparison)
+    head = list(table)
+    return markdown(head, zip(*table.values(), strict=True), right=head[1:]) + "\n"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -79,43 +81,32 @@ def to_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def known(table: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The columns in which at least one cell is known."""
-    return {head: cells for head, cells in table.items() if set(cells) != {UNKNOWN}}
-
-
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
-    """Prints table and notes."""
-    print_table(columns(comparison), stream)
-    for line in notes(comparison):
-        print(line, file=stream)
-
-
-def print_table(table: dict[str, list[str]], stream: TextIO) -> None:
-    """Prints the columns of which something is known; entry by entry where the table is wider than
-    a terminal."""
+    """Prints table and notes; entry by entry where the table is wider than a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    shown = known(table)
-    width = sum(max(map(len, [head, *cells])) + BETWEEN for head, cells in shown.items())
+    table = columns(comparison)
+    width = sum(max(map(len, [head, *cells])) + BETWEEN for head, cells in table.items())
     console = Console(file=stream, width=None if stream.isatty() else width, highlight=False,
                       markup=False, emoji=False)
     if width <= console.width:
         grid = Table(box=box.SIMPLE_HEAD if stream.isatty() else None, pad_edge=False)
-        for head in shown:
+        for head in table:
             grid.add_column(head, justify="right" if head != LEFT else "left", no_wrap=True)
-        for line in zip(*shown.values(), strict=True):
+        for line in zip(*table.values(), strict=True):
             grid.add_row(*line)
         console.print(grid)
-        return
-    for i, label in enumerate(shown[LEFT]):
-        grid = Table(title=label, title_justify="left", box=None, show_header=False, pad_edge=False)
-        for head, cells in shown.items():
-            if head != LEFT:
-                grid.add_row(head, cells[i])
-        console.print(grid, "")
+    else:
+        for label, *line in zip(*table.values(), strict=True):
+            grid = Table(title=label, title_justify="left", box=None, show_header=False,
+                         pad_edge=False)
+            for head, cell in zip(list(table)[1:], line, strict=True):
+                grid.add_row(head, cell)
+            console.print(grid, "")
+    for line in notes(comparison):
+        print(line, file=stream)
 
 
 def _count(tokens):

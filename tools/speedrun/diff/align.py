@@ -39,19 +39,18 @@ class Row:
 def align(old: Sequence[Line], new: Sequence[Line]) -> list[Row]:
     """The rows of two texts, in reading order.
 
-    Lines that are equal are the same line; then those that are equal but for the indentation;
-    then those that share half of their words. What is left comes side by side as it stands.
+    Lines that are equal, or equal but for the indentation, are the same line; then those that share
+    half of their words. What is left comes side by side as it stands.
     """
+    a, b = ([line.text.lstrip() for line in lines] for lines in (old, new))
+    # Without a word a line says too little to tie two texts together: `)` stands anywhere.
+    matcher = SequenceMatcher(lambda text: not re.search(r"\w", text), a, b, autojunk=False)
     rows = []
-    for same, a, b in _regions(old, new, lambda line: line.text):
-        if same:
-            rows += [Row(SAME, x, y) for x, y in zip(a, b, strict=True)]
-            continue
-        for alike, c, d in _regions(a, b, lambda line: line.text.lstrip()):
-            if alike:
-                rows += [Row(INDENTED, x, y) for x, y in zip(c, d, strict=True)]
-            else:
-                rows += _pair(c, d)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag == "equal":
+            rows += map(_kept, old[i1:i2], new[j1:j2])
+        else:
+            rows += _pair(old[i1:i2], new[j1:j2])
     return rows
 
 
@@ -87,13 +86,9 @@ def counts(rows: Sequence[Row]) -> tuple[int, int, int]:
     return marks.count(ADDED) + changed, marks.count(REMOVED) + changed, marks.count(INDENTED)
 
 
-def _regions(old, new, key):
-    """(equal or not, old lines, new lines) from the beginning to the end."""
-    a, b = [key(line) for line in old], [key(line) for line in new]
-    # Without a word a line says too little to tie two texts together: `)` stands anywhere.
-    matcher = SequenceMatcher(lambda text: not re.search(r"\w", text), a, b, autojunk=False)
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        yield tag == "equal", old[i1:i2], new[j1:j2]
+def _kept(old, new):
+    """The row of lines that are equal but for the indentation."""
+    return Row(SAME if old.text == new.text else INDENTED, old, new)
 
 
 def _pair(old, new):
@@ -125,7 +120,7 @@ def _beside(old, new):
 def _changed(old, new):
     """The row of a changed line, with the words in it that changed."""
     if old.text.lstrip() == new.text.lstrip():  # `)` and the like, which tie no texts together
-        return Row(SAME if old.text == new.text else INDENTED, old, new)
+        return _kept(old, new)
     a, b = (list(WORD.finditer(line.text)) for line in (old, new))
     matcher = SequenceMatcher(None, [x[0] for x in a], [x[0] for x in b], autojunk=False)
     removed, added = [], []

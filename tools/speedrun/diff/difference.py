@@ -27,11 +27,6 @@ class Change:
     words: tuple[str, ...]
     rows: tuple[Row, ...]
 
-    @property
-    def names(self) -> set[str]:
-        """Its name in either file."""
-        return {block.name for block in (self.old, self.new) if block}
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -55,14 +50,14 @@ class Difference:
             return self
         if self.refused:
             raise UserError(f"there are no blocks to choose from: {self.refused}")
-        known = set(self.unchanged).union(*(change.names for change in self.changes))
+        known = {*self.unchanged, *(change.name for change in self.changes)}
         for name in names:
             if name not in known:
                 near = nearest(name, known)
                 hint = f"; did you mean {near}?" if near else ""
                 raise UserError(f'no block is called "{name}"{hint}')
         return Difference(
-            tuple(change for change in self.changes if change.names & set(names)),
+            tuple(change for change in self.changes if change.name in names),
             tuple(name for name in self.unchanged if name in names),
         )
 
@@ -79,11 +74,11 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
             reason = shorten(str(error), LONGEST_REASON, placeholder=" …")
             return _as_text(old, new, f"{name} has no clear blocks: {reason}")
     changes, unchanged = [], []
-    for pair in match(*blocks):
-        if pair.old and pair.new and pair.old.text == pair.new.text and not pair.moved:
-            unchanged.append(pair.new.name)
+    for a, b, moved in match(*blocks):
+        if a and b and a.text == b.text and not moved:
+            unchanged.append(b.name)
         else:
-            changes.append(_change(pair, old.split("\n"), new.split("\n")))
+            changes.append(_change(a, b, moved, (old.split("\n"), new.split("\n"))))
     return Difference(tuple(changes), tuple(unchanged))
 
 
@@ -94,26 +89,25 @@ def _as_text(old, new, reason):
     return Difference(tuple(changes), refused=reason)
 
 
-def _change(pair, old_source, new_source):
-    old, new = pair.old, pair.new
-    parts, words = [pair], ["moved"] * pair.moved
+def _change(old, new, moved, sources):
+    """The Change of a block; sources: the lines of both files."""
+    words, parts = ["moved"] * moved, [(old, new, moved)]
     if not (old and new):
         words.append("added" if new else "removed")
     else:
         parts = match(methods(old), methods(new))
-        if reordered := [part.new.name for part in parts if part.moved]:
+        if reordered := [b.name for _, b, moved in parts if moved]:
             words.append(f"methods reordered: {', '.join(reordered)}")
         natures = set()
-        for part in parts:
-            natures |= nature(part.old.text, part.new.text) if part.old and part.new else {CODE}
+        for a, b, _ in parts:
+            natures |= nature(a.text, b.text) if a and b else {CODE}
         if natures and CODE not in natures:
-            told = natures - {FORMATTING} or natures
-            words.append(f"{' and '.join(sorted(told))} only")
+            words.append(f"{' and '.join(sorted(natures - {FORMATTING} or natures))} only")
         if natures <= {FORMATTING}:
             parts = []  # there is nothing to see
     rows = []
-    for part in parts:
-        rows += align(_lines(part.old, old_source), _lines(part.new, new_source))
+    for a, b, _ in parts:
+        rows += align(_lines(a, sources[0]), _lines(b, sources[1]))
     return Change((new or old).name, old, new, tuple(words), tuple(rows))
 
 

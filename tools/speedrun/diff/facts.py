@@ -62,9 +62,13 @@ def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
             for name in FIGURES if name in before or name in after]
 
 
-def moved_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
-    """(name, old, new) of the figures that both sides have and that differ."""
-    return [row for row in all_figures(old, new) if UNKNOWN not in row and row[1] != row[2]]
+def moved(old: Side, new: Side) -> dict[str, list[tuple[str, str | None, str | None]]]:
+    """(name, old, new) of what differs, by its title: the figures that both sides have, and the
+    hyperparameters. A title of nothing is left out."""
+    figures = [row for row in all_figures(old, new) if UNKNOWN not in row and row[1] != row[2]]
+    title = "official figures" if old.milestone and new.milestone else "figures"
+    found = {title: figures, "hyperparameters": moved_hyperparameters(old, new)}
+    return {title: rows for title, rows in found.items() if rows}
 
 
 def moved_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None, str | None]]:

@@ -1,8 +1,9 @@
-"""Writes a comparison as one page of HTML that needs nothing else, no network either."""
+"""Makes of a comparison one page of HTML that needs nothing else, no network either."""
 
 from collections.abc import Iterable
 from html import escape
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from string import Template
 
@@ -10,13 +11,12 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import replace_file
 from speedrun.base.text import number_ranges, visible
 from speedrun.compare.results import Comparison
-from speedrun.compare.table import columns, known, notes
+from speedrun.compare.table import columns, notes
 from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, passages
 from speedrun.diff.difference import Difference
-from speedrun.diff.facts import Side, moved_figures, moved_hyperparameters, told_by
+from speedrun.diff.facts import Side, moved, told_by
 from speedrun.diff.words import folded_line, summary_line, what, where
 
 PAGE = Path(__file__).with_name("page.html")
@@ -43,14 +43,6 @@ def check_target(path: Path, sources: Iterable[Path]) -> None:
         raise UserError(f"--html {path}: that is one of the files to compare")
 
 
-def write_page(
-    path: Path, old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
-) -> None:
-    """Writes the page, all of it or nothing. Raises UserError if that fails."""
-    text = make_page(old, new, comparison, runs)
-    replace_file(path.resolve(), text.encode())  # a link stays one
-
-
 def make_page(
     old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
@@ -65,12 +57,10 @@ def make_page(
         index.append(f'<li><a href="#b{i}">{name}</a> <span class="faint">{fate}</span></li>')
         blocks.append(f'<section id="b{i}" tabindex="-1"><h2>{name}<span>{fate},'
                       f" {_text(where(change))}</span></h2>{_rows(change)}\n</section>")
-    official = "Official figures" if old.milestone and new.milestone else "Figures"
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
         title=_text(f"{old.name} → {new.name}"),
         ideas="\n".join(ideas),
-        figures=_moved_table(official, moved_figures(old, new)),
-        hyperparameters=_moved_table("Hyperparameters", moved_hyperparameters(old, new)),
+        moved="".join(_moved_table(title, rows) for title, rows in moved(old, new).items()),
         timing=_timing(runs) if runs else "",
         summary=_text(summary_line(old, new, comparison)),
         index="\n".join(index),
@@ -87,12 +77,12 @@ def _moved_table(title, rows):
         else:
             change = f"{_text(old)} → {_text(new)}"
         lines.append(f'<tr><th scope="row">{_text(name)}</th><td>{change}</td></tr>')
-    return f"<div><h2>{title}</h2><table>{''.join(lines)}</table></div>" if rows else ""
+    return f"<div><h2>{title.capitalize()}</h2><table>{''.join(lines)}</table></div>"
 
 
 def _timing(runs):
     lines = []
-    for head, cells in known(columns(runs)).items():
+    for head, cells in columns(runs).items():
         figures = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
         lines.append(f'<tr><th scope="row">{_text(head)}</th>{figures}</tr>')
     remarks = "".join(f'<p class="faint">{_text(note)}</p>' for note in notes(runs))
@@ -133,11 +123,10 @@ def _coloured(lines):
     coloured, start = {}, 0
     for line in lines:
         marks = [any(a <= i < b for a, b in line.spans) for i in range(len(line.text))]
-        looks = list(zip(marks, colours[start : start + len(line.text)], strict=True))
-        code, end = "", 0
-        for (marked, colour), group in groupby(looks):
-            begin, end = end, end + len(list(group))
-            inner = _text(line.text[begin:end])
+        letters = zip(line.text, marks, colours[start : start + len(line.text)], strict=True)
+        code = ""
+        for (marked, colour), group in groupby(letters, itemgetter(1, 2)):
+            inner = _text("".join(letter for letter, *_ in group))
             if colour:
                 inner = f'<span class="{colour}">{inner}</span>'
             code += f"<mark>{inner}</mark>" if marked else inner

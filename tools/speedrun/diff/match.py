@@ -2,7 +2,6 @@
 
 import ast
 from collections import Counter
-from dataclasses import dataclass
 
 from speedrun.diff.nature import parse
 from speedrun.history.blocks import Block, merge_names
@@ -10,18 +9,9 @@ from speedrun.history.blocks import Block, merge_names
 ANCHOR_WEIGHT = 10_000  # lines: a section's heading stands still, the blocks move past it
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A block and its counterpart, None for one that was added or removed; `moved`: it stands
-    elsewhere among the others."""
-
-    old: Block | None
-    new: Block | None
-    moved: bool = False
-
-
-def match(old: list[Block], new: list[Block]) -> list[Pair]:
-    """The pairs in the order of `new`, each removed block where it stood.
+def match(old: list[Block], new: list[Block]) -> list[tuple[Block | None, Block | None, bool]]:
+    """(old, new, moved) for each block in the order of `new`, each removed one where it stood; old
+    or new is None for one that was added or removed; moved: it stands elsewhere among the others.
 
     Names are unique in each list. Of blocks that changed places, the fewest lines have moved.
     """
@@ -31,7 +21,7 @@ def match(old: list[Block], new: list[Block]) -> list[Pair]:
     still = _heaviest_rise([(places[b.name], _weight(b)) for b in common])
     moved = {b.name for i, b in enumerate(common) if i not in still}
     merged = merge_names([name for name in before if name not in moved], list(after))
-    return [Pair(before.get(name), after.get(name), name in moved) for name in merged]
+    return [(before.get(name), after.get(name), name in moved) for name in merged]
 
 
 def methods(block: Block) -> list[Block]:

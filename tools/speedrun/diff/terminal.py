@@ -1,17 +1,25 @@
 """Prints a comparison on a terminal, in colour, or as plain text into a pipe."""
 
+import re
+from collections.abc import Sequence
+from difflib import unified_diff
+from itertools import zip_longest
+
 from rich.console import Console
 from rich.text import Text
 
 from speedrun.base.text import number_ranges, visible
-from speedrun.diff.align import ADDED, CHANGED, FOLDED, INDENTED, REMOVED, SAME, Line, passages
+from speedrun.diff.align import ADDED, CHANGED, FOLDED, INDENTED, REMOVED, SAME, passages
 from speedrun.diff.difference import Change, Difference
-from speedrun.diff.facts import Side, all_figures, moved_figures, moved_hyperparameters, told_by
+from speedrun.diff.facts import Side, all_figures, moved, moved_hyperparameters, told_by
 from speedrun.diff.words import folded_line, summary_line, what, where
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: ""}
 FAINT = "dim"
 CHANGED_WORDS = "bold underline"  # seen without colour too
+BETWEEN = " │ "  # two columns
+NARROWEST = 8  # characters of one of them
+TAB = 4
 
 
 def make_console(stream) -> Console:
@@ -25,13 +33,11 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
     many blocks did."""
     _print_names(console, old, new)
     for m in told_by(old, new):
-        head = Text(f"\n{m.id} {m.title}. ", style="bold").append(m.idea, style="not bold")
-        if m.records:
-            head.append(f" Records: {number_ranges(m.records)}", style="not bold dim")
-        console.print(head)
-    official = "official figures" if old.milestone and new.milestone else "figures"
-    _print_moved(console, official, moved_figures(old, new))
-    _print_moved(console, "hyperparameters", moved_hyperparameters(old, new))
+        records = f" Records: {number_ranges(m.records)}" if m.records else ""
+        title = f"\n{m.id} {m.title}. "
+        console.print(Text.assemble((title, "bold"), m.idea, (records, FAINT)))
+    for title, rows in moved(old, new).items():
+        _print_moved(console, title, rows)
     console.print(f"\n{summary_line(old, new, comparison)}")
 
 
@@ -49,27 +55,55 @@ def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -
     _print_moved(console, "hyperparameters", moved_hyperparameters(old, new))
 
 
-def print_changes(console: Console, comparison: Difference) -> None:
-    """The changed lines of each block with some lines around them."""
+def print_changes(console: Console, comparison: Difference, in_columns: bool = False) -> None:
+    """The changed lines of each block with some lines around them; in_columns: the old ones on the
+    left and the new ones on the right.
+
+    On a terminal long lines go on below; in a pipe the left column is as wide as its longest line.
+    """
+    width = max(NARROWEST, (console.width - len(BETWEEN)) // 2)
+    if not console.is_terminal:
+        lines = [row.old for change in comparison.changes for row in change.rows if row.old]
+        width = max((_styled(" ", line).cell_len for line in lines), default=NARROWEST)
     for change in comparison.changes:
-        print_title(console, change)
+        _print_title(console, change)
         for kind, rows in passages(change.rows):
+            signs = (REMOVED, ADDED) if kind == CHANGED else (kind, kind)
             if kind == FOLDED:
                 console.print(Text(f"  {folded_line(rows)}", style=FAINT))
-            elif kind == CHANGED:
-                _print_lines(console, REMOVED, [row.old for row in rows if row.old])
-                _print_lines(console, ADDED, [row.new for row in rows if row.new])
+            elif in_columns:
+                _print_beside(console, signs, rows, width)
             else:
-                _print_lines(console, kind, [row.new for row in rows])
+                lines = [(REMOVED, row.old) for row in rows if kind == CHANGED and row.old]
+                lines += [(signs[1], row.new) for row in rows if row.new]
+                for sign, line in lines:
+                    console.print(_styled(sign, line))
 
 
-def print_title(console: Console, change: Change) -> None:
+def print_unified(
+    console: Console, old: Side, new: Side, changes: Sequence[Change] | None = None
+) -> None:
+    """The unified diff of two files, or of each of these blocks with the line numbers of the files.
+
+    Into a pipe, that of two files is byte for byte what `patch` takes.
+    """
+    names = [side.name.replace("\n", "?") for side in (old, new)]
+    if changes is None:
+        _print_unified(console, (old.text, new.text), names, (1, 1))
+    for change in changes or ():
+        _print_title(console, change)
+        blocks = change.old, change.new
+        texts = [block.text + "\n" if block else "" for block in blocks]
+        _print_unified(console, texts, names, [block.line if block else 1 for block in blocks])
+
+
+def _print_title(console, change):
     """A block's name, what happened to it, and where it stands."""
-    title = Text("\n── ", style=FAINT).append(change.name, style="not dim bold cyan")
-    console.print(title.append(f"  {what(change)}  ({where(change)})", style="not bold not dim"))
+    fate = f"  {what(change)}  ({where(change)})"
+    console.print(Text.assemble(("\n── ", FAINT), (change.name, "bold cyan"), fate))
 
 
-def styled(sign: str, line: Line) -> Text:
+def _styled(sign, line):
     """A line behind its sign, with the changed words marked."""
     text = Text(f"{sign} {visible(line.text)}" if line.text else sign.strip(), style=STYLES[sign])
     for start, end in line.spans:
@@ -77,9 +111,18 @@ def styled(sign: str, line: Line) -> Text:
     return text
 
 
-def _print_lines(console, sign, lines):
-    for line in lines:
-        console.print(styled(sign, line))
+def _print_beside(console, signs, rows, width):
+    """Prints rows in two columns, the left one `width` wide."""
+    for row in rows:
+        sides = []
+        for sign, line in zip(signs, (row.old, row.new), strict=True):
+            text = _styled(sign, line) if line else Text()
+            text.expand_tabs(TAB)
+            sides.append(text.divide(range(width, len(text), width) if console.is_terminal else ()))
+        for left, right in zip_longest(*sides, fillvalue=Text()):
+            whole = Text.assemble(left, " " * (width - left.cell_len), (BETWEEN, FAINT), right)
+            whole.rstrip()
+            console.print(whole)
 
 
 def _print_names(console, old, new):
@@ -93,9 +136,28 @@ def _print_moved(console, title, rows):
     console.print(f"\n{title}", style="bold")
     width = max(len(name) for name, _, _ in rows)
     for name, old, new in rows:
-        sides = [(visible(old or ""), "red"), (visible(new or ""), "green")]
-        if None in (old, new):
-            sides.append(("  (added)" if old is None else "  (removed)", "dim"))
-        else:
-            sides.insert(1, (" → ", "dim"))
-        console.print(Text.assemble(f"  {name:<{width}}  ", *sides))
+        between = "" if None in (old, new) else " → "
+        behind = "  (added)" if old is None else "  (removed)" if new is None else ""
+        sides = (visible(old or ""), "red"), (between, FAINT), (visible(new or ""), "green")
+        console.print(Text.assemble(f"  {name:<{width}}  ", *sides, (behind, FAINT)))
+
+
+def _print_unified(console, texts, names, starts):
+    """Prints the unified diff of two texts that begin in the lines `starts` of their files."""
+    a, b = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in texts)
+    styles = {"+": STYLES[ADDED], "-": STYLES[REMOVED], "@": "cyan"}
+    for number, line in enumerate(unified_diff(a, b, *names)):
+        if line.startswith("@@"):
+            line = re.sub(r"([-+])(\d+)", lambda m: _shifted(m, starts), line)
+        end = "" if line.endswith("\n") else "\n\\ No newline at end of file\n"
+        if console.is_terminal:
+            style = "bold" if number < 2 else styles.get(line[0], "")
+            console.print(Text(visible(line + end), style=style), end="")
+        else:  # untouched: rich would replace tabs
+            console.file.write(line + end)
+
+
+def _shifted(match, starts):
+    """The line number of a hunk's header, counted from where the block starts in its file."""
+    sign, number = match.groups()
+    return f"{sign}{int(number) + starts[sign == '+'] - 1}"
