@@ -70,16 +70,15 @@ def draw_comparison(
             _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label), style)
         if comparison.target is not None:
             panel.axhline(comparison.target, color="0.6", linewidth=0.8, zorder=0)
-        panel.set_xlabel(AXES[name])
         panel.grid(color="0.92", linewidth=0.8)
-        panel.set_axisbelow(True)
+        panel.set(xlabel=AXES[name], axisbelow=True)
         panel.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set(ylabel="validation loss, nats per token",
-                   ylim=_limits(comparison, curves, official))
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+    first = axes[0][0]
+    first.set(ylabel="validation loss, nats per token", ylim=_limits(comparison, curves, official))
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False)
-    figure.savefig(path, metadata={
-        HASH_KEY: data_hash(comparison, official, panels), "Software": None})
+    shown = data_hash(comparison, official, panels)
+    figure.savefig(path, metadata={HASH_KEY: shown, "Software": None})
     plt.close(figure)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import groupby, zip_longest
+from itertools import groupby, product, zip_longest
 
 SAME, INDENTED, CHANGED, REMOVED, ADDED, FOLDED = " ", ">", "~", "-", "+", "⋯"
 
@@ -95,10 +95,9 @@ def _pair(old, new):
     """Rows of a region without equal lines: alike ones side by side, the most alike first."""
     found, pairs = [], []
     if len(old) * len(new) <= MOST_PAIRS:
-        words = [_words(line.text) for line in new]
-        for i, line in enumerate(old):
-            mine = _words(line.text)
-            found += [(_likeness(mine, theirs), i, j) for j, theirs in enumerate(words)]
+        a, b = ([_words(line.text) for line in lines] for lines in (old, new))
+        for i, j in product(range(len(a)), range(len(b))):
+            found.append((2 * len(a[i] & b[j]) / (len(a[i]) + len(b[j]) or 1), i, j))
     for likeness, i, j in sorted(found, key=lambda pair: -pair[0]):
         if likeness < ALIKE:
             break
@@ -113,8 +112,8 @@ def _pair(old, new):
 
 def _beside(old, new):
     """Rows of lines that have nothing in common."""
-    marks = {(True, True): CHANGED, (True, False): REMOVED, (False, True): ADDED}
-    return [Row(marks[a is not None, b is not None], a, b) for a, b in zip_longest(old, new)]
+    return [Row(CHANGED if a and b else REMOVED if a else ADDED, a, b)
+            for a, b in zip_longest(old, new)]
 
 
 def _changed(old, new):
@@ -136,7 +135,3 @@ def _words(text):
     """What a line is known by: its words, without those of a comment behind code."""
     words = WORD.findall(text.partition("#")[0].strip() or text)
     return frozenset(word for word in words if re.match(r"\w", word)) or frozenset(words)
-
-
-def _likeness(a, b):
-    return 2 * len(a & b) / (len(a) + len(b)) if a and b else 0.0

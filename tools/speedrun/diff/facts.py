@@ -75,13 +75,13 @@ def moved_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None, s
     """(name, old default, new default) of those that differ, as the files write them; None for a
     side without it. 524_288 and 512 * 1024 do not differ. Empty if a side has none at all."""
     before, after = old.hyperparameters, new.hyperparameters
-    moved = []
+    found = []
     for name in merge_names(list(before), list(after)) if before and after else []:
         (a, a_value), (b, b_value) = before.get(name, (None, None)), after.get(name, (None, None))
         same_value = a_value is not None and (type(a_value), a_value) == (type(b_value), b_value)
         if a != b and not same_value:
-            moved.append((name, a, b))
-    return moved
+            found.append((name, a, b))
+    return found
 
 
 def told_by(old: Side, new: Side) -> list[Milestone]:
@@ -107,5 +107,5 @@ def _hyperparameters(path, text):
     for field in ast.walk(ast.parse(source)):
         if isinstance(field, ast.AnnAssign) and (name := ast.unparse(field.target)) in values:
             written = ast.get_source_segment(source, field.value) if field.value else "no default"
-            found[name] = " ".join(written.split()), values[name]
+            found[name] = " ".join(map(str.strip, written.split("\n"))), values[name]
     return found

@@ -148,16 +148,12 @@ def _print_unified(console, texts, names, starts):
     styles = {"+": STYLES[ADDED], "-": STYLES[REMOVED], "@": "cyan"}
     for number, line in enumerate(unified_diff(a, b, *names)):
         if line.startswith("@@"):
-            line = re.sub(r"([-+])(\d+)", lambda m: _shifted(m, starts), line)
+            numbers = zip("-+", re.findall(r"[-+](\d+)", line), starts, strict=True)
+            for sign, number, start in numbers:
+                line = line.replace(sign + number, f"{sign}{int(number) + start - 1}", 1)
         end = "" if line.endswith("\n") else "\n\\ No newline at end of file\n"
         if console.is_terminal:
             style = "bold" if number < 2 else styles.get(line[0], "")
             console.print(Text(visible(line + end), style=style), end="")
         else:  # untouched: rich would replace tabs
             console.file.write(line + end)
-
-
-def _shifted(match, starts):
-    """The line number of a hunk's header, counted from where the block starts in its file."""
-    sign, number = match.groups()
-    return f"{sign}{int(number) + starts[sign == '+'] - 1}"
