@@ -21,7 +21,7 @@ from speedrun.base.errors import UserError
 from speedrun.compare.collect import parse_target
 from speedrun.compare.plot import curves_of, draw_comparison
 from speedrun.compare.results import Comparison, Entry, Run, choose_target, scores
-from speedrun.compare.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
+from speedrun.compare.stats import crossing, mean_curve, p_value
 from speedrun.compare.table import columns, notes, print_comparison, to_csv, to_markdown
 from speedrun.figures.records_plot import stored_hash
 from speedrun.history.manifest import REPOSITORY
@@ -50,17 +50,10 @@ def test_crossing_is_interpolated():
     assert crossing([], 1.0) is None
 
 
-def test_interpolate():
-    assert interpolate([(0, 0.0), (10, 4.0), (20, 5.0)], 15) == 4.5
-    assert interpolate([(0, 0.0), (10, 4.0)], 11) is None
-    assert interpolate([(3, 7.0)], 3) == 7.0
-
-
 def test_p_value_of_a_worked_example():
     # mean 3.276, standard deviation 0.002, n = 5: t = -0.004 / (0.002 / sqrt(5)) = -4.4721,
     # whose lower tail with 4 degrees of freedom is 0.00552
     losses = [3.274, 3.274, 3.276, 3.278, 3.278]
-    assert standard_deviation(losses) == pytest.approx(0.002)
     assert p_value(losses, 3.28) == pytest.approx(0.00552, abs=2e-5)
     assert p_value(losses, 3.272) > 0.99
     assert p_value(losses[:2], 3.28) is None

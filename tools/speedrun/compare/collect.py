@@ -108,9 +108,8 @@ def _train(plans, entries, stream):
 
 def _entry_of_plan(plan, target):
     milestone = plan.script.milestone
-    own = [setting.removeprefix("--") for setting in target.settings]
     return Entry(
-        label=" ".join([milestone.name if milestone else plan.script.name, *own]),
+        label=" ".join([milestone.name if milestone else plan.script.name, *target.settings]),
         milestone=milestone.id if milestone else None,
         code=code_hash(plan.script.path),
         options=_compared(plan.options),

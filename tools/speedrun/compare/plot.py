@@ -23,9 +23,10 @@ AXES = {"steps": "optimizer step", "tokens": "million tokens", "seconds": "train
 def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     """The curves of each run over steps, millions of tokens and seconds, as far as known."""
     found = {"steps": [run.val_curve for run in entry.runs], "tokens": [], "seconds": []}
-    if entry.tokens_per_step:
-        found["tokens"] = [_over_tokens(entry, run.val_curve) for run in entry.runs]
     for run in entry.runs:
+        if entry.tokens_per_step:
+            scale = entry.tokens_per_step / 1e6
+            found["tokens"].append([(step * scale, loss) for step, loss in run.val_curve])
         clock = dict(run.seconds)
         if timed := [(clock[step], loss) for step, loss in run.val_curve if step in clock]:
             found["seconds"].append(timed)
@@ -94,14 +95,9 @@ def _draw_entry(panel, name, entry, curves, record, style):
                    markersize=4, markerfacecolor=face, markevery=max(1, len(mean) // 10),
                    label=entry.label)
     if record and name != "seconds":
-        record = _over_tokens(entry, record) if name == "tokens" else record
-        panel.plot(*zip(*record, strict=True), color=color, linestyle="--", linewidth=1.2,
-                   label=f"{entry.label}, official")
-
-
-def _over_tokens(entry, curve):
-    """A curve over steps as one over millions of tokens."""
-    return [(step * (entry.tokens_per_step / 1e6), loss) for step, loss in curve]
+        scale = entry.tokens_per_step / 1e6 if name == "tokens" else 1
+        panel.plot(*zip(*[(step * scale, loss) for step, loss in record], strict=True),
+                   color=color, linestyle="--", linewidth=1.2, label=f"{entry.label}, official")
 
 
 def _limits(comparison, entries, official):

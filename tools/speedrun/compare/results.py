@@ -6,7 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from speedrun.compare.stats import crossing, interpolate, mean_curve, p_value, standard_deviation
+from speedrun.compare.stats import crossing, mean_curve, p_value
 from speedrun.run.log import RunLog
 
 RECORD_TARGET = 3.28  # nats per token on FineWeb's validation tokens
@@ -156,8 +156,10 @@ def _score(entry, comparison):
     target, batch = comparison.target, entry.tokens_per_step
     steps = max(run.steps for run in entry.runs)
     losses = entry.final_losses
+    finite = [loss for loss in losses if math.isfinite(loss)]
     reached = None if target is None else crossing(entry.curve, target)
-    clock = mean_curve([run.seconds for run in entry.runs])
+    clock = dict(mean_curve([run.seconds for run in entry.runs]))
+    over_seconds = [(clock[step], loss) for step, loss in entry.curve if step in clock]
     averages = [run.step_avg_ms for run in entry.runs if run.step_avg_ms]
     step_avg_ms = statistics.median(averages) if averages else None
     tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
@@ -174,12 +176,12 @@ def _score(entry, comparison):
         tokens=steps * batch if batch else None,
         tokens_to_target=reached * batch if batch and reached is not None else None,
         val_loss=statistics.fmean(losses) if losses else None,
-        val_loss_sd=standard_deviation([loss for loss in losses if math.isfinite(loss)]),
+        val_loss_sd=statistics.stdev(finite) if len(finite) > 1 else None,
         p_value=p_value(losses, target) if is_fixed else None,
         step_avg_ms=step_avg_ms,
         step_avg_range=(min(averages), max(averages)) if averages else None,
         tokens_per_s=tokens_per_s,
         mfu=mfu,
         peak_memory_mib=max(run.peak_memory_mib or 0 for run in entry.runs) or None,
-        seconds_to_target=None if reached is None else interpolate(clock, reached),
+        seconds_to_target=None if target is None else crossing(over_seconds, target),
     )

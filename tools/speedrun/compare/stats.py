@@ -1,4 +1,4 @@
-"""Numbers of several runs: the mean curve, where it reaches a loss, spread and significance.
+"""Numbers of several runs: the mean curve, where it reaches a loss, significance.
 
 A curve is [(x, loss), ...] with rising x: steps, tokens or seconds.
 """
@@ -27,19 +27,6 @@ def crossing(curve: Curve, target: float) -> float | None:
             before_x, before = curve[i - 1]
             return before_x + (x - before_x) * (before - target) / (before - loss)
     return None
-
-
-def interpolate(curve: Curve, x: float) -> float | None:
-    """The curve's value at x, straight between its points; None outside of them."""
-    for (x1, y1), (x2, y2) in zip(curve, curve[1:], strict=False):
-        if x1 <= x <= x2:
-            return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
-    return curve[0][1] if curve and curve[0][0] == x else None
-
-
-def standard_deviation(values: Sequence[float]) -> float | None:
-    """The sample standard deviation; None for fewer than two values."""
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def p_value(losses: Sequence[float], target: float) -> float | None:

@@ -1,6 +1,7 @@
 """Lines two texts up: which lines stay, change, come and go, and which words change in a line."""
 
 import re
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -101,10 +102,11 @@ def _pair(old, new):
     for likeness, i, j in sorted(found, key=lambda pair: -pair[0]):
         if likeness < ALIKE:
             break
-        if all((i - k) * (j - m) > 0 for k, m in pairs):  # none crosses another
-            pairs.append((i, j))
+        at = bisect(pairs, (i, j))
+        if all((i - x) * (j - y) > 0 for x, y in pairs[max(at - 1, 0) : at + 1]):
+            pairs.insert(at, (i, j))  # it crosses none
     rows, a, b = [], 0, 0
-    for i, j in sorted(pairs):
+    for i, j in pairs:
         rows += [*_beside(old[a:i], new[b:j]), _changed(old[i], new[j])]
         a, b = i + 1, j + 1
     return rows + _beside(old[a:], new[b:])

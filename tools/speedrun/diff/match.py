@@ -1,7 +1,6 @@
 """Finds for each block of one file its counterpart in another, by its name."""
 
 import ast
-from collections import Counter
 
 from speedrun.diff.nature import parse
 from speedrun.history.blocks import Block, merge_names
@@ -28,23 +27,24 @@ def methods(block: Block) -> list[Block]:
     """A class cut before each of its methods, the first part being all that comes before them;
     anything else, and a class without methods, in one piece.
 
-    The first part has the name "", the others those of the methods, a number behind the name where
-    it comes again.
+    The first part has the name "", the others those of the methods, made unique.
     """
     tree = parse(block.text)
     is_class = tree and tree.body and isinstance(tree.body[0], ast.ClassDef)
     if not is_class or block.text[0].isspace():
         return [Block("", block.text, block.line)]
     lines = block.text.split("\n")
-    starts, names, seen, taken = [1], [""], Counter(), tree.body[0].lineno
+    starts, names, taken = [1], [""], tree.body[0].lineno
     for node in tree.body[0].body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno] + [d.lineno for d in node.decorator_list])
             while first - 1 > taken and lines[first - 2].strip()[:1] in ("", "#"):
                 first -= 1  # blank lines and comments go with what follows
-            seen[node.name] += 1
+            name = node.name
+            while name in names:  # a property's setter, for one
+                name += " again"
             starts.append(first)
-            names.append(node.name + f" ({seen[node.name]})" * (seen[node.name] > 1))
+            names.append(name)
         taken = node.end_lineno
     ends = [start - 1 for start in starts[1:]] + [len(lines)]
     return [

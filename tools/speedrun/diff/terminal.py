@@ -31,7 +31,7 @@ def make_console(stream) -> Console:
 def print_top(console: Console, old: Side, new: Side, comparison: Difference) -> None:
     """The two names, what lies between them, the figures and hyperparameters that moved, and how
     many blocks did."""
-    _print_names(console, old, new)
+    console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
     for m in told_by(old, new):
         records = f" Records: {number_ranges(m.records)}" if m.records else ""
         title = f"\n{m.id} {m.title}. "
@@ -43,7 +43,7 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
 
 def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -> None:
     """The size of the change by block, all figures, and the hyperparameters that moved."""
-    _print_names(console, old, new)
+    console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
     sizes = ["lines: +{} -{}".format(*comparison.lines())]
     if not comparison.refused:
         sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(
@@ -123,10 +123,6 @@ def _print_beside(console, signs, rows, width):
             whole = Text.assemble(left, " " * (width - left.cell_len), (BETWEEN, FAINT), right)
             whole.rstrip()
             console.print(whole)
-
-
-def _print_names(console, old, new):
-    console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
 
 
 def _print_moved(console, title, rows):
