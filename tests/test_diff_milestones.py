@@ -72,6 +72,15 @@ class Pair:
         for value in (self.a, self.b):
             print(value)
 '''
+PROPERTY = '''class Pair:
+    @property
+    def x(self):
+        return self.y
+
+    @x.setter
+    def x(self, value):
+        self.y = value
+'''
 FIRST = FILE[FILE.index("def first") : FILE.index("def second")]
 SECOND = FILE[FILE.index("def second") : FILE.index("# ---------- Model")]
 
@@ -224,7 +233,8 @@ def test_long_runs_are_folded():
 
 @pytest.mark.parametrize("old, new", [
     ("00", "05"), ("05", "00"), ("03", "04"), (FILE, FILE.replace("value", "x").replace("_", "__")),
-], ids=["00-05", "05-00", "03-04", "made-up"])
+    (PROPERTY, PROPERTY.replace("self.y", "self.z")),
+], ids=["00-05", "05-00", "03-04", "made-up", "two methods of one name"])
 def test_rows_hold_every_line_of_a_block(old, new):
     if len(old) == 2:
         old, new = (load_manifest().get(id).script.read_text("utf-8") for id in (old, new))

@@ -13,7 +13,6 @@ WORD = re.compile(r"\d[\w.]*(?:(?<=[eE])[-+]\d+)?|\w+|[^\w\s]")  # 3.6e-4 is one
 ALIKE = 0.5  # share of common words from which on two lines are one line, changed
 MOST_PAIRS = 40_000  # larger regions than these lines x lines are not searched for changed lines
 CONTEXT = 3  # lines shown around a change
-SHORTEST_FOLD = 2  # lines that a note may stand for
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def passages(rows: Sequence[Row], context: int = CONTEXT) -> Iterator[tuple[str,
 
     for kind, numbers in groupby(range(len(rows)), kind_of):
         group = [rows[i] for i in numbers]
-        if kind == FOLDED and len(group) < SHORTEST_FOLD:
+        if kind == FOLDED and len(group) == 1:  # a note would not be shorter
             kind = group[0].mark
         yield kind, group
 

@@ -71,12 +71,10 @@ def make_page(
 def _moved_table(title, rows):
     lines = []
     for name, old, new in rows:
-        if None in (old, new):
-            fate = "added" if old is None else "removed"
-            change = f'{_text(old or new)} <span class="faint">{fate}</span>'
-        else:
-            change = f"{_text(old)} → {_text(new)}"
-        lines.append(f'<tr><th scope="row">{_text(name)}</th><td>{change}</td></tr>')
+        fate = "added" if old is None else "removed" if new is None else ""
+        sides = " → ".join(_text(side) for side in (old, new) if side is not None)
+        lines.append(f'<tr><th scope="row">{_text(name)}</th>'
+                     f'<td>{sides} <span class="faint">{fate}</span></td></tr>')
     return f"<div><h2>{title.capitalize()}</h2><table>{''.join(lines)}</table></div>"
 
 
