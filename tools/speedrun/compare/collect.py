@@ -108,12 +108,9 @@ def _train(plans, entries, stream):
 
 def _entry_of_plan(plan, target):
     milestone = plan.script.milestone
-    return Entry(
-        label=" ".join([milestone.name if milestone else plan.script.name, *target.settings]),
-        milestone=milestone.id if milestone else None,
-        code=code_hash(plan.script.path),
-        options=_compared(plan.options),
-    )
+    label = " ".join([milestone.name if milestone else plan.script.name, *target.settings])
+    return Entry(label, milestone=milestone and milestone.id,
+                 code=code_hash(plan.script.path), options=_compared(plan.options))
 
 
 def _read_logs(targets):
@@ -146,12 +143,8 @@ def _entry_of_log(path, log):
     script = path.parent / SCRIPT
     code = code_hash(script) if script.is_file() else None
     mine = [m for m in load_manifest().written() if code and code_hash(m.script) == code]
-    return Entry(
-        label=mine[0].name if mine else _folder(path),
-        milestone=mine[0].id if mine else None,
-        code=code,
-        options=_compared(log.hyperparameters),
-    )
+    return Entry(mine[0].name if mine else _folder(path), milestone=mine[0].id if mine else None,
+                 code=code, options=_compared(log.hyperparameters))
 
 
 def _folder(path):

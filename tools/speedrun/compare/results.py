@@ -169,10 +169,7 @@ def _score(entry, comparison):
     # A target taken from the entries themselves is no fixed number to test against.
     is_fixed = target is not None and not comparison.target_is.startswith(OWN_TARGET)
     return Score(
-        label=entry.label,
-        runs=len(entry.runs),
-        failed=len(entry.failures),
-        steps=steps,
+        label=entry.label, runs=len(entry.runs), failed=len(entry.failures), steps=steps,
         tokens=steps * batch if batch else None,
         tokens_to_target=reached * batch if batch and reached is not None else None,
         val_loss=statistics.fmean(losses) if losses else None,
