@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from speedrun.base.errors import UserError  # noqa: E402
 from speedrun.check import command as commands  # noqa: E402
-from speedrun.check import hints, process, progress, slips  # noqa: E402
+from speedrun.check import hints, progress, slips  # noqa: E402
 from speedrun.check.command import open_learner  # noqa: E402
 from speedrun.check.outcome import Outcome  # noqa: E402
 from speedrun.check.screen import Screen  # noqa: E402
@@ -34,7 +34,6 @@ MANIFEST = load_manifest()
 WRITTEN = MANIFEST.written()
 IDS = [milestone.id for milestone in WRITTEN]
 ROOT = IDS[0]
-CASES = slips.cases()
 SAMPLE = 25  # every 25th slip is tried in the default run
 
 
@@ -52,42 +51,44 @@ def edited(id, *edits):
     return text
 
 
+def cases():
+    """[(milestone, slip)]: every slip at every milestone at which it is new: a root, or one that
+    changes its block."""
+    found = []
+    for milestone in WRITTEN:
+        text, line = source_of(milestone.id), [m.id for m in MANIFEST.lineage(milestone)]
+        for slip in slips.load_slips():
+            new = milestone.parent is None or slip.block in milestone.changes
+            wrong = (not slip.since or slip.since in line) and slip.until not in line
+            if new and wrong and slip.applies(text):
+                found.append((milestone, slip))
+    return found
+
+
+CASES = cases()
+
+
 # ---- one process for all examinations: torch is imported once ----
 
 
 def serve(folder):
     """Answers requests, a line of JSON each, until there are no more."""
     from speedrun.check import trace
-    from speedrun.check.differences import differences
     from speedrun.check.examine import Examination, examine, in_words
     from speedrun.check.worker import Worker
 
-    worker = Worker(Path(folder), time.monotonic() + 7200, os.getppid())
+    worker = Worker(Path(folder), time.monotonic() + 7200)
     known = {}
-
-    def first_difference(examination, text):
-        script = examination.write(text)
-        for job in trace.JOBS:
-            result = yield examination.task(script, job)
-            wanted = examination.wanted[job].observations
-            if found := differences(wanted, result.observations):
-                return [job, *in_words(found[0])]
-        return None
-
     for line in sys.stdin:
         request = json.loads(line)
         id = request["id"]
         if id not in known:
             known[id] = Examination(worker, MANIFEST.get(id))
-        examination = known[id]
         if "text" in request:
-            answer = []
-            examine(request["text"].encode(), examination, answer.append)
-            answer = [asdict(outcome) for outcome in answer]
+            answer = [asdict(outcome) for outcome in examine(request["text"].encode(), known[id])]
         else:
-            worker.drive([examination.reference()])
-            answer = worker.drive([first_difference(examination, text)
-                                   for text in request["texts"]])
+            found = known[id].first_differences(request["texts"], trace.JOBS)
+            answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
         print(json.dumps(answer), flush=True)
 
 
@@ -489,15 +490,16 @@ if True:
     open('stray.txt', 'w').close()
     os.kill(os.getpid(), 11)
 """, encoding="utf-8")
-    found = failures(process.check(script, MANIFEST.get(ROOT), 120))
-    assert any("was killed by SIGSEGV; the last line that it wrote: last words" in said
-               for said in found.values()), found
+    ended = command(ROOT, "--script", script)
+    assert ended.returncode == 1 and ended.stderr == ""
+    told = " ".join(ended.stdout.split())
+    assert "was killed by SIGSEGV; the last line that it wrote: last words" in told
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 5
     while _runs(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _runs(pid)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["pid", "train_gpt.py"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [progress.FILE, "pid", "train_gpt.py"]
 
 
 def test_a_script_without_end_is_stopped(script):
@@ -505,9 +507,10 @@ def test_a_script_without_end_is_stopped(script):
                                     "    for step in range(args.train_steps + 1):\n"
                                     "        while step == 2: time.sleep(1)\n")), encoding="utf-8")
     before = time.monotonic()
-    found = list(process.check(script, MANIFEST.get(ROOT), 6))
+    ended = command(ROOT, "--script", script, "--timeout", "6")
     assert time.monotonic() - before < 60
-    assert found[-1].expected == "an answer within 6 s" and "--timeout" in found[-1].meaning
+    assert "  FAIL  time\n        expected an answer within 6 s\n" in ended.stdout
+    assert "--timeout gives it more time." in ended.stdout
 
 
 def _runs(pid):
@@ -725,7 +728,7 @@ def test_what_passed_once_stays_on_the_list(script, answers):
 
 @pytest.mark.parametrize("content", [
     "", "{", "[]", "null", '{"01": 3}', '{"01": {"passed": "many"}}', '{"01": {"unknown": 1}}',
-    '{"01": {"hints": {"Muon": "x"}}}', '{"01": {"messages": {"Muon": 1}}}', "\udcff",
+    '{"01": {"hints": {"Muon": "x"}}}', '{"01": {"failing": {"Muon": 1}}}', "\udcff",
 ])
 def test_broken_progress_starts_anew(content, script, capsys):
     file = script.parent / progress.FILE

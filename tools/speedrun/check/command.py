@@ -1,8 +1,12 @@
 """What tools/check_train.py does: lists, checks, gives hints, watches and takes."""
 
+import os
 import shlex
 import sys
+import tempfile
 import time
+import warnings
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +14,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.check.hints import LEVELS, hint_of, print_hint
-from speedrun.check.process import check
+from speedrun.check.outcome import Outcome
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Screen
 from speedrun.history.manifest import ManifestError, Milestone, load_manifest
@@ -49,9 +53,10 @@ def open_learner(script: Path | None, milestone: Milestone | None = None) -> Lea
     No progress is kept beside a milestone's own script. Raises UserError, one line, if there can be
     no script of that name or its progress cannot be read.
     """
-    chain = (milestone or load_manifest().written()[0]).chain
+    manifest = load_manifest()
+    chain = (milestone or manifest.written()[0]).chain
     if script is None:
-        script = load_manifest().learners_script(chain)
+        script = manifest.learners_script(chain)
         script.parent.mkdir(exist_ok=True)
     script = script.absolute()
     if script.is_dir():
@@ -60,13 +65,11 @@ def open_learner(script: Path | None, milestone: Milestone | None = None) -> Lea
         raise UserError(f"{short(script)} is not the name of a script: it ends with .py")
     if not script.parent.is_dir():
         raise UserError(f"there is no folder {short(script.parent)} for {script.name}")
-    snapshots = [m.script for m in load_manifest().written()]
-    own = script.resolve() in snapshots
+    own = script.resolve() in [m.script for m in manifest.written()]
     progress = Progress(None if own else script.parent / FILE)
-    learner = Learner(script, progress, Screen(sys.stdout), chain)
-    if learner.progress.note:
-        print(learner.progress.note, file=sys.stderr)
-    return learner
+    if progress.note:
+        print(progress.note, file=sys.stderr)
+    return Learner(script, progress, Screen(sys.stdout), chain)
 
 
 def find_milestone(id: str) -> Milestone:
@@ -96,25 +99,47 @@ def _state(standing: Standing) -> str:
     if standing.done:
         states.append("passed")
     elif standing.failing and not standing.taken:
-        states.append(f"{standing.passed} of {standing.seen} checks, next: {standing.failing}")
+        states.append(f"{standing.passed} of {standing.seen} checks, next: {standing.next}")
     text = ", ".join(states)
     if standing.done and standing.failing:
-        text += f"; last check stopped at {standing.failing}"
+        text += f"; last check stopped at {standing.next}"
     if standing.given and not standing.taken:
         text += f" ({standing.given} hint{'s' if standing.given > 1 else ''})"
     return text
 
 
+def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]:
+    """Yields the outcomes of an examination as they come.
+
+    limit: seconds after which the script is stopped; that becomes an outcome too. Raises OSError
+    if the script cannot be read.
+    """
+    source = script.read_bytes()  # whatever becomes of the file meanwhile
+    warnings.simplefilter("ignore")  # of the compiler, about the script
+    with tempfile.TemporaryDirectory(prefix="check_train-", ignore_cleanup_errors=True) as folder:
+        # torch reads these when it is imported
+        os.environ |= dict(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1",
+                           TORCHINDUCTOR_CACHE_DIR=folder)
+        from speedrun.check.examine import Examination, examine
+        from speedrun.check.worker import Worker
+
+        worker = Worker(Path(folder), time.monotonic() + limit)
+        try:
+            yield from examine(source, Examination(worker, milestone))
+        except TimeoutError:
+            yield Outcome("time", f"an answer within {limit:g} s", "none: the script was stopped",
+                          "--timeout gives it more time.")
+
+
 def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     """Checks the script, shows what comes and keeps it; returns whether all passed."""
-    outcomes, current = [], hash_of(learner.existing())
+    outcomes, current, part = [], hash_of(learner.existing()), ""
     learner.screen.line(f"{short(learner.script)} against {milestone.name}", "bold")
-    shown = None
     with closing(check(learner.script, milestone, limit)) as found:
         for outcome in found:
-            if outcome.part != shown:
-                learner.screen.line(outcome.part)
-            shown = outcome.part
+            if outcome.part != part:
+                part = outcome.part
+                learner.screen.line(part)
             learner.screen.outcome(outcome)
             outcomes.append(outcome)
     learner.progress.of(milestone.id).record(outcomes, current)
@@ -126,7 +151,7 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
         return False
     children = [m for m in load_manifest().children(milestone.id) if m.written]
     then = f" Next: {children[0].id}, {children[0].title}." if children else ""
-    learner.screen.line(f"All {len(outcomes)} checks pass: this is {milestone.name}.{then}", "bold")
+    learner.screen.line(f"All {passed} checks pass: this is {milestone.name}.{then}", "bold")
     return True
 
 
@@ -146,7 +171,7 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
         if not standing.failing:
             learner.screen.line(f"All checks of {milestone.name} pass; no hint is needed.")
             return 0
-        name = standing.failing
+        name = standing.next
     hint = hint_of(name, milestone)
     level = hint.next_level(min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
     print_hint(hint, milestone, level)
@@ -176,27 +201,26 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
         return 0
 
 
-def take_milestone(learner: Learner, milestone: Milestone) -> int:
-    """Makes the milestone the learner's script and says where the old one is."""
-    if learner.progress.file is None:
-        raise UserError(f"{short(learner.script)} is a milestone itself, not your script")
-    existed = learner.script.exists()
-    kept = take(learner.script, milestone)
-    learner.progress.of(milestone.id).taken = True
-    learner.progress.save()
-    name = short(learner.script)
-    if kept:
-        learner.screen.line(f"{name} is {milestone.name} now; yours is kept: {short(kept)}")
-    elif existed:
-        learner.screen.line(f"{name} is {milestone.name} already; nothing to do")
-    else:
-        learner.screen.line(f"{name} is {milestone.name} now")
-    return 0
-
-
 def _stamp(script):
     try:
         status = script.stat()
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def take_milestone(learner: Learner, milestone: Milestone) -> int:
+    """Makes the milestone the learner's script and says where the old one is."""
+    name = short(learner.script)
+    if learner.progress.file is None:
+        raise UserError(f"{name} is a milestone itself, not your script")
+    existed = learner.script.exists()
+    kept = take(learner.script, milestone)
+    learner.progress.of(milestone.id).taken = True
+    learner.progress.save()
+    if kept:
+        told = f"now; yours is kept: {short(kept)}"
+    else:
+        told = "already; nothing to do" if existed else "now"
+    learner.screen.line(f"{name} is {milestone.name} {told}")
+    return 0

@@ -19,34 +19,44 @@ FILE = ".progress.json"
 @dataclass
 class Standing:
     """What is known of one milestone: outcomes that passed and all there were when the script was
-    last examined, the first block that failed or "", the script's hash then, whether it passed
+    last examined, what failed then, {block: what it showed}, the script's hash; whether it passed
     once, whether the milestone's own script was taken; of hints the last level given for what a
-    block shows now, {block: level}, what it showed by hashes, and how many were given in all."""
+    block shows now, {block: level}, and how many were given in all."""
 
     passed: int = 0
     seen: int = 0
-    failing: str = ""
+    failing: dict[str, str] = field(default_factory=dict)
     script: str = ""
     done: bool = False
     taken: bool = False
     hints: dict[str, int] = field(default_factory=dict)
-    messages: dict[str, str] = field(default_factory=dict)
     given: int = 0
+
+    def __post_init__(self):
+        kinds = dict(int=(self.passed, self.seen, self.given, *self.hints.values()),
+                     str=(self.script, *self.failing.values()), bool=(self.done, self.taken))
+        if any(type(value).__name__ != kind for kind, some in kinds.items() for value in some):
+            raise TypeError("not what was written")
+
+    @property
+    def next(self) -> str:
+        """The first block that failed, or ""."""
+        return next(iter(self.failing), "")
 
     def record(self, outcomes: list[Outcome], script: str) -> None:
         """Notes what was found in a script with this hash. Hints to a block begin anew when it is
         right or shows something else."""
-        failed = {outcome.key: outcome for outcome in reversed(outcomes) if not outcome.passed}
+        before, self.failing = self.failing, {}
+        for outcome in outcomes:
+            if not outcome.passed:
+                self.failing.setdefault(outcome.key, f"{outcome.expected} {outcome.got}")
         self.passed = sum(outcome.passed for outcome in outcomes)
         self.seen, self.script = len(outcomes), script
-        self.failing = next((o.key for o in outcomes if not o.passed), "")
-        self.done |= not failed
-        for name in {outcome.key for outcome in outcomes}:
-            text = "" if name not in failed else f"{failed[name].expected} {failed[name].got}"
-            message = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
-            if not text or self.messages.get(name, message) != message:
-                self.hints.pop(name, None)
-            self.messages[name] = message
+        self.done |= not self.failing
+        for block in {outcome.key for outcome in outcomes} & self.hints.keys():
+            now = self.failing.get(block)
+            if now is None or now != before.get(block, now):
+                del self.hints[block]
 
     def hinted(self, block: str, level: int) -> None:
         """Notes that a hint was given."""
@@ -56,14 +66,14 @@ class Standing:
 
 class Progress:
     """The standing of each milestone, {id: Standing}; `note` says that the file could not be read
-    and is started anew, or is None. Without a file (None) nothing is kept."""
+    and is started anew, or is "". Without a file (None) nothing is kept."""
 
     def __init__(self, file: Path | None):
-        self.file, self.note = file, None
+        self.file, self.note = file, ""
         self.standings: dict[str, Standing] = {}
         try:
             text = file.read_text(encoding="utf-8") if file else "{}"
-            self.standings = {str(id): _standing(raw) for id, raw in json.loads(text).items()}
+            self.standings = {id: Standing(**raw) for id, raw in json.loads(text).items()}
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -78,10 +88,9 @@ class Progress:
 
     def save(self) -> None:
         """Writes the file, whole or not at all. Raises UserError if that is impossible."""
-        if self.file is None:
-            return
-        text = json.dumps({id: asdict(s) for id, s in sorted(self.standings.items())}, indent=1)
-        replace_file(self.file, (text + "\n").encode())
+        if self.file is not None:
+            text = json.dumps({id: asdict(s) for id, s in sorted(self.standings.items())}, indent=1)
+            replace_file(self.file, f"{text}\n".encode())
 
 
 def hash_of(script: Path) -> str:
@@ -97,11 +106,10 @@ def take(script: Path, milestone: Milestone) -> Path | None:
     the same text. Raises UserError, one line, if the script changes meanwhile, and OSError.
     """
     new = milestone.script.read_bytes()
-    try:
-        old = script.read_bytes()
-    except FileNotFoundError:
+    if not script.exists():
         replace_file(script, new)
         return None
+    old = script.read_bytes()
     if old == new:
         return None
     kept = _keep(script, old)
@@ -116,27 +124,13 @@ def _keep(script, old):
     for number in itertools.count(1):
         kept = script.with_name(f"{script.stem}.{number}{script.suffix}")
         try:
-            file = open(kept, "xb")
-        except FileExistsError:
-            continue
-        try:
-            with file:
+            with open(kept, "xb") as file:
                 file.write(old)
                 file.flush()
                 os.fsync(file.fileno())
+            return kept
+        except FileExistsError:
+            continue
         except BaseException:
-            kept.unlink()
+            kept.unlink(missing_ok=True)
             raise
-        return kept
-
-
-def _standing(raw):
-    """A Standing from what the file holds. Raises TypeError or ValueError if it is none."""
-    standing = Standing(**raw)
-    for name, value in asdict(Standing()).items():
-        if type(getattr(standing, name)) is not type(value):
-            raise ValueError(name)
-    for values, kind in ((standing.hints, int), (standing.messages, str)):
-        if not all(type(value) is kind for value in values.values()):
-            raise ValueError(kind)
-    return standing

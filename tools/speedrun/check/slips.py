@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 from speedrun.history.blocks import split_blocks
-from speedrun.history.manifest import Milestone, load_manifest
 
 TABLE = Path(__file__).with_name("slips.toml")
 
@@ -31,54 +30,28 @@ class Slip:
 
     def applies(self, text: str) -> bool:
         """Whether the script's block has each old text just once."""
-        block = _block(text, self.block)
+        block = _blocks(text).get(self.block, "")
         return all(block.count(old) == 1 for old, _ in ((self.old, self.new), *self.more))
 
     def apply(self, text: str) -> str:
-        """The script with the slip in it. Raises ValueError if it does not fit."""
-        if not self.applies(text):
-            raise ValueError(f"slip {self.name!r} does not fit {self.block}")
-        block = edited = _block(text, self.block)
+        """The script, to which the slip applies, with the slip in it."""
+        block = edited = _blocks(text)[self.block]
         for old, new in ((self.old, self.new), *self.more):
             edited = edited.replace(old, new)
         return text.replace(block, edited, 1)
 
 
-def _block(text, name):
-    return next((b.text for b in _split(text) if b.name == name), "")
-
-
 @cache
-def _split(text):
-    return split_blocks(text)
+def _blocks(text):
+    return {block.name: block.text for block in split_blocks(text)}
 
 
 @cache
 def load_slips() -> tuple[Slip, ...]:
-    """All slips, in the order of the table. Raises ValueError for an entry that does not fit."""
-    raw = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    found = []
-    for entry in raw.get("slip", []):
-        try:
-            more = tuple((old, new) for old, new in entry.get("more", ()))
-            found.append(Slip(**{**entry, "more": more}))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f'slip "{entry.get("name", "?")}": {error}') from None
-    return tuple(found)
-
-
-def cases() -> list[tuple[Milestone, Slip]]:
-    """Every slip at every milestone at which it is new: a root, or one that changes its block."""
-    found = []
-    for milestone in load_manifest().written():
-        text = milestone.script.read_text(encoding="utf-8")
-        line = [ancestor.id for ancestor in load_manifest().lineage(milestone)]
-        for slip in load_slips():
-            new = milestone.parent is None or slip.block in milestone.changes
-            wrong = (not slip.since or slip.since in line) and slip.until not in line
-            if new and wrong and slip.applies(text):
-                found.append((milestone, slip))
-    return found
+    """All slips, in the order of the table. Raises TypeError for an entry that does not fit."""
+    entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["slip"]
+    return tuple(Slip(**entry | {"more": tuple(map(tuple, entry.get("more", ())))})
+                 for entry in entries)
 
 
 def slips_of(block: str, text: str) -> list[Slip]:

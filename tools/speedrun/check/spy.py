@@ -5,42 +5,37 @@ Nothing here knows a milestone; what takes long or cannot be seen from outside i
 
 import dataclasses
 import functools
-import importlib.util
 import os
-import sys
 import time
-import types
 import zlib
+from collections import Counter, defaultdict
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.attention import flex_attention
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter",
                "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "reduce", "gather",
                "scatter", "send", "recv", "isend", "irecv")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 CLOCKS = ("perf_counter", "time", "monotonic", "process_time")
+# Every process group of this process. Nothing may free one: the destructor of a gloo group waits,
+# with Python's lock, for a thread that may be waiting for that lock (pytorch issue 56297).
+GROUPS = []
 
 
 class Enough(BaseException):
     """Ends a run that has shown what it was started for."""
-
-
-def load(script, name="train_gpt"):
-    """The script as a module, with a stand-in for torch.compile and counters in its way."""
-    module = types.ModuleType(name)
-    module.__file__ = str(script)
-    module.__spec__ = importlib.util.spec_from_file_location(name, script)
-    sys.modules[name] = module
-    exec(compile(Path(script).read_bytes(), str(script), "exec"), module.__dict__)
-    return module
 
 
 def arguments(module, values):
@@ -59,40 +54,17 @@ def draw(name, like, number=0):
 def fill(model, scale=1.0):
     """Gives every weight of a model values that follow from its name; none is zero. scale: that of
     the matrices."""
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
-            width = tensor.shape[-1] if tensor.ndim > 1 else 1
-            centre, spread = (0.0, 1.2 / width**0.5) if tensor.ndim > 1 else (0.6, 0.3)
-            spread *= scale if tensor.ndim > 1 else 1.0
+            centre, spread = 0.6, 0.3
+            if tensor.ndim > 1:
+                centre, spread = 0.0, scale * 1.2 / tensor.shape[-1] ** 0.5
             tensor.copy_(centre + spread * draw(name, tensor.float()))
 
 
-class Clock:
-    """Time as the script sees it: only the model's work takes any, so that logs can be compared."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def stand_in(self, module):
-        """Replaces the clocks in the script's namespace."""
-        for name, value in list(vars(module).items()):
-            if value is time:
-                setattr(module, name, _Time(self))
-            for clock in CLOCKS:
-                if value is getattr(time, clock):
-                    setattr(module, name, lambda: self.now)
-
-
-class _Time:
-    def __init__(self, clock):
-        self._clock = clock
-
-    def __getattr__(self, name):
-        if name in CLOCKS:
-            return lambda: self._clock.now
-        if name.removesuffix("_ns") in CLOCKS:
-            return lambda: int(self._clock.now * 1e9)
-        return getattr(time, name)
+def dtype_name(dtype):
+    """A dtype in short, as in `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Meter(TorchDispatchMode):
@@ -100,131 +72,156 @@ class Meter(TorchDispatchMode):
 
     def __init__(self, spy):
         super().__init__()
-        self.spy, self.work, self.readings = spy, {}, 0
+        self.spy, self.work, self.readings = spy, Counter(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name in PRODUCTS:
             a, b = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)][-2:]
-            key = (self.spy.phase(), str(a.dtype).removeprefix("torch."), self.spy.compiled > 0)
-            flops = 2 * a.numel() * b.shape[-1]
-            self.work[key] = self.work.get(key, 0) + flops
+            key = self.spy.phase(), dtype_name(a.dtype), self.spy.compiled > 0
+            self.work[key] += 2 * a.numel() * b.shape[-1]
         elif name == "_local_scalar_dense" and self.spy.phase() in ("training", "validation"):
             self.readings += 1
         return out
 
 
 class Spy:
-    """Watches a run of a script's main: its models, optimizers, calls and messages.
+    """Watches a run of a script's main, from when it is made to when another spy is.
 
     filled: the model gets the weights of `fill` when it is made. gradients: the optimizers get
     gradients from outside. stop: the run ends at the model's first call.
     """
 
-    def __init__(self, module, filled=True, gradients=False, stop=False):
-        self.module, self.filled, self.gradients, self.stop = module, filled, gradients, stop
-        self.models, self.calls, self.kinds, self.losses = [], [], {}, []
-        self.optimizers, self.depth, self.steps = [], 0, {}
-        self.moves, self.before, self.sent, self.dtypes = [], {}, {}, {}
-        self.forward, self.compiled, self.phase_name = 0, 0, ""
-        self.initial, self.clock, self.meter = None, Clock(), Meter(self)
-        self.wrapped_calls = self.all_calls = 0
-        self.numbers, self.changing = {}, set()
+    current: "Spy"
+
+    def __init__(self, filled=True, gradients=False, stop=False):
+        self.filled, self.gradients, self.stop = filled, gradients, stop
+        self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
+        self.models, self.calls, self.losses, self.initial = [], [], [], None
+        self.kinds = {"training": set(), "validation": set()}  # of arguments, in calls of the model
+        self.numbers, self.changing = {}, set()  # the model's numbers outside of tensors
+        self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
+        self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
+        self.sent = Counter()  # bytes, {(phase, dtype): so many}
+        self.masks = []  # of each call of flex_attention
+        self.meter = Meter(self)
+        self.forward = self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
+        self.pass_name = ""
+        Spy.current = self
 
     def phase(self):
         """What the script is doing: training (forward), validation, step, or other."""
         if self.depth:
             return "step"
-        return self.phase_name if self.forward else "other"
+        return self.pass_name if self.forward else "other"
 
-    def __enter__(self):
-        self.clock.stand_in(self.module)
-        model, spy = self.module.GPT, self
-        made, called = model.__init__, model.forward
+    # ---- each of these stands before a function ----
 
-        @functools.wraps(made)
-        def init(net, *args, **kwargs):
-            made(net, *args, **kwargs)
-            if spy.filled:
-                fill(net)
-            spy.models.append(net)
-            for name, part in net.named_modules():
-                part.register_forward_hook(functools.partial(spy.saw_output, name))
-
-        @functools.wraps(called)
-        def forward(net, *args, **kwargs):
-            return spy.call(called, net, args, kwargs)
-
-        model.__init__, model.forward = init, forward
-        if callable(validate := getattr(self.module, "validate", None)):
-            @functools.wraps(validate)
-            def told(*args, **kwargs):
-                loss = validate(*args, **kwargs)
-                self.losses.append(loss)
-                return loss
-            self.module.validate = told
-        self.hooks = [
-            register_optimizer_step_pre_hook(self.before_step),
-            register_optimizer_step_post_hook(self.after_step)]
-        SPIES.append(self)
-        return self
-
-    def __exit__(self, *_):
-        SPIES.remove(self)
-        for hook in self.hooks:
-            hook.remove()
+    def make(self, function, net, *args, **kwargs):
+        """A model is made."""
+        function(net, *args, **kwargs)
+        if self.filled:
+            fill(net)
+        self.models.append(net)
+        for name, part in net.named_modules():
+            part.register_forward_hook(functools.partial(self.saw_output, name))
 
     def saw_output(self, name, part, inputs, output):
-        """Keeps the dtype of what a part of the model returns."""
+        """A part of the model returns something."""
         output = output[0] if isinstance(output, tuple) else output
         if isinstance(output, torch.Tensor):
-            dtype = str(output.dtype).removeprefix("torch.")
-            self.dtypes.setdefault(f"{name or 'GPT'}", set()).add(dtype)
+            self.dtypes[name or "GPT"].add(dtype_name(output.dtype))
 
-    def call(self, function, net, args, kwargs):
-        """One call of the model."""
+    def call(self, function, net, *args, **kwargs):
+        """The model is called."""
         if self.initial is None:
             self.initial = {n: p.detach().clone() for n, p in net.named_parameters()}
             if self.stop:
                 raise Enough
         training = torch.is_grad_enabled()
-        self.clock.now += 0.01 if training else 1.0
-        self.phase_name = "training" if training else "validation"
-        kind = [_kind(value) for value in (*args, *kwargs.values())]
-        self.kinds.setdefault(self.phase_name, set()).add(", ".join(kind))
+        self.now += 0.01 if training else 1.0
+        self.pass_name = "training" if training else "validation"
+        self.kinds[self.pass_name].add(", ".join(map(_kind, (*args, *kwargs.values()))))
         if training:
-            keep = [v.clone() if isinstance(v, torch.Tensor) else v for v in args]
-            self.calls.append((keep, {k: v.clone() if isinstance(v, torch.Tensor) else v
-                                      for k, v in kwargs.items()}))
-        numbers = {f"{name}.{key}".lstrip("."): value for name, part in net.named_modules()
-                   for key, value in vars(part).items() if type(value) in (int, float, bool)}
-        for key, value in numbers.items():
-            if self.numbers.setdefault(key, value) != value and not key.endswith("training"):
-                self.changing.add(key)
+            self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
+        for name, part in net.named_modules():
+            for key, value in vars(part).items():
+                if type(value) in (int, float, bool) and key != "training":
+                    if self.numbers.setdefault((name, key), value) != value:
+                        self.changing.add(f"{name}.{key}".lstrip("."))
         self.all_calls += 1
-        self.wrapped_calls += self.compiled > 0
+        self.compiled_calls += self.compiled > 0
         self.forward += 1
         try:
             return function(net, *args, **kwargs)
         finally:
             self.forward -= 1
 
-    def names(self):
-        """{id of a parameter: its name}."""
-        return {id(p): name for net in self.models for name, p in net.named_parameters()}
+    def call_compiled(self, function, *args, **kwargs):
+        """What torch.compile has made is called."""
+        self.compiled += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.compiled -= 1
 
-    def before_step(self, optimizer, *_):
+    def validate(self, function, *args, **kwargs):
+        """validate is called."""
+        self.losses.append(function(*args, **kwargs))
+        return self.losses[-1]
+
+    def norm(self, function, input, normalized_shape, weight=None, eps=None):
+        """F.rms_norm is called; its default epsilon depends on the dtype."""
+        used = torch.finfo(input.dtype).eps if eps is None else eps
+        self.epsilons[dtype_name(input.dtype)].add(f"{used:.3g}")
+        return function(input, normalized_shape, weight, eps)
+
+    def attend(self, function, *args, **kwargs):
+        """flex_attention is called, which works eagerly on a CPU."""
+        mask = kwargs.get("block_mask")
+        self.masks.append(str(mask.shape[0]) if hasattr(mask, "shape") else "no block mask")
+        return function(*args, **kwargs)
+
+    def send(self, function, *args, **kwargs):
+        """A collective is called; its largest tensor counts."""
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if tensors:
+            largest = max(tensors, key=torch.Tensor.numel)
+            phase = "step" if self.depth else "other"
+            self.sent[phase, dtype_name(largest.dtype)] += largest.numel() * largest.element_size()
+        return function(*args, **kwargs)
+
+    def distribute(self, function, net, *args, **kwargs):
+        """DistributedDataParallel is made; its messages go where collectives are counted."""
+        function(net, *args, **kwargs)
+        net.register_comm_hook(None, allreduce_hook)
+
+    def meet(self, function, *args, **kwargs):
+        """init_process_group is called; several ranks meet in a file."""
+        if store := os.environ.get("CHECKED_STORE"):
+            for key in ("init_method", "device_id"):
+                kwargs.pop(key, None)
+            world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+            kwargs |= dict(store=dist.FileStore(store, world), world_size=world, rank=rank)
+        function(*args, **kwargs)
+        GROUPS.append(dist.group.WORLD)
+
+    # ---- optimizers ----
+
+    def weights(self, optimizer):
+        """[(name, weight)] of what an optimizer moves."""
+        names = {id(p): name for net in self.models for name, p in net.named_parameters()}
+        return [(names.get(id(p), "a tensor that is no parameter of the model"), p)
+                for group in optimizer.param_groups for p in group["params"]]
+
+    def before_step(self, optimizer):
         """Puts gradients in, and remembers the weights."""
         self.depth += 1
         if self.depth > 1:
             return
-        if optimizer not in self.optimizers:
-            self.optimizers.append(optimizer)
-        number = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
-        names = self.names()
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            name = names.get(id(p), "a tensor that is no parameter of the model")
+        number = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
+        for name, p in self.weights(optimizer):
             if self.gradients:
                 # Not zero anywhere, of another size in each step, rows and columns alike.
                 gradient = 0.02 * number * draw(name, p, number)
@@ -234,178 +231,89 @@ class Spy:
                     p.grad.copy_(gradient)
             self.before[name] = p.detach().clone()
 
-    def after_step(self, optimizer, *_):
+    def after_step(self, optimizer):
         """Keeps how the weights have moved."""
         self.depth -= 1
-        if self.depth:
-            return
-        number, names = self.steps[id(optimizer)], self.names()
-        while len(self.moves) < number:
-            self.moves.append({})
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            name = names.get(id(p), "a tensor that is no parameter of the model")
-            self.moves[number - 1][name] = p.detach() - self.before[name]
+        if not self.depth:
+            for name, p in self.weights(optimizer):
+                self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
 
-
-SPIES = []  # those that watch just now
-# Every process group of this process. Nothing may free one: the destructor of a gloo group waits,
-# with Python's lock, for a thread that may be waiting for that lock (pytorch issue 56297).
-GROUPS = []
+    def states(self):
+        """[(name of a weight, tensor of its size that an optimizer keeps for it)]."""
+        return [(name, value) for optimizer in self.steps for name, p in self.weights(optimizer)
+                for value in optimizer.state.get(p, {}).values()
+                if isinstance(value, torch.Tensor) and value.numel() >= p.numel() > 8]
 
 
 def _kind(value):
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} tensor of {value.ndim} dimensions"
+        return f"{dtype_name(value.dtype)} tensor of {value.ndim} dimensions"
     return type(value).__name__
 
 
-class Compiled(torch.nn.Module):
-    """What the stand-in for torch.compile makes of a module."""
+def told(function, method):
+    """The function, each call of which goes through a method of the current spy."""
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return getattr(Spy.current, method)(function, *args, **kwargs)
 
-    def __init__(self, module):
-        super().__init__()
-        self._orig_mod = module
-
-    def forward(self, *args, **kwargs):
-        return _inside(self._orig_mod, *args, **kwargs)
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_orig_mod"), name)
+    return call
 
 
-def _inside(function, *args, **kwargs):
-    for spy in SPIES:
-        spy.compiled += 1
-    try:
-        return function(*args, **kwargs)
-    finally:
-        for spy in SPIES:
-            spy.compiled -= 1
+def tell(owner, name, method):
+    """Replaces a function of a module or class by the one that is told."""
+    setattr(owner, name, told(getattr(owner, name), method))
+
+
+@functools.cache
+def watch(module):
+    """Lets spies see what a script's model and validate do."""
+    tell(module.GPT, "__init__", "make")
+    tell(module.GPT, "forward", "call")
+    if callable(getattr(module, "validate", None)):
+        tell(module, "validate", "validate")
 
 
 def stand_ins():
-    """Replaces what would take long or cannot be seen from outside: torch.compile counts calls and
-    compiles nothing, collectives are counted, and the process group meets in a file."""
-    def compile(model=None, *, disable=False, **options):
-        if model is None:
-            return functools.partial(compile, disable=disable)
-        if disable:
-            return model
-        if isinstance(model, torch.nn.Module):
-            return Compiled(model)
-        return functools.wraps(model)(functools.partial(_inside, model))
-
-    torch.compile = compile
+    """Replaces what would take long or cannot be seen from outside: torch.compile compiles nothing,
+    and clocks are the spy's."""
+    Spy()
+    for clock in CLOCKS:
+        setattr(time, clock, lambda: Spy.current.now)
+        setattr(time, f"{clock}_ns", lambda: int(Spy.current.now * 1e9))
+    register_optimizer_step_pre_hook(lambda optimizer, *_: Spy.current.before_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: Spy.current.after_step(optimizer))
+    torch.compile = _compile
+    tell(torch.nn.functional, "rms_norm", "norm")
+    tell(flex_attention, "flex_attention", "attend")
+    tell(torch.nn.parallel.DistributedDataParallel, "__init__", "distribute")
+    tell(dist, "init_process_group", "meet")
     for name in COLLECTIVES:
-        if hasattr(dist, name):
-            setattr(dist, name, _counted(name, getattr(dist, name)))
-    init = dist.init_process_group
-
-    @functools.wraps(init)
-    def init_process_group(*args, **kwargs):
-        if os.environ.get("CHECKED_STORE"):
-            for key in ("init_method", "device_id"):
-                kwargs.pop(key, None)
-            world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-            store = dist.FileStore(os.environ["CHECKED_STORE"], world)
-            kwargs |= dict(store=store, world_size=world, rank=rank)
-        init(*args, **kwargs)
-        GROUPS.append(dist.group.WORLD)
-
-    dist.init_process_group = torch.distributed.init_process_group = init_process_group
-    ddp = torch.nn.parallel.DistributedDataParallel
-    made = ddp.__init__
-
-    @functools.wraps(made)
-    def ddp_init(self, *args, **kwargs):
-        made(self, *args, **kwargs)
-        self.register_comm_hook(None, _reduce)
-
-    ddp.__init__ = ddp_init
+        tell(dist, name, "send")
 
 
-def _reduce(state, bucket):
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    _count("gradients", bucket.buffer())
-    return allreduce_hook(None, bucket)
-
-
-def _count(kind, tensor):
-    for spy in SPIES:
-        key = ("step" if spy.depth else "other", kind, str(tensor.dtype).removeprefix("torch."))
-        spy.sent[key] = spy.sent.get(key, 0) + tensor.numel() * tensor.element_size()
-
-
-def _counted(name, function):
-    @functools.wraps(function)
-    def collective(*args, **kwargs):
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if tensors:
-            _count(name, max(tensors, key=torch.Tensor.numel))
-        return function(*args, **kwargs)
-
-    return collective
+def _compile(model=None, *, disable=False, **options):
+    if model is None:
+        return functools.partial(_compile, disable=disable)
+    if disable:
+        return model
+    if isinstance(model, torch.nn.Module):
+        return OptimizedModule(model, lambda function: told(function, "call_compiled"))
+    return told(model, "call_compiled")
 
 
 def run(module, values, folder, spy, meter=False):
     """Runs main in the folder; returns the lines of its log below the script's own text."""
     args = arguments(module, {**values, "log_dir": str(folder)})
-    with spy:
-        try:
-            with spy.meter if meter else open(os.devnull):
-                module.main(args)
-        except Enough:
-            pass
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+    watch(module)
+    try:
+        with spy.meter if meter else nullcontext(), suppress(Enough):
+            module.main(args)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
     log = Path(folder, "log.txt")
-    if not log.exists():
-        return []
-    text = log.read_text(encoding="utf-8", errors="replace")
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     own = Path(module.__file__).read_text(encoding="utf-8")
-    if text.startswith(own):
-        text = text[len(own):]
-    else:
-        text = "the script's own text is missing\n" + text
-    text = text.replace(str(folder), "LOG_DIR")
-    return text.splitlines()
-
-
-EPSILONS = {}  # of F.rms_norm, {dtype of its input: the values used}
-
-
-def note_epsilons():
-    """Notes with which epsilon F.rms_norm is called; its default depends on the dtype."""
-    function = torch.nn.functional.rms_norm
-
-    @functools.wraps(function)
-    def rms_norm(input, normalized_shape, weight=None, eps=None):
-        used = torch.finfo(input.dtype).eps if eps is None else eps
-        EPSILONS.setdefault(str(input.dtype).removeprefix("torch."), set()).add(f"{used:.3g}")
-        return function(input, normalized_shape, weight, eps)
-
-    torch.nn.functional.rms_norm = rms_norm
-
-
-FLEX = [0, ""]  # calls of flex_attention, and how many rows the last one's mask is made for
-
-
-def count_flex():
-    """Counts the calls of FlexAttention, which works eagerly on a CPU."""
-    from torch.nn.attention import flex_attention as flex
-
-    function = flex.flex_attention
-
-    @functools.wraps(function)
-    def flex_attention(*args, **kwargs):
-        FLEX[0] += 1
-        mask = kwargs.get("block_mask")
-        FLEX[1] = str(mask.shape[0]) if hasattr(mask, "shape") else "no block mask"
-        return function(*args, **kwargs)
-
-    flex.flex_attention = flex_attention
+    lacks = "" if text.startswith(own) else "the script's own text is missing\n"
+    return (lacks + text.removeprefix(own)).replace(str(folder), "LOG_DIR").splitlines()

@@ -2,13 +2,14 @@
 
 import ast
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from speedrun.history.blocks import Block, merge_names, split_blocks
 
 NOT_JUDGED = ("card", "main guard")  # not looked at, or by a look of its own
 WORD = re.compile(r"[A-Za-z_]\w*")
+NOTHING = Block("", "", 0)
 
 
 @dataclass(frozen=True)
@@ -29,67 +30,63 @@ class Mixture:
     """
 
     def __init__(self, milestone: str, learner: str):
-        self.milestone = {block.name: block for block in _whole_main(split_blocks(milestone))}
-        self.learner = {block.name: block for block in _whole_main(split_blocks(learner))}
-        mains = [[name for name in blocks if name.startswith("main: ")]
-                 for blocks in (self.milestone, self.learner)]
-        if mains[0] != mains[1]:  # other markers: main is one block
-            self.milestone, self.learner = (
-                {block.name: block for block in _whole_main(split_blocks(text), one=True)}
-                for text in (milestone, learner))
+        both = [split_blocks(text) for text in (milestone, learner)]
+        parts = [[b.name for b in blocks if _in_main(b.name)] for blocks in both]
+        if parts[0] != parts[1]:  # other markers
+            both = [_with_one_main(blocks) for blocks in both]
+        self.milestone, self.learner = ({block.name: block for block in blocks} for blocks in both)
         self.added = {name: block for name, block in self.learner.items()
                       if name not in self.milestone}
-
-        self.fields = _more_fields(*(blocks.get("Hyperparameters", Block("", "", 0)).text
-                                     for blocks in (self.milestone, self.learner)))
+        known, mine = (_fields(blocks.get("Hyperparameters", NOTHING))
+                       for blocks in (self.milestone, self.learner))
+        self.more_fields = [line for name, line in mine.items() if name not in known]
 
     def candidates(self) -> list[str]:
         """The blocks that may be at fault, in the learner's order: those that differ, and new
         statements that are no definitions. New definitions go with the blocks that use them."""
-        return [name for name, block in self.learner.items() if name not in NOT_JUDGED
-                and not name.startswith(("heading: ", "comment: "))
+        return [name for name, block in self.learner.items() if _is_judged(name)
                 and (not _is_definition(block) if name in self.added
                      else block.text != self.milestone[name].text)]
 
     def lacking(self) -> list[str]:
         """The milestone's blocks that the learner's script does not have."""
-        return [name for name in self.milestone if name not in self.learner
-                and name not in NOT_JUDGED and not name.startswith(("heading: ", "comment: "))]
+        return [name for name in self.milestone if name not in self.learner and _is_judged(name)]
 
     def span(self, name: str) -> str:
         """The learner's lines of a block, as in `lines 120-160`."""
-        block = self.learner.get(name)
-        if block is None:
+        if name not in self.learner:
             return ""
-        last = block.line + block.text.count("\n")
-        return f"line {block.line}" if last == block.line else f"lines {block.line}-{last}"
+        first, last = _lines(self.learner[name])
+        return f"line {first}" if last == first else f"lines {first}-{last}"
+
+    def block_at(self, line: int) -> str:
+        """The name of the learner's block that holds a line, or ""."""
+        return next((name for name, block in self.learner.items()
+                     if _lines(block)[0] <= line <= _lines(block)[1]), "")
 
     def helpers(self, names) -> list[str]:
         """The new definitions that these blocks of the learner use, directly or not."""
-        wanted, todo = [], [name for name in names if name in self.learner]
+        wanted, todo = [], list(names)
         while todo:
             words = set(WORD.findall(self.learner[todo.pop()].text))
-            for name, block in self.added.items():
-                if name in words and name not in wanted and _is_definition(block):
-                    wanted.append(name)
-                    todo.append(name)
+            found = [name for name, block in self.added.items()
+                     if name in words and name not in wanted and _is_definition(block)]
+            wanted += found
+            todo += found
         return wanted
 
     def neighbours(self, a: str, b: str) -> bool:
         """Whether two blocks may have to fit: one uses the other, or both are parts of main."""
-        if a.startswith("main: ") and b.startswith("main: "):
+        if _in_main(a) and _in_main(b):
             return True
-        blocks = [self.learner[name].text + self.milestone.get(name, Block("", "", 0)).text
-                  for name in (a, b)]
-        return b in WORD.findall(blocks[0]) or a in WORD.findall(blocks[1])
+        words = [WORD.findall(self.learner[name].text + self.milestone.get(name, NOTHING).text)
+                 for name in (a, b)]
+        return b in words[0] or a in words[1]
 
     def script(self, names) -> tuple[str, list[tuple[str, int]]]:
         """The milestone's script with these blocks of the learner's, and for each line whose it is
         and its number there: ("learner", 12)."""
-        chosen = {name for name in names if name in self.learner}
-        chosen.update(self.helpers(chosen))
-        order = merge_names([n for n in self.learner if n in chosen or n in self.milestone],
-                            list(self.milestone))
+        chosen = {*names, *self.helpers(names)}
         lines, origin = [], []
 
         def put(block, owner):
@@ -97,31 +94,91 @@ class Mixture:
             lines.extend(block.text.split("\n") + ["", ""])
             origin.extend(numbered + [(owner, 0)] * 2)
 
-        for name in order:
-            mine = name in chosen
-            if name not in self.milestone and not mine:
-                continue
-            if name == "imports" and "imports" in self.learner:  # always both
+        for name in merge_names([n for n in self.learner if n in chosen or n in self.milestone],
+                                list(self.milestone)):
+            if name == "imports" and name in self.learner:  # always both
                 put(self.milestone[name], "milestone")
-                block = self.learner[name]
-                put(block if mine else Block(name, _guarded(block), 0), "learner")
+                mine = self.learner[name]
+                put(mine if name in chosen else Block(name, _guarded(mine), 0), "learner")
+            elif name in chosen:
+                put(self.learner[name], "learner")
             else:
-                put(self.learner[name] if mine else self.milestone[name],
-                    "learner" if mine else "milestone")
-                if name == "Hyperparameters" and not mine and self.fields:  # its methods have none
-                    del lines[-2:], origin[-2:]
-                    put(Block(name, self.fields, 0), "learner")
+                put(self.milestone[name], "milestone")
+                if name == "Hyperparameters" and self.more_fields:  # other blocks may use them
+                    del lines[-2:], origin[-2:]  # the class goes on
+                    put(Block(name, "\n".join(self.more_fields), 0), "learner")
         return "\n".join(lines) + "\n", origin
 
 
-def _more_fields(milestone, learner):
-    """The lines of a class's fields that only the learner has: other blocks may use them."""
-    fields = []
-    for text in (milestone, learner):
-        body = next((n.body for n in ast.parse(text).body if isinstance(n, ast.ClassDef)), [])
-        fields.append({n.target.id: "    " + ast.unparse(n) for n in body
-                       if isinstance(n, ast.AnnAssign) and n.value is not None})
-    return "\n".join(line for name, line in fields[1].items() if name not in fields[0])
+def judge(mixture: Mixture, test: Callable[[list], list]) -> list[Verdict]:
+    """The verdicts on a mixture's candidates, in their order.
+
+    test([names, ...]) says for each of several tuples of names what the milestone's script with
+    these blocks shows otherwise than the milestone, (difference, job, trace), or None.
+    """
+    names = mixture.candidates()
+    alone = dict(zip(names, test([(name,) for name in names]), strict=True))
+    verdicts = {name: Verdict((name,), *(seen or ())) for name, seen in alone.items()}
+
+    def right(some):
+        verdicts.update({name: Verdict((name,)) for name in some})
+
+    def together(group, seen):
+        verdicts.update(dict.fromkeys(group, Verdict(tuple(group), *seen)))
+
+    for group in _groups(mixture, [name for name in names if alone[name]]):
+        (seen,) = test([group])
+        stopped = [alone[name][0].line or _stops(alone[name]) for name in group]
+        if seen is None:  # they fit together
+            right(group)
+        elif all(stopped) and not _stops(seen):
+            together(group, seen)
+        elif len(group) > 2:  # the others may fit without one
+            rests = [[name for name in group if name != one] for one in group]
+            fit = [rest for rest, seen in zip(rests, test(rests), strict=True) if seen is None]
+            right(fit[0] if fit else [])
+    group = [name for name in names if verdicts[name].difference is None]
+    if len(group) > 1 and (seen := test([group])[0]):  # each by itself is right, but not all
+        for name in list(group):
+            rest = [other for other in group if other != name]
+            if len(rest) > 1 and (less := test([rest])[0]):
+                group, seen = rest, less
+        together(group, seen)
+    return list({verdicts[name].names: verdicts[name] for name in names}.values())
+
+
+def _stops(seen):
+    return seen[0].got.startswith("it stops")
+
+
+def _groups(mixture, names):
+    """Those of the blocks that may have to fit, in groups of two and more."""
+    groups = []
+    for name in names:
+        touched = [group for group in groups if any(mixture.neighbours(name, n) for n in group)]
+        joined = [name for group in touched for name in group] + [name]
+        groups = [group for group in groups if group not in touched] + [joined]
+    return [sorted(group, key=names.index) for group in groups if len(group) > 1]
+
+
+def _in_main(name):
+    return name.startswith("main: ")
+
+
+def _is_judged(name):
+    return name not in NOT_JUDGED and not name.startswith(("heading: ", "comment: "))
+
+
+def _lines(block):
+    """Numbers of the first and the last line of a block."""
+    return block.line, block.line + block.text.count("\n")
+
+
+def _fields(block):
+    """{name: line} of the fields of a class."""
+    body = next((n.body for n in ast.parse(block.text).body if isinstance(n, ast.ClassDef)), [])
+    return {n.target.id: f"    {ast.unparse(n)}" for n in body
+            if isinstance(n, ast.AnnAssign) and n.value is not None}
 
 
 def _guarded(block):
@@ -137,68 +194,9 @@ def _is_definition(block):
                                                                           first) is not None
 
 
-def _whole_main(blocks, one=False):
-    """Blocks as they are, or with all parts of main as one block."""
-    if not one:
-        return blocks
-    parts = [block for block in blocks if block.name.startswith("main: ")]
-    found = []
-    for block in blocks:
-        if not parts or block not in parts:
-            found.append(block)
-        elif block is parts[0]:
-            found.append(Block("main", "\n".join(part.text for part in parts), block.line))
-    return found
-
-
-def judge(mixture: Mixture, names: list[str], test: Callable[[tuple], Generator],
-          ) -> Generator:
-    """A generator for Worker.drive that returns the verdicts on the candidates `names`.
-
-    test(names) is a generator that returns None, if the milestone's script with these blocks shows
-    what the milestone shows, or what it shows otherwise, as (difference, job, trace).
-    """
-    alone = {}
-    for name in names:
-        alone[name] = yield from test((name,))
-    wrong = [name for name in names if alone[name]]
-    verdicts = {name: Verdict((name,), *(alone[name] or ())) for name in names}
-    for group in _groups(mixture, wrong):
-        found = yield from test(tuple(group))
-        if found is None:  # they fit together
-            for name in group:
-                verdicts[name] = Verdict((name,))
-            continue
-        if all(alone[name][0].line or alone[name][0].got.startswith("it stops") for name in group) \
-                and not found[0].got.startswith("it stops"):
-            together = Verdict(tuple(group), *found)
-            for name in group:
-                verdicts[name] = together
-            continue
-        for name in group:  # the others may fit without this one
-            rest = tuple(other for other in group if other != name)
-            if len(rest) > 1 and (yield from test(rest)) is None:
-                for other in rest:
-                    verdicts[other] = Verdict((other,))
-                break
-    right = [name for name in names if verdicts[name].difference is None]
-    if len(right) > 1 and (found := (yield from test(tuple(right)))):
-        group = list(right)  # each right by itself, but not all together
-        for name in right:
-            rest = tuple(other for other in group if other != name)
-            if len(rest) > 1 and (less := (yield from test(rest))):
-                group, found = list(rest), less
-        together = Verdict(tuple(group), *found)
-        for name in group:
-            verdicts[name] = together
-    return list({verdicts[name].names: verdicts[name] for name in names}.values())
-
-
-def _groups(mixture, names):
-    """Those of the blocks that may have to fit, in groups of two and more."""
-    groups = []
-    for name in names:
-        touched = [group for group in groups if any(mixture.neighbours(name, n) for n in group)]
-        joined = [name for group in touched for name in group] + [name]
-        groups = [group for group in groups if group not in touched] + [joined]
-    return [sorted(group, key=names.index) for group in groups if len(group) > 1]
+def _with_one_main(blocks):
+    """The blocks with all parts of main as one."""
+    parts = [block for block in blocks if _in_main(block.name)]
+    main = [Block("main", "\n".join(part.text for part in parts), parts[0].line)] if parts else []
+    first = blocks.index(parts[0]) if parts else len(blocks)
+    return [*blocks[:first], *main, *(b for b in blocks[first:] if b not in parts)]

@@ -8,194 +8,169 @@ import faulthandler
 import gc
 import os
 import pickle
+import re
 import resource
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+import traceback
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch._dynamo  # optimizers import it: once here, not in every job
-import torch.distributed.algorithms.ddp_comm_hooks.default_hooks  # noqa: F401
 import torch.nn.attention.flex_attention  # noqa: F401
 
 from speedrun.check import spy, trace
-from speedrun.run.failure import ending
+from speedrun.run.failure import ending, last_words
+from speedrun.scripts.load import load_snapshot
 
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
 POLL_S = 0.01
-
-
-@dataclass
-class Task:
-    """A job to be done with a script. options: further arguments of the job; limit: in seconds."""
-
-    script: Path
-    job: str
-    values: dict
-    limit: float
-    options: dict = field(default_factory=dict)
-
-
-@dataclass
-class Result:
-    """What a job has seen, or what stopped it; seconds that it took; its folder."""
-
-    observations: dict
-    seconds: float
-    folder: Path
-    hung: bool = False
+ORPHAN_S = 10  # beyond its limit, after which a job ends by itself: who started it was killed
 
 
 class Worker:
-    """Starts tasks as there are cores, until a point in time (of time.monotonic)."""
+    """Runs tasks, in new folders below `folder`, up to a point in time (of time.monotonic)."""
 
-    def __init__(self, folder: Path, deadline: float, parent: int):
-        self.folder, self.deadline, self.parent = folder, deadline, parent
-        self.cores = max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(
-            os, "sched_getaffinity") else os.cpu_count() or 1))
-        self.number = 0
-        self.shards = folder / "shards"
-        write_shards(self.shards)
+    def __init__(self, folder: Path, deadline: float):
+        self.folder, self.deadline, self.number = folder, deadline, 0
+        self.cores = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+                         else os.cpu_count() or 1)
+        write_shards(folder / "shards")
         gc.freeze()
 
-    def drive(self, generators: Iterable[Generator]) -> list:
-        """Runs generators that yield Tasks and get Results, several at a time; returns what they
-        return. One that yields None waits for another. Raises TimeoutError at the deadline, when
-        nothing of them runs any more."""
-        generators = list(generators)
-        returned, waiting, idle, running = [None] * len(generators), [], [], {}
+    def run(self, tasks: list["Task"]) -> None:
+        """Runs tasks to their end, several at a time.
 
-        def advance(index, result):
-            try:
-                task = generators[index].send(result)
-                (waiting if task else idle).append((index, task))
-            except StopIteration as ended:
-                returned[index] = ended.value
-
-        for index in range(len(generators)):
-            advance(index, None)
+        Raises TimeoutError at the deadline. When it returns or raises, nothing runs any more.
+        """
+        waiting, running = list(tasks), []
         try:
-            while waiting or running or idle:
-                for index, _ in [idle.pop(0) for _ in list(idle)]:
-                    advance(index, None)
-                while waiting and (not running or sum(
-                        len(r.ranks) for r in running.values()) + trace.JOBS[
-                            waiting[0][1].job][1] <= self.cores):
-                    index, task = waiting.pop(0)
+            while waiting or running:
+                while waiting and (not running or waiting[0].job.world + sum(
+                        task.job.world for task in running) <= self.cores):
                     self.number += 1
-                    running[index] = Running(task, self.folder / f"job{self.number}", self.shards)
-                for index, job in list(running.items()):
-                    if job.ended():
-                        del running[index]
-                        advance(index, job.result())
-                if os.getppid() != self.parent:
-                    sys.exit(1)
+                    running.append(waiting.pop(0))
+                    running[-1].start(self.folder / f"job{self.number}")
+                running = [task for task in running if not task.ended()]
                 if time.monotonic() > self.deadline:
                     raise TimeoutError
                 time.sleep(POLL_S)
         finally:
-            for job in running.values():
-                job.stop()
-        return returned
+            for task in running:
+                task.stop()
 
 
-class Running:
-    """A task whose processes are running."""
+class Task:
+    """A job of trace.JOBS, done with a script by processes, one for each rank.
 
-    def __init__(self, task, folder, shards):
-        self.task, self.folder, self.started = task, folder, time.monotonic()
-        self.limit, self.hung = self.started + task.limit, False
-        world = trace.JOBS[task.job][1]
+    limit: in seconds; options: further arguments of the job. When it has ended it has its
+    `observations`, the `seconds` that it took, its `folder`, and whether it `hung`.
+    """
+
+    def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
+        self.script, self.job, self.values = script, trace.JOBS[job], values
+        self.limit, self.options, self.hung, self.observations = limit, options, False, {}
+        self.alive, self.codes = {}, {}  # {process: its rank}, {rank that ended: its exit code}
+
+    def start(self, folder: Path) -> None:
+        """Starts the processes, in a new folder."""
+        self.folder, self.started = folder, time.monotonic()
+        self.end = self.started + self.limit
         folder.mkdir()
         sys.stdout.flush()
-        self.ranks = {}
-        for rank in range(world):
+        for rank in range(self.job.world):
             if (pid := os.fork()) == 0:
-                _work(task, folder, shards, rank, world)
-            self.ranks[pid] = rank
-        self.alive, self.codes = set(self.ranks), {}
+                _work(self, rank)
+            os.setpgid(pid, pid)  # a group with all that it starts, out of reach of Ctrl-C
+            self.alive[pid] = rank
 
-    def ended(self):
-        for pid in list(self.alive):
+    def ended(self) -> bool:
+        """Whether no process runs any more; stops those whose time is up, and collects."""
+        for pid, rank in list(self.alive.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                self.alive.discard(pid)
-                self.codes[self.ranks[pid]] = os.waitstatus_to_exitcode(status)
-                if self.codes[self.ranks[pid]] != 0:
-                    self.limit = min(self.limit, time.monotonic() + PATIENCE_S)
-        if self.alive and time.monotonic() > self.limit:
-            self.hung = all(code == 0 for code in self.codes.values())
+                del self.alive[pid]
+                _kill_group(pid)
+                self.codes[rank] = os.waitstatus_to_exitcode(status)
+                if self.codes[rank] != 0:
+                    self.end = min(self.end, time.monotonic() + PATIENCE_S)
+        if self.alive and time.monotonic() > self.end:
+            self.hung = not any(self.codes.values())
             if self.hung:
                 for pid in self.alive:  # where is it?
                     os.kill(pid, signal.SIGUSR1)
                 time.sleep(0.2)
             self.stop()
+        if not self.alive:
+            self.seconds = time.monotonic() - self.started
+            self.observations = self._collected()
         return not self.alive
 
-    def stop(self):
+    def stop(self) -> None:
+        """Kills what still runs."""
         for pid in self.alive:
-            os.kill(pid, signal.SIGKILL)
+            _kill_group(pid)
             os.waitpid(pid, 0)
-        self.alive = set()
+        self.alive = {}
 
-    def result(self):
-        """The observations of all ranks together."""
+    def _collected(self):
+        """The observations of all ranks together, and of what stopped them the likeliest cause."""
         found, errors, states = {}, [], []
-        for rank in range(len(self.ranks)):
-            file, code = self.folder / f"rank{rank}.pkl", self.codes.get(rank)
-            seen = pickle.loads(file.read_bytes()) if file.exists() else None
-            if seen is None:
-                if code is not None:
-                    errors.append((1, ["error", f"the process {ending(code)}"
-                                       + self._last_words(rank), 0, ""]))
-                elif self.hung:
-                    errors.append((2, ["error", "no end: still running after "
-                                       f"{self.task.limit:.0f} s", *self._place(rank)]))
-                continue
-            states.append(seen.pop("state", [0, {}])[1])
-            for what, value in seen.items():
-                if value[0] == "error" and value[-1] == "fatal":
-                    lonely = "onnection" in value[1] or "gloo" in value[1]
-                    errors.append((3 if lonely else 0, value[:4]))
-                else:
-                    found.setdefault(what, value)
+        for rank in range(self.job.world):
+            file = self.folder / f"rank{rank}.pkl"
+            if file.exists():
+                seen = pickle.loads(file.read_bytes())
+                if error := seen.pop(self.job.what, None):
+                    lonely = "onnection" in error[1] or "gloo" in error[1]
+                    errors.append((3 if lonely else 0, error))
+                if "state" in seen:
+                    states.append(seen.pop("state")[1])
+                found = seen | found
+            elif rank in self.codes:
+                how, words = ending(self.codes[rank]), last_words(self._output(rank))[:200]
+                how += f"; the last line that it wrote: {words}" if words else ""
+                errors.append((1, ["error", f"the process {how}", 0, ""]))
+            elif self.hung:
+                how = f"no end: still running after {self.limit:.0f} s"
+                errors.append((2, ["error", how, *self._place(rank)]))
         if errors:
-            found[trace.JOBS[self.task.job][2]] = min(errors, key=lambda e: e[0])[1]
+            found[self.job.what] = min(errors, key=lambda error: error[0])[1]
         if len(states) > 1:
-            sets = [set(state.items()) for state in states]
-            own = sum(n for i, state in enumerate(sets) for _, n in
-                      state - set().union(*(s for j, s in enumerate(sets) if j != i)))
-            found["optimizer state that only one of the ranks keeps"] = ["own state", own, 0]
-        return Result(found, time.monotonic() - self.started, self.folder, self.hung)
+            keepers = Counter(part for state in states for part in state.items())
+            own = sum(size for (_, size), ranks in keepers.items() if ranks == 1)
+            found["numbers of the optimizers' state that one rank alone keeps"] = [
+                "at least", own, 0.8]
+        return found
 
     def _place(self, rank):
         """Number and text of the script's line in which a rank was when it was stopped."""
-        wanted = f'File "{self.task.script}", line '
-        number = next((line.partition(wanted)[2].split()[0] for line in self._output(rank)
-                       if wanted in line), "0")
-        lines = self.task.script.read_text(encoding="utf-8").split("\n")
-        return int(number), lines[int(number) - 1].strip()[:100] if int(number) else ""
+        place = re.search(rf'File "{re.escape(str(self.script))}", line (\d+)',
+                          self._output(rank))
+        number = int(place[1]) if place else 0
+        lines = ["", *self.script.read_text(encoding="utf-8").split("\n")]
+        return number, lines[number].strip()[:100]
 
     def _output(self, rank):
-        """The last lines that a rank wrote."""
+        """The end of what a rank wrote."""
         with open(self.folder / f"output{rank}", "rb") as file:
             file.seek(max(0, os.path.getsize(file.name) - 4000))
-            return file.read().decode("utf-8", "replace").splitlines()
-
-    def _last_words(self, rank):
-        lines = self._output(rank)
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; the last line that it wrote: {last[:200]}" if last else ""
+            return file.read().decode("utf-8", "replace")
 
 
-def _work(task, folder, shards, rank, world):
+def _kill_group(pid):
+    with suppress(OSError):  # nothing of it is left
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _work(task, rank):
     """What a forked process does: the job, then its end."""
-    code = 1
+    code, folder = 1, task.folder
     try:
         os.chdir(folder)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -203,21 +178,23 @@ def _work(task, folder, shards, rank, world):
         for descriptor, stream in ((null, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, stream)
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+        signal.alarm(int(task.limit) + ORPHAN_S)
         faulthandler.register(signal.SIGUSR1, file=output)
-        os.environ["CHECKED_SCRIPT"] = str(task.script)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of a launcher that started the command
+            os.environ.pop(name, None)
+        os.environ |= dict(CHECKED_SCRIPT=str(task.script), TMPDIR=str(folder))
+        tempfile.tempdir = str(folder)
+        world = task.job.world
         if world > 1:
             os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
-                               LOCAL_WORLD_SIZE=str(world), CHECKED_STORE=str(folder / "store"))
+                               LOCAL_WORLD_SIZE=str(world), CHECKED_STORE=f"{folder}/store")
         sys.argv = [str(task.script)]
         torch.manual_seed(0)
-        observations = _observe(task, folder, shards, rank)
         file = folder / f"rank{rank}"
-        file.write_bytes(pickle.dumps(observations))
+        file.write_bytes(pickle.dumps(_observe(task, rank)))
         os.replace(file, f"{file}.pkl")
         code = 0
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         try:
@@ -226,20 +203,15 @@ def _work(task, folder, shards, rank, world):
             os._exit(code)
 
 
-def _observe(task, folder, shards, rank):
-    function, _, what = trace.JOBS[task.job]
-    note = trace.Observations()
-    patterns = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
+def _observe(task, rank):
+    note, shards = trace.Observations(), task.folder.parent / "shards"
+    files = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
     try:
         spy.stand_ins()
-        spy.count_flex()
-        spy.note_epsilons()
-        module = spy.load(task.script)
-        note.doing = what
-        function(module, {**patterns, **task.values}, note, folder=folder / "log", rank=rank,
-                 shards=shards, **task.options)
+        task.job.function(load_snapshot(task.script), {**files, **task.values}, note, rank=rank,
+                          folder=task.folder / "log", shards=shards, **task.options)
     except BaseException as error:  # the learner's script may do anything
-        note[what] = ["error", *trace.explain(error), "fatal"]
+        note[task.job.what] = ["error", *trace.explain(error)]
     return dict(note)
 
 
