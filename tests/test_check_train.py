@@ -75,15 +75,13 @@ def serve(folder):
     """Answers requests, a line of JSON each, until there are no more."""
     from speedrun.check import trace
     from speedrun.check.examine import Examination, examine, in_words
-    from speedrun.check.worker import Worker
 
-    worker = Worker(Path(folder), time.monotonic() + 7200)
     known = {}
     for line in sys.stdin:
         request = json.loads(line)
         id = request["id"]
         if id not in known:
-            known[id] = Examination(worker, MANIFEST.get(id))
+            known[id] = Examination(Path(folder), time.monotonic() + 7200, MANIFEST.get(id))
         if "text" in request:
             answer = [asdict(outcome) for outcome in examine(request["text"].encode(), known[id])]
         else:
@@ -727,8 +725,7 @@ def test_what_passed_once_stays_on_the_list(script, answers):
 
 
 @pytest.mark.parametrize("content", [
-    "", "{", "[]", "null", '{"01": 3}', '{"01": {"passed": "many"}}', '{"01": {"unknown": 1}}',
-    '{"01": {"hints": {"Muon": "x"}}}', '{"01": {"failing": {"Muon": 1}}}', "\udcff",
+    "", "{", "[]", "null", '{"01": 3}', '{"01": {"unknown": 1}}', "\udcff",
 ])
 def test_broken_progress_starts_anew(content, script, capsys):
     file = script.parent / progress.FILE
@@ -787,9 +784,9 @@ def test_the_code_names_no_milestone():
     (["01", "--script", "nowhere.py"], 1, "there is no nowhere.py; --take makes one: "
      "python tools/check_train.py 00 --take --script nowhere.py\n"),
     (["01", "--hint", "--script", "nowhere.py"], 1, "there is no nowhere.py"),
-    (["01", "--take", "--script", "nowhere/x.py"], 1, "there is no folder nowhere for x.py\n"),
+    (["01", "--take", "--script", "nowhere/x.py"], 1,
+     "nowhere/x.py cannot be written: No such file or directory\n"),
     (["01", "--script", "."], 1, " is a folder, not a script; name the file in it\n"),
-    (["01", "--script", "x.txt"], 1, "x.txt is not the name of a script: it ends with .py\n"),
     (["02", "--take", "--script", MANIFEST.get("01").script], 1, "is a milestone itself"),
 ])
 def test_a_wrong_command_line_is_one_line(arguments, code, message, tmp_path):

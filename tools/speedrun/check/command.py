@@ -7,7 +7,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +50,8 @@ def open_learner(script: Path | None, milestone: Milestone | None = None) -> Lea
     """The Learner of a script (None: that of the milestone's chain in train/), which need not exist
     yet; milestone: what it is to become (None: one of the first chain).
 
-    No progress is kept beside a milestone's own script. Raises UserError, one line, if there can be
-    no script of that name or its progress cannot be read.
+    No progress is kept beside a milestone's own script. Raises UserError, one line, if it is a
+    folder or its progress cannot be read.
     """
     manifest = load_manifest()
     chain = (milestone or manifest.written()[0]).chain
@@ -61,14 +61,8 @@ def open_learner(script: Path | None, milestone: Milestone | None = None) -> Lea
     script = script.absolute()
     if script.is_dir():
         raise UserError(f"{short(script)} is a folder, not a script; name the file in it")
-    if script.suffix != ".py":
-        raise UserError(f"{short(script)} is not the name of a script: it ends with .py")
-    if not script.parent.is_dir():
-        raise UserError(f"there is no folder {short(script.parent)} for {script.name}")
     own = script.resolve() in [m.script for m in manifest.written()]
     progress = Progress(None if own else script.parent / FILE)
-    if progress.note:
-        print(progress.note, file=sys.stderr)
     return Learner(script, progress, Screen(sys.stdout), chain)
 
 
@@ -121,11 +115,10 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
         os.environ |= dict(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1",
                            TORCHINDUCTOR_CACHE_DIR=folder)
         from speedrun.check.examine import Examination, examine
-        from speedrun.check.worker import Worker
 
-        worker = Worker(Path(folder), time.monotonic() + limit)
         try:
-            yield from examine(source, Examination(worker, milestone))
+            deadline = time.monotonic() + limit
+            yield from examine(source, Examination(Path(folder), deadline, milestone))
         except TimeoutError:
             yield Outcome("time", f"an answer within {limit:g} s", "none: the script was stopped",
                           "--timeout gives it more time.")
@@ -175,7 +168,8 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
     hint = hint_of(name, milestone)
     level = hint.next_level(min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
     print_hint(hint, milestone, level)
-    standing.hinted(hint.block, level)
+    standing.hints[hint.block] = max(level, standing.hints.get(hint.block, 0))
+    standing.given += 1
     learner.progress.save()
     return 0
 
@@ -202,11 +196,8 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
 
 
 def _stamp(script):
-    try:
-        status = script.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    with suppress(OSError):
+        return hash_of(script)
 
 
 def take_milestone(learner: Learner, milestone: Milestone) -> int:

@@ -42,8 +42,7 @@ def differences(wanted: dict, seen: dict) -> list[Difference]:
             if words := KINDS[kind](value, seen[what][1], tolerance):
                 found.append(Difference(what, *words))
         elif not stopped:
-            text = str(value) if isinstance(value, str) else ", ".join(map(str, value)) if (
-                isinstance(value, dict | list)) else str(value)
+            text = ", ".join(value) if isinstance(value, dict | list) else str(value)
             found.append(Difference(what, _cut(text), "nothing of the kind"))
     return found
 
@@ -100,7 +99,7 @@ def _listed(texts, most=4):
 
 
 def _cut(text):
-    return text if len(text) < 90 else text[:90] + " …"
+    return text if len(text) <= 90 else f"{text[:90]} …"
 
 
 def _numbers(wanted, seen, tolerance):
@@ -178,7 +177,7 @@ def _spread(wanted, seen, tolerance):
 def _log(wanted, seen, _):
     for a, b in zip_longest(wanted, seen):
         if a is None or b is None:
-            return tuple("no more lines" if line is None else f"the line `{line[:90]}`"
+            return tuple("no more lines" if line is None else f"the line `{_cut(line)}`"
                          for line in (a, b))
         name, fields = _json(a)
         if fields and _json(b)[0] == name:  # more fields do no harm
@@ -186,7 +185,7 @@ def _log(wanted, seen, _):
                 return f"in the line `{name}:` {words[0]}", words[1]
         elif NUMBER.split(a) != NUMBER.split(b) or not all(map(
                 _close, NUMBER.findall(a), NUMBER.findall(b))):
-            return f"the line `{a[:90]}`", f"`{b[:90]}`"
+            return f"the line `{_cut(a)}`", f"`{_cut(b)}`"
 
 
 def _json(line):

@@ -13,7 +13,7 @@ from speedrun.check.differences import Difference, alike, differences
 from speedrun.check.outcome import Outcome
 from speedrun.check.slips import slips_of
 from speedrun.check.transplant import Mixture, Verdict, judge
-from speedrun.check.worker import Task, Worker
+from speedrun.check.worker import Task, run, write_shards
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.scripts.find import code_hash, default_hyperparameters
 
@@ -42,12 +42,12 @@ def odd_values(milestone: Milestone) -> dict[str, object]:
 
 
 class Examination:
-    """A milestone, beside which scripts are set. worker: runs the jobs; its folder takes the
-    scripts. Raises, like all its methods, TimeoutError when the worker's time is up."""
+    """A milestone, beside which scripts are set, in folders below `folder`. What runs scripts
+    raises TimeoutError when they have run to `deadline`, a point in time of time.monotonic."""
 
-    def __init__(self, worker: Worker, milestone: Milestone):
-        self.worker, self.milestone = worker, milestone
-        self.values = odd_values(milestone)
+    def __init__(self, folder: Path, deadline: float, milestone: Milestone):
+        self.folder, self.deadline, self.values = folder, deadline, odd_values(milestone)
+        write_shards(folder / "shards")
         self.text = milestone.script.read_text(encoding="utf-8")
         self.options: dict[str, dict] = {}  # of the jobs
         self.limits: dict[str, float] = {}  # of the jobs, in seconds
@@ -65,8 +65,6 @@ class Examination:
         self.options["model"] = dict(calls=found["updates"].folder / "calls.pt", machine=machine)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
         for job, result in found.items():
-            if not result.observations:
-                raise RuntimeError(f"{self.milestone.name}: nothing seen in {job}")
             self.limits[job] = LIMIT_S + SLOWER * result.seconds
         return found
 
@@ -112,7 +110,7 @@ class Examination:
 
     def write(self, text: str) -> Path:
         """A script of this text, in a folder of its own."""
-        script = Path(tempfile.mkdtemp(dir=self.worker.folder), "train_gpt.py")
+        script = Path(tempfile.mkdtemp(dir=self.folder), "train_gpt.py")
         script.write_text(text, encoding="utf-8")
         return script
 
@@ -120,14 +118,14 @@ class Examination:
         """{job: Task} of each script, all at their end."""
         tasks = [{job: Task(script, job, self.values, self.limits.get(job, REFERENCE_S),
                             self.options.get(job, {})) for job in jobs} for script in scripts]
-        self.worker.run([task for some in tasks for task in some.values()])
+        run([task for some in tasks for task in some.values()], self.deadline)
         return tasks
 
 
 def located(difference: Difference, origin: list[tuple[str, int]]) -> Difference:
     """A difference of a mixed script, with the learner's own line number, or 0 where the line is
     the milestone's."""
-    if not difference.line or difference.line > len(origin):
+    if not difference.line:
         return difference
     owner, line = origin[difference.line - 1]
     if owner == "learner":
@@ -166,7 +164,7 @@ def check_syntax(source: bytes) -> Outcome:
 def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
     """Yields the outcomes of a script: the looks that agree, then each block that differs.
 
-    source: the script's bytes. Raises TimeoutError when the worker's time is up.
+    source: the script's bytes. Raises TimeoutError at the examination's deadline.
     """
     syntax = check_syntax(source)
     yield syntax

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import stat
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -32,12 +33,6 @@ class Standing:
     hints: dict[str, int] = field(default_factory=dict)
     given: int = 0
 
-    def __post_init__(self):
-        kinds = dict(int=(self.passed, self.seen, self.given, *self.hints.values()),
-                     str=(self.script, *self.failing.values()), bool=(self.done, self.taken))
-        if any(type(value).__name__ != kind for kind, some in kinds.items() for value in some):
-            raise TypeError("not what was written")
-
     @property
     def next(self) -> str:
         """The first block that failed, or ""."""
@@ -58,18 +53,13 @@ class Standing:
             if now is None or now != before.get(block, now):
                 del self.hints[block]
 
-    def hinted(self, block: str, level: int) -> None:
-        """Notes that a hint was given."""
-        self.hints[block] = max(level, self.hints.get(block, 0))
-        self.given += 1
-
 
 class Progress:
-    """The standing of each milestone, {id: Standing}; `note` says that the file could not be read
-    and is started anew, or is "". Without a file (None) nothing is kept."""
+    """The standing of each milestone, {id: Standing}, started anew (and a note says so) where the
+    file holds something else. Without a file (None) nothing is kept."""
 
     def __init__(self, file: Path | None):
-        self.file, self.note = file, ""
+        self.file = file
         self.standings: dict[str, Standing] = {}
         try:
             text = file.read_text(encoding="utf-8") if file else "{}"
@@ -80,7 +70,7 @@ class Progress:
             raise UserError(f"{file}, where the progress is kept, cannot be read: "
                             f"{error.strerror}; move it away") from None
         except (ValueError, TypeError, AttributeError):
-            self.note = f"note: {file.name} could not be read; progress starts anew"
+            print(f"note: {file.name} could not be read; progress starts anew", file=sys.stderr)
 
     def of(self, id: str) -> Standing:
         """The standing of a milestone, an empty one if there is none yet."""

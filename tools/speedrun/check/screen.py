@@ -12,7 +12,6 @@ from speedrun.check.outcome import Outcome
 
 NARROWEST, WIDEST, PIPE = 30, 100, 100  # columns of text
 _fold = partial(textwrap.wrap, break_on_hyphens=False)
-LABELS = {"expected": "expected", "got": "got", "meaning": ""}
 
 
 class Screen:
@@ -33,12 +32,11 @@ class Screen:
         """A command line, in one piece, so that it can be copied."""
         self.console.print(Text(f"    {text}"))
 
-    def text(self, text: str, indent: str = "") -> None:
+    def text(self, text: str) -> None:
         """Several lines, each folded for itself; those that begin with a number are steps."""
         for line in text.split("\n"):
-            hanging = indent + ("   " if line[:1].isdigit() else "")  # below a numbered step
-            for part in _fold(line, self.width, initial_indent=indent,
-                              subsequent_indent=hanging) or [""]:
+            hanging = "   " if line[:1].isdigit() else ""  # below a numbered step
+            for part in _fold(line, self.width, subsequent_indent=hanging):
                 self.console.print(Text(part))
 
     def outcome(self, outcome: Outcome) -> None:
@@ -47,21 +45,14 @@ class Screen:
             self.console.print(Text.assemble(("  pass  ", "green"), outcome.name))
             return
         self.console.print(Text.assemble(("  FAIL  ", "bold red"), (visible(outcome.name), "bold")))
-        for key, label in LABELS.items():
-            value = visible(getattr(outcome, key))
-            if value:
-                label = f"{label:<9}" if label else ""
-                for part in _fold(label + value, self.width - 8,
-                                  subsequent_indent=" " * len(label)):
-                    self.console.print(Text(f"        {part}"))
+        for label, value in (("expected ", outcome.expected), ("got      ", outcome.got),
+                             ("", outcome.meaning)):
+            for part in _fold(label + visible(value), self.width - 8,
+                              subsequent_indent=" " * len(label)) if value else ():
+                self.console.print(Text(f"        {part}"))
 
     def standings(self, rows: list[tuple[str, str, str]]) -> None:
         """A list of milestones: mark, name and state."""
         width = max(len(name) for _, name, _ in rows)
         for mark, name, state in rows:
-            together = f"{mark} {name:<{width}}  {state}".rstrip()
-            if len(together) > self.width and state:
-                self.line(f"{mark} {name}")
-                self.text(state, indent="    ")
-            else:
-                self.line(together)
+            self.line(f"{mark} {name:<{width}}  {state}".rstrip())

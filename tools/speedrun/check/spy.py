@@ -68,21 +68,25 @@ def dtype_name(dtype):
 
 
 class Meter(TorchDispatchMode):
-    """Counts matrix products by phase and dtype, and readings of numbers inside the model."""
+    """Counts matrix products, those in bfloat16 and those in compiled code, and readings of numbers
+    inside the model."""
 
     def __init__(self, spy):
         super().__init__()
-        self.spy, self.work, self.readings = spy, Counter(), 0
+        self.spy, self.readings = spy, 0
+        self.work, self.low, self.compiled = Counter(), Counter(), Counter()  # {phase: operations}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name, phase = func.overloadpacket.__name__, self.spy.phase()
         if name in PRODUCTS:
             a, b = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)][-2:]
-            key = self.spy.phase(), dtype_name(a.dtype), self.spy.compiled > 0
-            self.work[key] += 2 * a.numel() * b.shape[-1]
-        elif name == "_local_scalar_dense" and self.spy.phase() in ("training", "validation"):
-            self.readings += 1
+            operations = 2 * a.numel() * b.shape[-1]
+            self.work[phase] += operations
+            self.low[phase] += operations * (a.dtype == torch.bfloat16)
+            self.compiled[phase] += operations * (self.spy.compiled > 0)
+        elif name == "_local_scalar_dense":
+            self.readings += self.spy.forward > 0
         return out
 
 
@@ -99,11 +103,11 @@ class Spy:
         self.filled, self.gradients, self.stop = filled, gradients, stop
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
         self.models, self.calls, self.losses, self.initial = [], [], [], None
-        self.kinds = {"training": set(), "validation": set()}  # of arguments, in calls of the model
+        self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
         self.numbers, self.changing = {}, set()  # the model's numbers outside of tensors
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
-        self.sent = Counter()  # bytes, {(phase, dtype): so many}
+        self.sent = Counter()  # bytes, {(whether by an optimizer, dtype): so many}
         self.masks = []  # of each call of flex_attention
         self.meter = Meter(self)
         self.forward = self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
@@ -111,10 +115,10 @@ class Spy:
         Spy.current = self
 
     def phase(self):
-        """What the script is doing: training (forward), validation, step, or other."""
+        """What the script is doing."""
         if self.depth:
-            return "step"
-        return self.pass_name if self.forward else "other"
+            return "optimizers"
+        return self.pass_name if self.forward else "backward pass"
 
     # ---- each of these stands before a function ----
 
@@ -141,7 +145,7 @@ class Spy:
                 raise Enough
         training = torch.is_grad_enabled()
         self.now += 0.01 if training else 1.0
-        self.pass_name = "training" if training else "validation"
+        self.pass_name = "training pass" if training else "validation"
         self.kinds[self.pass_name].add(", ".join(map(_kind, (*args, *kwargs.values()))))
         if training:
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
@@ -188,8 +192,8 @@ class Spy:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if tensors:
             largest = max(tensors, key=torch.Tensor.numel)
-            phase = "step" if self.depth else "other"
-            self.sent[phase, dtype_name(largest.dtype)] += largest.numel() * largest.element_size()
+            size = largest.numel() * largest.element_size()
+            self.sent[self.depth > 0, dtype_name(largest.dtype)] += size
         return function(*args, **kwargs)
 
     def distribute(self, function, net, *args, **kwargs):
@@ -224,11 +228,8 @@ class Spy:
         for name, p in self.weights(optimizer):
             if self.gradients:
                 # Not zero anywhere, of another size in each step, rows and columns alike.
-                gradient = 0.02 * number * draw(name, p, number)
-                if p.grad is None:
-                    p.grad = gradient
-                else:
-                    p.grad.copy_(gradient)
+                p.grad = torch.empty_like(p) if p.grad is None else p.grad
+                p.grad.copy_(0.02 * number * draw(name, p, number))
             self.before[name] = p.detach().clone()
 
     def after_step(self, optimizer):

@@ -86,9 +86,10 @@ def contract(module, values, note, **_):
     with note.guard("parse_args"):
         parsed = {}
         for field in dataclasses.fields(module.Hyperparameters):
-            text = str(_other(getattr(module.Hyperparameters(), field.name)))
-            value = getattr(module.parse_args([f"--{field.name}={text}"]), field.name)
-            parsed[field.name] = f"{type(value).__name__} {value!r} from --{field.name}={text}"
+            default = getattr(module.Hyperparameters(), field.name)
+            other = {int: 12345, float: 0.375, str: "other_text"}.get(type(default), not default)
+            value = getattr(module.parse_args([f"--{field.name}={other}"]), field.name)
+            parsed[field.name] = f"{type(value).__name__} {value!r} from --{field.name}={other}"
         note.note("parse_args", "has", parsed)
     with note.guard("parse_args of a wrong option"):
         note.note("parse_args of a wrong option", "has", {
@@ -116,15 +117,6 @@ def _fields(kind):
             value = f"{str(value).split('/')[0]}/..."
         found[field.name] = f"{value!r} ({type(value).__name__})"
     return found
-
-
-def _other(value):
-    """Another value of the same type."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return value + 3
-    return value * 0.5 + 0.125 if isinstance(value, float) else "other_text"
 
 
 def schedules(module, values, note, **_):
@@ -229,17 +221,17 @@ def updates(module, values, note, folder, **_):
     finally:
         for number, moves in spy.moves.items():
             note.note(f"the move in step {number}", "tensors", moves, 4e-3)
-        _note_losses(note, spy, "with gradients from outside")
-    note.note("the log of a run with gradients from outside", "log", lines)
+        _note_run(note, spy, "with gradients from outside", lines)
     for what, kinds in spy.kinds.items():
-        note.fact(f"how the model is called in {what}", "; ".join(sorted(kinds)))
+        note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
     note.fact("Python numbers of the model that change between calls",
               ", ".join(sorted(spy.changing)))
     torch.save([spy.calls[i] for i in sorted({0, len(spy.calls) - 1})],
                Path(folder).with_name("calls.pt"))
 
 
-def _note_losses(note, spy, which):
+def _note_run(note, spy, which, lines):
+    note.note(f"the log of a run {which}", "log", lines)
     losses = _losses(spy)
     note.fact(f"validate returns ({which})",
               ", ".join(sorted({type(loss).__name__ for loss in spy.losses})))
@@ -270,8 +262,7 @@ def training(module, values, note, folder, **_):
     lines = run(module, {**values, "kernel_warmup_steps": 2, "val_loss_every": 3,
                          "train_loss_every": 2, "save_checkpoint": True}, folder, spy)
     note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
-    _note_losses(note, spy, "after a kernel warm-up")
-    note.note("the log of a run after a kernel warm-up", "log", lines)
+    _note_run(note, spy, "after a kernel warm-up", lines)
     with note.guard("the checkpoint"):
         kept = torch.load(Path(folder, "checkpoint.pt"), weights_only=True)
         note.note("the checkpoint", "has", {k: type(value).__name__ for k, value in kept.items()})
@@ -289,21 +280,18 @@ def ranks(module, values, note, folder, rank, **_):
     spy = Spy()
     lines = run(module, {**values, "val_loss_every": 0, "train_loss_every": 1,
                          "kernel_warmup_steps": 1}, folder, spy, meter=True)
-    if rank == 0:
-        note.note("the log of a run on two ranks", "log", lines)
-    _note_losses(note, spy, f"two ranks, rank {rank}")
+    _note_run(note, spy, f"on two ranks, rank {rank}", [] if rank else lines)
     sys.stdout.flush()
     printed = Path(folder).with_name(f"output{rank}").read_bytes()[:1 << 22].count(b"\nstep:")
     note.fact(f"lines of steps that rank {rank} prints", printed)
     note.note(f"the weights at the end, rank {rank}", "tensors", {
         n: p.detach().float() for net in spy.models for n, p in net.named_parameters()}, 2e-2)
     steps = max(spy.steps.values(), default=1)
-    work = sum(n for (phase, *_), n in spy.meter.work.items() if phase == "step")
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
-              work // steps, 1.8)
-    for what, wanted, factor in (("optimizers", "step", 2.6),
-                                 ("gradients and losses", "other", 1.6)):
-        sent = sum(n for (phase, _), n in spy.sent.items() if phase == wanted)
+              spy.meter.work["optimizers"] // steps, 1.8)
+    for what, by_optimizer, factor in (("optimizers", True, 2.6),
+                                       ("gradients and losses", False, 1.6)):
+        sent = sum(n for (by, _), n in spy.sent.items() if by == by_optimizer)
         note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
                   sent // steps, factor)
     note.note("state", "state", {
@@ -323,27 +311,22 @@ def precision(module, values, note, folder, **_):
               _joined(spy.dtypes))
     note.note("epsilons of F.rms_norm with bf16=True", "in common",
               {f"for {dtype}": text for dtype, text in _joined(spy.epsilons).items()})
-    for phase, what in (("training", "the model's training pass"), ("validation", "validation"),
-                        ("step", "the optimizers"), ("other", "the backward pass")):
-        work = {key[1:]: n for key, n in spy.meter.work.items() if key[0] == phase}
-        total = sum(work.values())
-        if total:
-            low = sum(n for (dtype, _), n in work.items() if dtype == "bfloat16")
-            note.note(f"share of bfloat16 in the matrix products of {what}", "numbers",
-                      {"": low / total}, 0.1)
-        if total and phase != "other":
-            inside = sum(n for (_, compiled), n in work.items() if compiled)
-            note.note(f"share of compiled code in the matrix products of {what}", "at least",
-                      inside / total, 0.7)
+    meter = spy.meter
+    for phase, work in meter.work.items():
+        note.note(f"share of bfloat16 in the matrix products of the {phase}", "numbers",
+                  {"": meter.low[phase] / work}, 0.1)
+        if phase != "backward pass":  # it is compiled with the training pass
+            note.note(f"share of compiled code in the matrix products of the {phase}", "at least",
+                      meter.compiled[phase] / work, 0.7)
     note.note("share of calls of the model that are compiled", "numbers",
               {"": spy.compiled_calls / max(spy.all_calls, 1)}, 0.01)
-    note.fact("numbers that the model reads from tensors", spy.meter.readings)
+    note.fact("numbers that the model reads from tensors", meter.readings)
     states = {}
     for name, value in spy.states():
         states.setdefault(name, set()).add(dtype_name(value.dtype))
     note.note("dtypes of the optimizers' state with bf16=True", "has", _joined(states))
     note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
-        {dtype for phase, dtype in spy.sent if phase == "step"})))
+        {dtype for by_optimizer, dtype in spy.sent if by_optimizer})))
 
 
 def _joined(names):

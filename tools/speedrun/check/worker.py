@@ -34,40 +34,32 @@ POLL_S = 0.01
 ORPHAN_S = 10  # beyond its limit, after which a job ends by itself: who started it was killed
 
 
-class Worker:
-    """Runs tasks, in new folders below `folder`, up to a point in time (of time.monotonic)."""
+def run(tasks: list["Task"], deadline: float) -> None:
+    """Runs tasks to their end, as many at a time as there are cores, four at most.
 
-    def __init__(self, folder: Path, deadline: float):
-        self.folder, self.deadline, self.number = folder, deadline, 0
-        self.cores = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
-                         else os.cpu_count() or 1)
-        write_shards(folder / "shards")
-        gc.freeze()
-
-    def run(self, tasks: list["Task"]) -> None:
-        """Runs tasks to their end, several at a time.
-
-        Raises TimeoutError at the deadline. When it returns or raises, nothing runs any more.
-        """
-        waiting, running = list(tasks), []
-        try:
-            while waiting or running:
-                while waiting and (not running or waiting[0].job.world + sum(
-                        task.job.world for task in running) <= self.cores):
-                    self.number += 1
-                    running.append(waiting.pop(0))
-                    running[-1].start(self.folder / f"job{self.number}")
-                running = [task for task in running if not task.ended()]
-                if time.monotonic() > self.deadline:
-                    raise TimeoutError
-                time.sleep(POLL_S)
-        finally:
-            for task in running:
-                task.stop()
+    Raises TimeoutError at the deadline, a point in time of time.monotonic. When it returns or
+    raises, nothing runs any more.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    waiting, running = list(tasks), []
+    try:
+        while waiting or running:
+            while waiting and (not running or waiting[0].job.world + sum(
+                    task.job.world for task in running) <= min(4, cores)):
+                running.append(waiting.pop(0))
+                running[-1].start()
+            running = [task for task in running if not task.ended()]
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(POLL_S)
+    finally:
+        for task in running:
+            task.stop()
 
 
 class Task:
-    """A job of trace.JOBS, done with a script by processes, one for each rank.
+    """A job of trace.JOBS, done with a script by processes, one for each rank, in a new folder
+    beside the script's.
 
     limit: in seconds; options: further arguments of the job. When it has ended it has its
     `observations`, the `seconds` that it took, its `folder`, and whether it `hung`.
@@ -75,15 +67,16 @@ class Task:
 
     def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
         self.script, self.job, self.values = script, trace.JOBS[job], values
-        self.limit, self.options, self.hung, self.observations = limit, options, False, {}
+        self.limit, self.options, self.hung = limit, options, False
         self.alive, self.codes = {}, {}  # {process: its rank}, {rank that ended: its exit code}
 
-    def start(self, folder: Path) -> None:
-        """Starts the processes, in a new folder."""
-        self.folder, self.started = folder, time.monotonic()
+    def start(self) -> None:
+        """Starts the processes."""
+        self.folder = Path(tempfile.mkdtemp(dir=self.script.parents[1]))
+        self.started = time.monotonic()
         self.end = self.started + self.limit
-        folder.mkdir()
         sys.stdout.flush()
+        gc.freeze()
         for rank in range(self.job.world):
             if (pid := os.fork()) == 0:
                 _work(self, rank)
@@ -131,7 +124,7 @@ class Task:
                     errors.append((3 if lonely else 0, error))
                 if "state" in seen:
                     states.append(seen.pop("state")[1])
-                found = seen | found
+                found |= {what: value for what, value in seen.items() if what not in found}
             elif rank in self.codes:
                 how, words = ending(self.codes[rank]), last_words(self._output(rank))[:200]
                 how += f"; the last line that it wrote: {words}" if words else ""
@@ -218,7 +211,7 @@ def _observe(task, rank):
 def write_shards(folder: Path) -> None:
     """Writes shards whose lengths no batch divides, in another order than their names', and broken
     ones. Documents begin with token 1; a token mostly follows from the ones before."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     followers = rng.integers(2, 61, (61, 3))
 
