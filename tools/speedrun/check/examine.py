@@ -17,7 +17,7 @@ from speedrun.check.worker import Task, run, write_shards
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.scripts.find import code_hash, default_hyperparameters
 
-SIZES = Path(__file__).with_name("sizes.toml")
+SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script
 LIMIT_S, SLOWER = 8, 10  # a job may take LIMIT_S and so many times what the milestone's takes
 REFERENCE_S = 60  # for the milestone's own jobs
@@ -27,10 +27,9 @@ FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of th
 
 def odd_values(milestone: Milestone) -> dict[str, object]:
     """The hyperparameters at which the milestone and scripts like it are traced."""
-    manifest, sizes = load_manifest(), tomllib.loads(SIZES.read_text(encoding="utf-8"))
-    fixed = dict(sizes["common"])
+    manifest, fixed = load_manifest(), dict(SIZES["common"])
     for ancestor in reversed(manifest.lineage(milestone)):  # the nearest one's numbers count
-        fixed |= sizes.get("only", {}).get(ancestor.id, {})
+        fixed |= SIZES.get("only", {}).get(ancestor.id, {})
     values, tiny = {}, manifest.overrides(milestone, "tiny")
     for name, default in default_hyperparameters(milestone.script).items():
         value = fixed.get(name, tiny.get(name, default))
@@ -61,7 +60,7 @@ class Examination:
         here, there = (seen[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
         machine = [name for name in here if here[name] != there[name] and name != "compile"]
-        self.options["refusals"] = dict(machine=machine)
+        self.options["refusals"] = dict(machine=machine, trials=SIZES["refused"])
         self.options["model"] = dict(calls=found["updates"].folder / "calls.pt", machine=machine)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
         for job, result in found.items():

@@ -78,7 +78,7 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name, phase = func.overloadpacket.__name__, self.spy.phase()
+        name, phase = func.overloadpacket.__name__, self.spy.phase
         if name in PRODUCTS:
             a, b = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)][-2:]
             operations = 2 * a.numel() * b.shape[-1]
@@ -86,7 +86,7 @@ class Meter(TorchDispatchMode):
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
             self.compiled[phase] += operations * (self.spy.compiled > 0)
         elif name == "_local_scalar_dense":
-            self.readings += self.spy.forward > 0
+            self.readings += phase in self.spy.kinds
         return out
 
 
@@ -110,15 +110,9 @@ class Spy:
         self.sent = Counter()  # bytes, {(whether by an optimizer, dtype): so many}
         self.masks = []  # of each call of flex_attention
         self.meter = Meter(self)
-        self.forward = self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
-        self.pass_name = ""
+        self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
+        self.phase = "backward pass"  # what the script is doing; so far nothing
         Spy.current = self
-
-    def phase(self):
-        """What the script is doing."""
-        if self.depth:
-            return "optimizers"
-        return self.pass_name if self.forward else "backward pass"
 
     # ---- each of these stands before a function ----
 
@@ -145,8 +139,8 @@ class Spy:
                 raise Enough
         training = torch.is_grad_enabled()
         self.now += 0.01 if training else 1.0
-        self.pass_name = "training pass" if training else "validation"
-        self.kinds[self.pass_name].add(", ".join(map(_kind, (*args, *kwargs.values()))))
+        before, self.phase = self.phase, "training pass" if training else "validation"
+        self.kinds[self.phase].add(", ".join(map(_kind, (*args, *kwargs.values()))))
         if training:
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
         for name, part in net.named_modules():
@@ -156,11 +150,10 @@ class Spy:
                         self.changing.add(f"{name}.{key}".lstrip("."))
         self.all_calls += 1
         self.compiled_calls += self.compiled > 0
-        self.forward += 1
         try:
             return function(net, *args, **kwargs)
         finally:
-            self.forward -= 1
+            self.phase = before
 
     def call_compiled(self, function, *args, **kwargs):
         """What torch.compile has made is called."""
@@ -224,6 +217,7 @@ class Spy:
         self.depth += 1
         if self.depth > 1:
             return
+        self.phase = "optimizers"
         number = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         for name, p in self.weights(optimizer):
             if self.gradients:
@@ -236,6 +230,7 @@ class Spy:
         """Keeps how the weights have moved."""
         self.depth -= 1
         if not self.depth:
+            self.phase = "backward pass"
             for name, p in self.weights(optimizer):
                 self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
 

@@ -333,8 +333,9 @@ def _joined(names):
     return {key: ", ".join(sorted(some)) for key, some in names.items()}
 
 
-def refusals(module, values, note, folder, shards, machine, **_):
-    """What a run refuses to start with."""
+def refusals(module, values, note, folder, shards, machine, trials, **_):
+    """What a run refuses to start with. trials: {what is wrong: {hyperparameter: value}}; a value
+    of train_files or val_files is how the names of the shards begin."""
     seen = {}
     for switch in ("", "compile", *machine):
         # No data, no memory. What cannot be run in this way is not compared.
@@ -350,23 +351,13 @@ def refusals(module, values, note, folder, shards, machine, **_):
     used = Path(folder, "used")
     used.mkdir(parents=True)
     used.joinpath("log.txt").write_text("a log of another run\n")
-    trials = {
-        "a total_batch_size that does not divide": dict(total_batch_size=40),
-        "val_tokens that do not divide": dict(val_tokens=40),
-        "a shard that is cut short": dict(train_files=f"{shards}/cut*.bin"),
-        "a file that is no shard": dict(train_files=f"{shards}/magic*.bin"),
-        "a token beyond the vocabulary": dict(train_files=f"{shards}/beyond*.bin"),
-        "a shard with too few tokens": dict(val_files=f"{shards}/short*.bin"),
-        "a shard with no target for a step's end": dict(train_files=f"{shards}/exact*.bin"),
-        "no shard": dict(train_files=f"{shards}/none*.bin"),
-        "heads that do not divide the width": dict(num_heads=5),
-        "the folder of another run": {},
-    }
     seen = {}
-    for what, change in trials.items():
+    for what, change in {**trials, "the folder of another run": {}}.items():
+        files = {key: f"{shards}/{start}*.bin" for key, start in change.items()
+                 if key.endswith("_files")}
         here = Path(folder, what) if change else used
         try:
-            run(module, {**values, "train_steps": 1, **change}, here, Spy())
+            run(module, {**values, "train_steps": 1, **change, **files}, here, Spy())
             seen[what] = "taken"
         except Exception as error:
             own = traceback.extract_tb(error.__traceback__)[-1].filename == module.__file__

@@ -6,6 +6,7 @@ fork could wait for ever, and never runs a line of the learner's script itself.
 
 import faulthandler
 import gc
+import multiprocessing
 import os
 import pickle
 import re
@@ -14,7 +15,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ from speedrun.check import spy, trace
 from speedrun.run.failure import ending, last_words
 from speedrun.scripts.load import load_snapshot
 
+FORK = multiprocessing.get_context("fork")
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
 POLL_S = 0.01
@@ -67,52 +68,46 @@ class Task:
 
     def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
         self.script, self.job, self.values = script, trace.JOBS[job], values
-        self.limit, self.options, self.hung = limit, options, False
-        self.alive, self.codes = {}, {}  # {process: its rank}, {rank that ended: its exit code}
+        self.limit, self.options, self.ranks = limit, options, []
 
     def start(self) -> None:
         """Starts the processes."""
         self.folder = Path(tempfile.mkdtemp(dir=self.script.parents[1]))
         self.started = time.monotonic()
         self.end = self.started + self.limit
-        sys.stdout.flush()
         gc.freeze()
         for rank in range(self.job.world):
-            if (pid := os.fork()) == 0:
-                _work(self, rank)
-            os.setpgid(pid, pid)  # a group with all that it starts, out of reach of Ctrl-C
-            self.alive[pid] = rank
+            process = FORK.Process(target=_work, args=(self, rank))
+            process.start()
+            os.setpgid(process.pid, process.pid)  # with all that it starts, out of Ctrl-C's reach
+            self.ranks.append(process)
 
     def ended(self) -> bool:
-        """Whether no process runs any more; stops those whose time is up, and collects."""
-        for pid, rank in list(self.alive.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                del self.alive[pid]
-                _kill_group(pid)
-                self.codes[rank] = os.waitstatus_to_exitcode(status)
-                if self.codes[rank] != 0:
-                    self.end = min(self.end, time.monotonic() + PATIENCE_S)
-        if self.alive and time.monotonic() > self.end:
-            self.hung = not any(self.codes.values())
-            if self.hung:
-                for pid in self.alive:  # where is it?
-                    os.kill(pid, signal.SIGUSR1)
-                time.sleep(0.2)
-            self.stop()
-        if not self.alive:
-            self.seconds = time.monotonic() - self.started
-            self.observations = self._collected()
-        return not self.alive
+        """Whether it has ended; ends what has used up its time, and collects what was seen."""
+        codes = [process.exitcode for process in self.ranks]  # None of one that still runs
+        if any(codes):
+            self.end = min(self.end, time.monotonic() + PATIENCE_S)
+        if None in codes and time.monotonic() < self.end:
+            return False
+        self.hung = None in codes and not any(codes)
+        if self.hung:
+            for process in self.ranks:  # where is it?
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+        self.stop()
+        self.seconds = time.monotonic() - self.started
+        self.observations = self._collected(codes)
+        return True
 
     def stop(self) -> None:
         """Kills what still runs."""
-        for pid in self.alive:
-            _kill_group(pid)
-            os.waitpid(pid, 0)
-        self.alive = {}
+        for process in self.ranks:
+            with suppress(OSError):  # nothing of its group is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.join()
 
-    def _collected(self):
+    def _collected(self, codes):
         """The observations of all ranks together, and of what stopped them the likeliest cause."""
         found, errors, states = {}, [], []
         for rank in range(self.job.world):
@@ -125,8 +120,8 @@ class Task:
                 if "state" in seen:
                     states.append(seen.pop("state")[1])
                 found |= {what: value for what, value in seen.items() if what not in found}
-            elif rank in self.codes:
-                how, words = ending(self.codes[rank]), last_words(self._output(rank))[:200]
+            elif codes[rank] is not None:
+                how, words = ending(codes[rank]), last_words(self._output(rank))[:200]
                 how += f"; the last line that it wrote: {words}" if words else ""
                 errors.append((1, ["error", f"the process {how}", 0, ""]))
             elif self.hung:
@@ -156,44 +151,29 @@ class Task:
             return file.read().decode("utf-8", "replace")
 
 
-def _kill_group(pid):
-    with suppress(OSError):  # nothing of it is left
-        os.killpg(pid, signal.SIGKILL)
-
-
 def _work(task, rank):
     """What a forked process does: the job, then its end."""
-    code, folder = 1, task.folder
-    try:
-        os.chdir(folder)
-        null = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
-        for descriptor, stream in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(descriptor, stream)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-        signal.alarm(int(task.limit) + ORPHAN_S)
-        faulthandler.register(signal.SIGUSR1, file=output)
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of a launcher that started the command
-            os.environ.pop(name, None)
-        os.environ |= dict(CHECKED_SCRIPT=str(task.script), TMPDIR=str(folder))
-        tempfile.tempdir = str(folder)
-        world = task.job.world
-        if world > 1:
-            os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
-                               LOCAL_WORLD_SIZE=str(world), CHECKED_STORE=f"{folder}/store")
-        sys.argv = [str(task.script)]
-        torch.manual_seed(0)
-        file = folder / f"rank{rank}"
-        file.write_bytes(pickle.dumps(_observe(task, rank)))
-        os.replace(file, f"{file}.pkl")
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-        finally:
-            os._exit(code)
+    folder, world = task.folder, task.job.world
+    os.chdir(folder)
+    output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+    signal.alarm(int(task.limit) + ORPHAN_S)
+    faulthandler.register(signal.SIGUSR1, file=output)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of a launcher that started the command
+        os.environ.pop(name, None)
+    if world > 1:
+        os.environ |= dict(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                           LOCAL_WORLD_SIZE=str(world), CHECKED_STORE=f"{folder}/store")
+    os.environ |= dict(CHECKED_SCRIPT=str(task.script), TMPDIR=str(folder))
+    tempfile.tempdir, sys.argv = str(folder), [str(task.script)]
+    torch.manual_seed(0)
+    file = folder / f"rank{rank}"
+    file.write_bytes(pickle.dumps(_observe(task, rank)))
+    os.replace(file, f"{file}.pkl")
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads the script has left
 
 
 def _observe(task, rank):
@@ -210,18 +190,12 @@ def _observe(task, rank):
 
 def write_shards(folder: Path) -> None:
     """Writes shards whose lengths no batch divides, in another order than their names', and broken
-    ones. Documents begin with token 1; a token mostly follows from the ones before."""
+    ones. Documents begin with token 1."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
-    followers = rng.integers(2, 61, (61, 3))
 
     def stream(length):
-        tokens = np.ones(length, np.int64)
-        for i in range(1, length):
-            if rng.random() > 0.12:  # else a document begins
-                choice = tokens[i - 3] % 3 if i > 2 and rng.random() < 0.8 else rng.integers(3)
-                tokens[i] = followers[tokens[i - 1], choice]
-        return tokens
+        return np.where(rng.random(length) < 0.12, 1, rng.integers(2, 61, length))
 
     def write(name, tokens, magic=20240520, count=None):
         header = np.zeros(256, "<i4")
