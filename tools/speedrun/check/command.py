@@ -17,7 +17,7 @@ from speedrun.check.hints import LEVELS, hint_of, print_hint
 from speedrun.check.outcome import Outcome
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Screen
-from speedrun.history.manifest import ManifestError, Milestone, load_manifest
+from speedrun.history.manifest import Milestone, load_manifest
 
 POLL_S = 0.3
 
@@ -68,10 +68,7 @@ def open_learner(script: Path | None, milestone: Milestone | None = None) -> Lea
 
 def find_milestone(id: str) -> Milestone:
     """The written milestone called `id`. Raises UserError, one line, if there is none."""
-    try:
-        milestone = load_manifest().get(id)
-    except ManifestError as error:
-        raise UserError(f"{error} (--list shows all)") from None
+    milestone = load_manifest().get(id)
     if not milestone.written:
         raise UserError(f"milestone {milestone.name} is not written yet; --list shows what is")
     return milestone
@@ -209,9 +206,7 @@ def take_milestone(learner: Learner, milestone: Milestone) -> int:
     kept = take(learner.script, milestone)
     learner.progress.of(milestone.id).taken = True
     learner.progress.save()
-    if kept:
-        told = f"now; yours is kept: {short(kept)}"
-    else:
-        told = "already; nothing to do" if existed else "now"
-    learner.screen.line(f"{name} is {milestone.name} {told}")
+    state = "already; nothing to do" if existed and not kept else "now"
+    state += f"; yours is kept: {short(kept)}" if kept else ""
+    learner.screen.line(f"{name} is {milestone.name} {state}")
     return 0

@@ -65,10 +65,8 @@ def _fact(wanted, seen, _):
 
 def _has(wanted, seen, _):
     """All that is wanted, {name: text}; more does no harm."""
-    lacks = [name for name in wanted if name not in seen]
-    other = [name for name in wanted if name in seen and seen[name] != wanted[name]]
-    if lacks or other:
-        names = [*lacks, *other]
+    names = [name for name in wanted if seen.get(name) != wanted[name]]
+    if names:
         return (_listed([_named(name, wanted[name]) for name in names]),
                 _listed([_named(name, seen[name]) if name in seen else f"no {name}"
                          for name in names]))
@@ -129,8 +127,9 @@ def _other_names(wanted, seen):
         got += [f"also {_listed(extra)}"] if extra else []
         return _listed(list(wanted)), "; ".join(got)
     for name, a in wanted.items():
-        if a.shape != seen[name].shape:
-            return f"{name} of shape {tuple(a.shape)}", f"shape {tuple(seen[name].shape)}"
+        b = seen[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{name}: {tuple(a.shape)}, {a.dtype}", f"{tuple(b.shape)}, {b.dtype}"
 
 
 def _tensors(wanted, seen, tolerance):
@@ -161,12 +160,7 @@ def _spread(wanted, seen, tolerance):
     if words := _other_names(wanted, seen):
         return words
     for name, a in wanted.items():
-        b = seen[name]
-        if a.dtype != b.dtype:
-            return f"{name}: {a.dtype}", str(b.dtype)
-        if torch.equal(a, b):
-            continue
-        a, b = a.float().flatten(), b.float().flatten()
+        a, b = a.float().flatten(), seen[name].float().flatten()
         apart = (a.quantile(LEVELS) - b.quantile(LEVELS)).abs().max().item()
         if apart > tolerance * a.std(correction=0).item() + 1e-6:
             told = [f"from {t.min():.3g} to {t.max():.3g}, standard deviation "

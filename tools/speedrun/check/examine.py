@@ -63,8 +63,7 @@ class Examination:
         self.options["refusals"] = dict(machine=machine, trials=SIZES["refused"])
         self.options["model"] = dict(calls=found["updates"].folder / "calls.pt", machine=machine)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
-        for job, result in found.items():
-            self.limits[job] = LIMIT_S + SLOWER * result.seconds
+        self.limits = {job: LIMIT_S + SLOWER * task.seconds for job, task in found.items()}
         return found
 
     def differing(self, text: str) -> dict[str, list[Difference]]:
@@ -97,14 +96,14 @@ class Examination:
         """The words of the slip that shows just what the verdict's one block shows, or ""."""
         (name,) = verdict.names
         mine = code_hash(self.write(mixture.script((name,))[0]))
-        slips = [(slip, self.write(slip.apply(self.text))) for slip in slips_of(name, self.text)]
-        slips.sort(key=lambda pair: code_hash(pair[1]) != mine)  # the same code first
+        slips = [(self.write(text), words) for text, words in slips_of(name, self.text)]
+        slips.sort(key=lambda slip: code_hash(slip[0]) != mine)  # the same code first
         end = time.monotonic() + SLIP_BUDGET_S
-        for slip, script in slips:
+        for script, words in slips:
             if time.monotonic() < end:
                 results = self._run([script], [verdict.job])[0]
                 if alike(results[verdict.job].observations, verdict.seen):
-                    return slip.words
+                    return words
         return ""
 
     def write(self, text: str) -> Path:
@@ -124,9 +123,7 @@ class Examination:
 def located(difference: Difference, origin: list[tuple[str, int]]) -> Difference:
     """A difference of a mixed script, with the learner's own line number, or 0 where the line is
     the milestone's."""
-    if not difference.line:
-        return difference
-    owner, line = origin[difference.line - 1]
+    owner, line = origin[difference.line - 1] if difference.line else ("learner", 0)
     if owner == "learner":
         return replace(difference, line=line)
     return replace(difference, line=0, source=f"the milestone's {difference.source}")
@@ -153,10 +150,9 @@ def check_syntax(source: bytes) -> Outcome:
         return Outcome("syntax", "a Python file", f"line {line}: byte 0x{byte:02x} is not UTF-8",
                        "Save the file as UTF-8: Python and the tools read it so.")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        text = getattr(error, "msg", None) or str(error) or type(error).__name__
         line = getattr(error, "lineno", None)
-        where = f"line {line}: " if line else ""
-        return Outcome("syntax", "a Python file",
-                       f"{where}{getattr(error, 'msg', None) or error or type(error).__name__}")
+        return Outcome("syntax", "a Python file", f"line {line}: {text}" if line else text)
     return Outcome("syntax")
 
 
@@ -211,8 +207,7 @@ def _judged(examination, mixture, jobs):
             words = "Only together they show this: each of them alone fits, or stops the script."
         else:
             words = examination.diagnose(mixture, verdict)
-        where = ", ".join(filter(None, map(mixture.span, verdict.names)))
-        title = " and ".join(verdict.names) + (f" ({where})" if where else "")
+        title = f"{' and '.join(verdict.names)} ({', '.join(map(mixture.span, verdict.names))})"
         outcomes.append(Outcome(title, *in_words(verdict.difference), words, part,
                                 verdict.names[0]))
     return outcomes

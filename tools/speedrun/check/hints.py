@@ -33,12 +33,12 @@ class Hint:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts of all levels but the last."""
-        return self.nudge, self.mathematics, self.steps
+        """The texts of all levels; that of the last one is made."""
+        return self.nudge, self.mathematics, self.steps, "the diff"
 
     def next_level(self, level: int) -> int:
         """The first level from `level` on that has something to say."""
-        return next(n for n in range(level, LEVELS + 1) if n == LEVELS or self.texts[n - 1])
+        return next(n for n in range(level, LEVELS + 1) if self.texts[n - 1])
 
 
 @cache

@@ -28,15 +28,12 @@ class Slip:
     since: str = ""
     until: str = ""
 
-    def applies(self, text: str) -> bool:
-        """Whether the script's block has each old text just once."""
-        block = _blocks(text).get(self.block, "")
-        return all(block.count(old) == 1 for old, _ in ((self.old, self.new), *self.more))
-
-    def apply(self, text: str) -> str:
-        """The script, to which the slip applies, with the slip in it."""
-        block = edited = _blocks(text)[self.block]
+    def apply(self, text: str) -> str | None:
+        """The script with the slip in it, or None if its block has not each old text just once."""
+        block = edited = _blocks(text).get(self.block, "")
         for old, new in ((self.old, self.new), *self.more):
+            if block.count(old) != 1:
+                return None
             edited = edited.replace(old, new)
         return text.replace(block, edited, 1)
 
@@ -54,7 +51,7 @@ def load_slips() -> tuple[Slip, ...]:
                  for entry in entries)
 
 
-def slips_of(block: str, text: str) -> list[Slip]:
-    """The slips of a block that fit a milestone's text and have words."""
-    return [slip for slip in load_slips()
-            if slip.block == block and slip.words and slip.applies(text)]
+def slips_of(block: str, text: str) -> list[tuple[str, str]]:
+    """[(script, words)] of the slips of a block that fit a milestone's text and have words."""
+    return [(edited, slip.words) for slip in load_slips()
+            if slip.block == block and slip.words and (edited := slip.apply(text))]

@@ -17,10 +17,7 @@ import torch.distributed as dist
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.attention import flex_attention
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer as optim
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -107,7 +104,7 @@ class Spy:
         self.numbers, self.changing = {}, set()  # the model's numbers outside of tensors
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
-        self.sent = Counter()  # bytes, {(whether by an optimizer, dtype): so many}
+        self.sent = Counter()  # bytes, {(for what, dtype): so many}
         self.masks = []  # of each call of flex_attention
         self.meter = Meter(self)
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
@@ -186,7 +183,8 @@ class Spy:
         if tensors:
             largest = max(tensors, key=torch.Tensor.numel)
             size = largest.numel() * largest.element_size()
-            self.sent[self.depth > 0, dtype_name(largest.dtype)] += size
+            what = "optimizers" if self.depth else "gradients and losses"
+            self.sent[what, dtype_name(largest.dtype)] += size
         return function(*args, **kwargs)
 
     def distribute(self, function, net, *args, **kwargs):
@@ -277,8 +275,8 @@ def stand_ins():
     for clock in CLOCKS:
         setattr(time, clock, lambda: Spy.current.now)
         setattr(time, f"{clock}_ns", lambda: int(Spy.current.now * 1e9))
-    register_optimizer_step_pre_hook(lambda optimizer, *_: Spy.current.before_step(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, *_: Spy.current.after_step(optimizer))
+    optim.register_optimizer_step_pre_hook(lambda o, *_: Spy.current.before_step(o))
+    optim.register_optimizer_step_post_hook(lambda o, *_: Spy.current.after_step(o))
     torch.compile = _compile
     tell(torch.nn.functional, "rms_norm", "norm")
     tell(flex_attention, "flex_attention", "attend")

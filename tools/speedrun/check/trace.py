@@ -147,10 +147,6 @@ def model(module, values, note, calls, machine, **_):
         fill(net, scale)
         return net
 
-    def note_logits(what, logits, tolerance):
-        note.note(what, "tensors", {"logits": logits.float()}, tolerance)
-        note.fact(f"dtype of the {what}", logits.dtype)
-
     with note.guard("the tensors at the record's sizes"), torch.device("meta"):
         net = module.GPT(module.Hyperparameters())
         note.note("the tensors at the record's sizes", "same", {
@@ -183,7 +179,7 @@ def model(module, values, note, calls, machine, **_):
         with note.guard(what), torch.no_grad():
             net = make(scale)
             logits = net(some)
-            note_logits(what, logits, tolerance)
+            note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
     longer = inputs.repeat(1, LONGER)  # bfloat16 is too coarse for large angles, say
     for field in machine:
@@ -196,7 +192,7 @@ def model(module, values, note, calls, machine, **_):
             spy = Spy()
             logits = make(**switched)(longer)
             loose = logits.dtype == torch.bfloat16 or "bf16" in field
-            note_logits(what, logits, 4e-2 if loose else 1e-3)
+            note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
             note.fact(f"{what} are rounded to bfloat16", _is_rounded(logits))
             note.fact(f"flex_attention is called with {field}=True", bool(spy.masks))
             if spy.masks:
@@ -266,8 +262,7 @@ def training(module, values, note, folder, **_):
     with note.guard("the checkpoint"):
         kept = torch.load(Path(folder, "checkpoint.pt"), weights_only=True)
         note.note("the checkpoint", "has", {k: type(value).__name__ for k, value in kept.items()})
-        note.note("the weights at the end", "tensors",
-                  {k: v.float() for k, v in kept["model"].items()}, 2e-2)
+        note.note("the weights at the end", "tensors", kept["model"], 2e-2)
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
 
 
@@ -285,13 +280,12 @@ def ranks(module, values, note, folder, rank, **_):
     printed = Path(folder).with_name(f"output{rank}").read_bytes()[:1 << 22].count(b"\nstep:")
     note.fact(f"lines of steps that rank {rank} prints", printed)
     note.note(f"the weights at the end, rank {rank}", "tensors", {
-        n: p.detach().float() for net in spy.models for n, p in net.named_parameters()}, 2e-2)
+        n: p.detach() for net in spy.models for n, p in net.named_parameters()}, 2e-2)
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
               spy.meter.work["optimizers"] // steps, 1.8)
-    for what, by_optimizer, factor in (("optimizers", True, 2.6),
-                                       ("gradients and losses", False, 1.6)):
-        sent = sum(n for (by, _), n in spy.sent.items() if by == by_optimizer)
+    for what, factor in (("optimizers", 2.6), ("gradients and losses", 1.6)):
+        sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
         note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
                   sent // steps, factor)
     note.note("state", "state", {
@@ -326,7 +320,7 @@ def precision(module, values, note, folder, **_):
         states.setdefault(name, set()).add(dtype_name(value.dtype))
     note.note("dtypes of the optimizers' state with bf16=True", "has", _joined(states))
     note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
-        {dtype for by_optimizer, dtype in spy.sent if by_optimizer})))
+        {dtype for what, dtype in spy.sent if what == "optimizers"})))
 
 
 def _joined(names):

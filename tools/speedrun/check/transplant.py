@@ -54,8 +54,6 @@ class Mixture:
 
     def span(self, name: str) -> str:
         """The learner's lines of a block, as in `lines 120-160`."""
-        if name not in self.learner:
-            return ""
         first, last = _lines(self.learner[name])
         return f"line {first}" if last == first else f"lines {first}-{last}"
 

@@ -32,7 +32,7 @@ FORK = multiprocessing.get_context("fork")
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
 POLL_S = 0.01
-ORPHAN_S = 10  # beyond its limit, after which a job ends by itself: who started it was killed
+GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by itself
 
 
 def run(tasks: list["Task"], deadline: float) -> None:
@@ -68,13 +68,13 @@ class Task:
 
     def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
         self.script, self.job, self.values = script, trace.JOBS[job], values
-        self.limit, self.options, self.ranks = limit, options, []
+        self.limit, self.options, self.ranks, self.hung = limit, options, [], False
 
     def start(self) -> None:
         """Starts the processes."""
         self.folder = Path(tempfile.mkdtemp(dir=self.script.parents[1]))
         self.started = time.monotonic()
-        self.end = self.started + self.limit
+        self.end = self.started + self.limit + GRACE_S
         gc.freeze()
         for rank in range(self.job.world):
             process = FORK.Process(target=_work, args=(self, rank))
@@ -83,18 +83,12 @@ class Task:
             self.ranks.append(process)
 
     def ended(self) -> bool:
-        """Whether it has ended; ends what has used up its time, and collects what was seen."""
+        """Whether it has ended, if need be by force; it has its observations then."""
         codes = [process.exitcode for process in self.ranks]  # None of one that still runs
         if any(codes):
             self.end = min(self.end, time.monotonic() + PATIENCE_S)
         if None in codes and time.monotonic() < self.end:
             return False
-        self.hung = None in codes and not any(codes)
-        if self.hung:
-            for process in self.ranks:  # where is it?
-                if process.is_alive():
-                    os.kill(process.pid, signal.SIGUSR1)
-            time.sleep(0.2)
         self.stop()
         self.seconds = time.monotonic() - self.started
         self.observations = self._collected(codes)
@@ -110,8 +104,8 @@ class Task:
     def _collected(self, codes):
         """The observations of all ranks together, and of what stopped them the likeliest cause."""
         found, errors, states = {}, [], []
-        for rank in range(self.job.world):
-            file = self.folder / f"rank{rank}.pkl"
+        for rank, code in enumerate(codes):
+            file, output = self.folder / f"rank{rank}.pkl", self._output(rank)
             if file.exists():
                 seen = pickle.loads(file.read_bytes())
                 if error := seen.pop(self.job.what, None):
@@ -120,13 +114,14 @@ class Task:
                 if "state" in seen:
                     states.append(seen.pop("state")[1])
                 found |= {what: value for what, value in seen.items() if what not in found}
-            elif codes[rank] is not None:
-                how, words = ending(codes[rank]), last_words(self._output(rank))[:200]
+            elif code is None or "Timeout (" in output:
+                self.hung = True
+                how = f"no end: still running after {self.limit:.0f} s"
+                errors.append((2, ["error", how, *self._place(output)]))
+            else:
+                how, words = ending(code), last_words(output)[:200]
                 how += f"; the last line that it wrote: {words}" if words else ""
                 errors.append((1, ["error", f"the process {how}", 0, ""]))
-            elif self.hung:
-                how = f"no end: still running after {self.limit:.0f} s"
-                errors.append((2, ["error", how, *self._place(rank)]))
         if errors:
             found[self.job.what] = min(errors, key=lambda error: error[0])[1]
         if len(states) > 1:
@@ -136,10 +131,9 @@ class Task:
                 "at least", own, 0.8]
         return found
 
-    def _place(self, rank):
-        """Number and text of the script's line in which a rank was when it was stopped."""
-        place = re.search(rf'File "{re.escape(str(self.script))}", line (\d+)',
-                          self._output(rank))
+    def _place(self, output):
+        """Number and text of the script's line in which a rank was at the end of its time."""
+        place = re.search(rf'File "{re.escape(str(self.script))}", line (\d+)', output)
         number = int(place[1]) if place else 0
         lines = ["", *self.script.read_text(encoding="utf-8").split("\n")]
         return number, lines[number].strip()[:100]
@@ -147,7 +141,7 @@ class Task:
     def _output(self, rank):
         """The end of what a rank wrote."""
         with open(self.folder / f"output{rank}", "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 4000))
+            file.seek(max(0, os.path.getsize(file.name) - 20_000))
             return file.read().decode("utf-8", "replace")
 
 
@@ -159,8 +153,7 @@ def _work(task, rank):
     for stream in (1, 2):
         os.dup2(output, stream)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    signal.alarm(int(task.limit) + ORPHAN_S)
-    faulthandler.register(signal.SIGUSR1, file=output)
+    faulthandler.dump_traceback_later(task.limit, exit=True, file=output)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of a launcher that started the command
         os.environ.pop(name, None)
     if world > 1:
@@ -194,18 +187,16 @@ def write_shards(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
 
-    def stream(length):
-        return np.where(rng.random(length) < 0.12, 1, rng.integers(2, 61, length))
-
-    def write(name, tokens, magic=20240520, count=None):
+    def write(name, length, shift=0, magic=20240520, count=None):
+        tokens = np.where(rng.random(length) < 0.12, 1, rng.integers(2, 61, length)) + shift
         header = np.zeros(256, "<i4")
-        header[:3] = magic, 1, len(tokens) if count is None else count
+        header[:3] = magic, 1, count or length
         (folder / f"{name}.bin").write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
 
     for name, length in (("train_3", 140), ("train_1", 300), ("train_2", 390), ("val_0", 301)):
-        write(name, stream(length))
-    write("cut", stream(500), count=600)
-    write("magic", stream(500), magic=1)
-    write("beyond", stream(500) + 61)
-    write("short", stream(100))
-    write("exact", stream(128))  # as many as a step takes, and no target for the last one
+        write(name, length)
+    write("cut", 500, count=600)
+    write("magic", 500, magic=1)
+    write("beyond", 500, shift=61)
+    write("short", 100)
+    write("exact", 128)  # as many as a step takes, and no target for the last one
