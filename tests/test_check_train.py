@@ -742,8 +742,9 @@ def test_broken_progress_starts_anew(content, script, capsys):
 
 def test_a_folder_for_progress_is_one_line(script):
     script.with_name(progress.FILE).mkdir()
-    with pytest.raises(UserError, match="cannot be read: Is a directory; move it away"):
-        open_learner(script)
+    ended = command("--list", "--script", script)
+    assert ended.returncode == 1
+    assert re.fullmatch(r"error: .*Is a directory: '.*progress.json'\n", ended.stderr)
 
 
 def test_progress_is_written_whole_or_not_at_all(script, monkeypatch):

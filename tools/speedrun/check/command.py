@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -76,11 +77,12 @@ def find_milestone(id: str) -> Milestone:
 
 def show_list(learner: Learner) -> int:
     """Shows the chain's written milestones and how far the script is; returns the exit code."""
-    rows = []
-    for m in load_manifest().of_chain(learner.chain):
-        standing = learner.progress.of(m.id)
-        rows.append(("x" if standing.done else " ", f"{m.id} {m.title}", _state(standing)))
-    learner.screen.standings(rows)
+    names = {m.id: f"{m.id} {m.title}" for m in load_manifest().of_chain(learner.chain)}
+    width = max(map(len, names.values()))
+    for id, name in names.items():
+        standing = learner.progress.of(id)
+        mark = "x" if standing.done else " "
+        learner.screen.line(f"{mark} {name:<{width}}  {_state(standing)}".rstrip())
     return 0
 
 
@@ -123,15 +125,14 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
 
 def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     """Checks the script, shows what comes and keeps it; returns whether all passed."""
-    outcomes, current, part = [], hash_of(learner.existing()), ""
+    outcomes, current = [], hash_of(learner.existing())
     learner.screen.line(f"{short(learner.script)} against {milestone.name}", "bold")
     with closing(check(learner.script, milestone, limit)) as found:
-        for outcome in found:
-            if outcome.part != part:
-                part = outcome.part
-                learner.screen.line(part)
-            learner.screen.outcome(outcome)
-            outcomes.append(outcome)
+        for part, some in groupby(found, key=lambda outcome: outcome.part):
+            learner.screen.line(part)
+            for outcome in some:
+                learner.screen.outcome(outcome)
+                outcomes.append(outcome)
     learner.progress.of(milestone.id).record(outcomes, current)
     learner.progress.save()
     passed = sum(outcome.passed for outcome in outcomes)
@@ -178,10 +179,8 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
         while True:
             stamp = _stamp(learner.script)
             if stamp is not None:
-                try:
+                with suppress(FileNotFoundError):  # an editor is just replacing it
                     check_once(learner, milestone, limit)
-                except FileNotFoundError:  # an editor is just replacing it
-                    stamp = None
                 learner.screen.line("Watching; Ctrl-C ends it.")
                 sys.stdout.flush()
             while _stamp(learner.script) in (stamp, None):

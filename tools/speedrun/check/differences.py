@@ -199,16 +199,12 @@ def _close(a, b):
 
 def _at_most(wanted, seen, factor):
     if seen > wanted * factor + 64:
-        return f"{_amount(wanted)}, or not much more", _amount(seen)
+        return f"{wanted:,}, or not much more", f"{seen:,}"
 
 
 def _at_least(wanted, seen, factor):
     if seen < wanted * factor:
-        return f"{_amount(wanted)}, or not much less", _amount(seen)
-
-
-def _amount(value):
-    return f"{value:,}" if isinstance(value, int) else f"{value:.0%}"
+        return f"{wanted:,}, or not much less", f"{seen:,}"
 
 
 KINDS = {"fact": _fact, "has": _has, "same": _same, "in common": _in_common, "numbers": _numbers,

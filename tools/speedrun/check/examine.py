@@ -5,6 +5,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from speedrun.check.slips import slips_of
 from speedrun.check.transplant import Mixture, Verdict, judge
 from speedrun.check.worker import Task, run, write_shards
 from speedrun.history.manifest import Milestone, load_manifest
-from speedrun.scripts.find import code_hash, default_hyperparameters
+from speedrun.scripts.find import default_hyperparameters
 
 SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script
@@ -95,13 +96,15 @@ class Examination:
     def diagnose(self, mixture: Mixture, verdict: Verdict) -> str:
         """The words of the slip that shows just what the verdict's one block shows, or ""."""
         (name,) = verdict.names
-        mine = code_hash(self.write(mixture.script((name,))[0]))
-        slips = [(self.write(text), words) for text, words in slips_of(name, self.text)]
-        slips.sort(key=lambda slip: code_hash(slip[0]) != mine)  # the same code first
+        lines = mixture.script((name,))[0].split("\n")
+
+        def likeness(slip):
+            return SequenceMatcher(None, lines, slip[0].split("\n"), autojunk=False).ratio()
+
         end = time.monotonic() + SLIP_BUDGET_S
-        for script, words in slips:
+        for text, words in sorted(slips_of(name, self.text), key=likeness, reverse=True):
             if time.monotonic() < end:
-                results = self._run([script], [verdict.job])[0]
+                results = self._run([self.write(text)], [verdict.job])[0]
                 if alike(results[verdict.job].observations, verdict.seen):
                     return words
         return ""
@@ -131,13 +134,11 @@ def located(difference: Difference, origin: list[tuple[str, int]]) -> Difference
 
 def in_words(difference: Difference) -> tuple[str, str]:
     """expected and got of a difference, for people."""
-    got = difference.got
+    got, source = difference.got, difference.source
     if difference.line:
         got = f"line {difference.line}: {got.removeprefix('it stops: ')}"
-        got += f", at `{difference.source}`" if difference.source else ""
-    elif difference.source:
-        got += f", at {difference.source}"
-    return f"{difference.what}: {difference.expected}", got
+        source = source and f"`{source}`"
+    return f"{difference.what}: {difference.expected}", f"{got}, at {source}" if source else got
 
 
 def check_syntax(source: bytes) -> Outcome:

@@ -66,9 +66,6 @@ class Progress:
             self.standings = {id: Standing(**raw) for id, raw in json.loads(text).items()}
         except FileNotFoundError:
             pass
-        except OSError as error:
-            raise UserError(f"{file}, where the progress is kept, cannot be read: "
-                            f"{error.strerror}; move it away") from None
         except (ValueError, TypeError, AttributeError):
             print(f"note: {file.name} could not be read; progress starts anew", file=sys.stderr)
 

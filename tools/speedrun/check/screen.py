@@ -47,12 +47,6 @@ class Screen:
         self.console.print(Text.assemble(("  FAIL  ", "bold red"), (visible(outcome.name), "bold")))
         for label, value in (("expected ", outcome.expected), ("got      ", outcome.got),
                              ("", outcome.meaning)):
-            for part in _fold(label + visible(value), self.width - 8,
-                              subsequent_indent=" " * len(label)) if value else ():
+            text, hanging = label + visible(value), " " * len(label)
+            for part in _fold(text, self.width - 8, subsequent_indent=hanging) if value else []:
                 self.console.print(Text(f"        {part}"))
-
-    def standings(self, rows: list[tuple[str, str, str]]) -> None:
-        """A list of milestones: mark, name and state."""
-        width = max(len(name) for _, name, _ in rows)
-        for mark, name, state in rows:
-            self.line(f"{mark} {name:<{width}}  {state}".rstrip())

@@ -1,6 +1,7 @@
 """Known wrong edits, from slips.toml: they test the checker, and give words to what it finds."""
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from speedrun.history.blocks import split_blocks
 TABLE = Path(__file__).with_name("slips.toml")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slip:
     """A wrong edit of a block: old becomes new, and `words` say what is wrong then.
 
@@ -24,7 +25,7 @@ class Slip:
     old: str
     new: str
     words: str = ""
-    more: tuple[tuple[str, str], ...] = ()
+    more: Sequence[Sequence[str]] = ()
     since: str = ""
     until: str = ""
 
@@ -47,8 +48,7 @@ def _blocks(text):
 def load_slips() -> tuple[Slip, ...]:
     """All slips, in the order of the table. Raises TypeError for an entry that does not fit."""
     entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["slip"]
-    return tuple(Slip(**entry | {"more": tuple(map(tuple, entry.get("more", ())))})
-                 for entry in entries)
+    return tuple(Slip(**entry) for entry in entries)
 
 
 def slips_of(block: str, text: str) -> list[tuple[str, str]]:

@@ -79,10 +79,10 @@ def contract(module, values, note, **_):
     note.note("names", "has", names | {n: "" for n in CONTRACT if hasattr(module, n)})
     with note.guard("the fields of Hyperparameters"):
         note.note("the fields of Hyperparameters", "has", _fields(module.Hyperparameters))
-    with note.guard("the defaults on a machine with a GPU"):
-        with mock.patch.object(torch.cuda, "is_available", lambda: True):
-            other = runpy.run_path(module.__file__)["Hyperparameters"]
-            note.note("the defaults on a machine with a GPU", "has", _fields(other))
+    gpu = mock.patch.object(torch.cuda, "is_available", lambda: True)
+    with note.guard("the defaults on a machine with a GPU"), gpu:
+        other = runpy.run_path(module.__file__)["Hyperparameters"]
+        note.note("the defaults on a machine with a GPU", "has", _fields(other))
     with note.guard("parse_args"):
         parsed = {}
         for field in dataclasses.fields(module.Hyperparameters):
@@ -311,7 +311,7 @@ def precision(module, values, note, folder, **_):
                   {"": meter.low[phase] / work}, 0.1)
         if phase != "backward pass":  # it is compiled with the training pass
             note.note(f"share of compiled code in the matrix products of the {phase}", "at least",
-                      meter.compiled[phase] / work, 0.7)
+                      round(meter.compiled[phase] / work, 2), 0.7)
     note.note("share of calls of the model that are compiled", "numbers",
               {"": spy.compiled_calls / max(spy.all_calls, 1)}, 0.01)
     note.fact("numbers that the model reads from tensors", meter.readings)

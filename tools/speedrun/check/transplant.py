@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import indent
 
 from speedrun.history.blocks import Block, merge_names, split_blocks
 
@@ -126,10 +127,9 @@ def judge(mixture: Mixture, test: Callable[[list], list]) -> list[Verdict]:
 
     for group in _groups(mixture, [name for name in names if alone[name]]):
         (seen,) = test([group])
-        stopped = [alone[name][0].line or _stops(alone[name]) for name in group]
         if seen is None:  # they fit together
             right(group)
-        elif all(stopped) and not _stops(seen):
+        elif all(_stops(alone[name]) for name in group) and not _stops(seen):
             together(group, seen)
         elif len(group) > 2:  # the others may fit without one
             rests = [[name for name in group if name != one] for one in group]
@@ -182,8 +182,7 @@ def _fields(block):
 def _guarded(block):
     """The learner's imports, each tried for itself: one that fails is a fault of its own."""
     text = "\n".join(line for line in block.text.split("\n") if "__future__" not in line)
-    return "try:\n" + "\n".join(f"    {line}" for line in text.split("\n")) + (
-        "\n    pass\nexcept Exception:\n    pass")
+    return f"try:\n{indent(text, '    ')}\n    pass\nexcept Exception:\n    pass"
 
 
 def _is_definition(block):
