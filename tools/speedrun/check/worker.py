@@ -29,6 +29,7 @@ from speedrun.run.failure import ending, last_words
 from speedrun.scripts.load import load_snapshot
 
 FORK = multiprocessing.get_context("fork")
+torch.set_num_threads(1)  # here too: differences are looked for between the forks
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
 POLL_S = 0.01
