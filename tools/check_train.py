@@ -27,14 +27,16 @@ def main() -> int:
     milestone = command.find_milestone(args.milestone) if args.milestone else None
     learner = command.open_learner(args.script, milestone)
     if args.list:
-        return command.show_list(learner)
-    if args.take:
-        return command.take_milestone(learner, milestone)
-    if args.hint is not None:
-        return command.give_hint(learner, milestone, args.hint or None, args.block, args.timeout)
-    if args.watch:
-        return command.watch(learner, milestone, args.timeout)
-    return 0 if command.check_once(learner, milestone, args.timeout) else 1
+        command.show_list(learner)
+    elif args.take:
+        command.take_milestone(learner, milestone)
+    elif args.hint is not None:
+        command.give_hint(learner, milestone, args.hint or None, args.block, args.timeout)
+    elif args.watch:
+        command.watch(learner, milestone, args.timeout)
+    elif not command.check_once(learner, milestone, args.timeout):
+        return 1
+    return 0
 
 
 def parse_args() -> argparse.Namespace:

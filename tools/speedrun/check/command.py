@@ -75,15 +75,14 @@ def find_milestone(id: str) -> Milestone:
     return milestone
 
 
-def show_list(learner: Learner) -> int:
-    """Shows the chain's written milestones and how far the script is; returns the exit code."""
+def show_list(learner: Learner) -> None:
+    """Shows the chain's written milestones and how far the script is."""
     names = {m.id: f"{m.id} {m.title}" for m in load_manifest().of_chain(learner.chain)}
     width = max(map(len, names.values()))
     for id, name in names.items():
         standing = learner.progress.of(id)
         mark = "x" if standing.done else " "
         learner.screen.line(f"{mark} {name:<{width}}  {_state(standing)}".rstrip())
-    return 0
 
 
 def _state(standing: Standing) -> str:
@@ -147,7 +146,7 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
 
 
 def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: str | None,
-              limit: float) -> int:
+              limit: float) -> None:
     """Gives a hint to the block `name` (None: the first at fault; the script is checked anew if it
     has changed since), at a level (None: one further than last time).
 
@@ -161,7 +160,7 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
             learner.progress.save()
         if not standing.failing:
             learner.screen.line(f"All checks of {milestone.name} pass; no hint is needed.")
-            return 0
+            return
         name = standing.next
     hint = hint_of(name, milestone)
     level = hint.next_level(min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
@@ -169,11 +168,10 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
     standing.hints[hint.block] = max(level, standing.hints.get(hint.block, 0))
     standing.given += 1
     learner.progress.save()
-    return 0
 
 
-def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
-    """Checks the script now and at every change, until Ctrl-C; returns the exit code."""
+def watch(learner: Learner, milestone: Milestone, limit: float) -> None:
+    """Checks the script now and at every change, until Ctrl-C."""
     learner.existing()
     try:
         while True:
@@ -188,7 +186,6 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> int:
             print()
     except KeyboardInterrupt:
         print("\nstopped watching")
-        return 0
 
 
 def _stamp(script):
@@ -196,7 +193,7 @@ def _stamp(script):
         return hash_of(script)
 
 
-def take_milestone(learner: Learner, milestone: Milestone) -> int:
+def take_milestone(learner: Learner, milestone: Milestone) -> None:
     """Makes the milestone the learner's script and says where the old one is."""
     name = short(learner.script)
     if learner.progress.file is None:
@@ -208,4 +205,3 @@ def take_milestone(learner: Learner, milestone: Milestone) -> int:
     state = "already; nothing to do" if existed and not kept else "now"
     state += f"; yours is kept: {short(kept)}" if kept else ""
     learner.screen.line(f"{name} is {milestone.name} {state}")
-    return 0

@@ -28,10 +28,7 @@ FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of th
 
 def odd_values(milestone: Milestone) -> dict[str, object]:
     """The hyperparameters at which the milestone and scripts like it are traced."""
-    manifest, fixed = load_manifest(), dict(SIZES["common"])
-    for ancestor in reversed(manifest.lineage(milestone)):  # the nearest one's numbers count
-        fixed |= SIZES.get("only", {}).get(ancestor.id, {})
-    values, tiny = {}, manifest.overrides(milestone, "tiny")
+    values, fixed, tiny = {}, SIZES["common"], load_manifest().overrides(milestone, "tiny")
     for name, default in default_hyperparameters(milestone.script).items():
         value = fixed.get(name, tiny.get(name, default))
         if isinstance(value, float) and name not in fixed:

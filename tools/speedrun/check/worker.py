@@ -21,8 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # optimizers import it: once here, not in every job
-import torch.nn.attention.flex_attention  # noqa: F401
 
 from speedrun.check import spy, trace
 from speedrun.run.failure import ending, last_words
