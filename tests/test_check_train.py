@@ -411,6 +411,17 @@ def test_blocks_that_fit_only_together_are_right_beside_a_fault(ask):
     assert {"CausalSelfAttention", "Block", "GPT", "main: train"} <= right
 
 
+def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
+    text = edited("01", ("def __init__(self, args, rotary)", "def __init__(self, rotary, args)"),
+                  ("Block(args, rotary)", "Block(rotary, args)"),
+                  ("CausalSelfAttention(args, rotary)", "CausalSelfAttention(rotary, args)"),
+                  ("v, is_causal=True", "v, is_causal=False"))
+    found = failures(ask(id="01", text=text))
+    assert list(found) == ["CausalSelfAttention"]
+    assert found["CausalSelfAttention"].startswith("CausalSelfAttention and Block and GPT (lines ")
+    assert "Only together they show this" in found["CausalSelfAttention"]
+
+
 def test_blocks_that_are_wrong_only_together_are_named_together(ask):
     # Each helper is right by itself; the second hands a view on that the first then changes.
     text = edited("01", ("momentum_buffer.mul_(momentum).add_(grad)\n    return grad.add("
