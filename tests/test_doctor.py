@@ -4,78 +4,117 @@ Run: .venv/bin/python -m pytest tests/test_doctor.py
 """
 
 import ast
+import importlib.metadata
 import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import doctor
 from snapshots import WRITTEN
-from speedrun.doctor import machine
-from speedrun.doctor.judge import NEEDED
-from speedrun.doctor.machine import COMPILERS, REQUIREMENTS, Gpus, Packages, Torch
-from speedrun.doctor.report import print_report
-from speedrun.doctor.switches import missing_names, way_of
+from speedrun.doctor import accelerators, judge, milestones, software, storage
+from speedrun.doctor.milestones import milestone_check, missing_names
+from speedrun.doctor.report import Finding, Report, print_report
+from speedrun.doctor.software import NEEDED, REQUIREMENTS, pins
 from speedrun.history.manifest import REPOSITORY
 from speedrun.scripts.find import default_hyperparameters
 
 H100 = "NVIDIA H100 80GB HBM3"
-GIB = 2**30
-REAL_PACKAGES = machine.probe_packages()
 NAMES = [milestone.name for milestone in WRITTEN]
 WITH_FLEX = [milestone for milestone in WRITTEN
              if "use_flex_attention" in default_hyperparameters(milestone.script)]
-CPU = Torch("2.13.0+cpu", None, False, None, (), ("gloo",), True)
 
 
 class Machine:
     """A machine to report on; a CPU with everything that it needs until told otherwise."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, folder):
+        self.patch = monkeypatch.setattr
         self.monkeypatch = monkeypatch
-        pins = {**REAL_PACKAGES.pins, "torch": "2.13.0"}
-        self.has(
-            torch=(CPU, None), gpus=Gpus((), (), None), packages=Packages(pins, dict(pins), False),
-            modules=(), compilers=dict.fromkeys(COMPILERS, "/bin/cc"), cores=4,
-            memory=(32 * GIB, 30 * GIB), disk=200 * 10**9, shards=(0, 0, True),
-        )
+        self.meminfo = folder / "meminfo"
+        self.patch(storage, "MEMINFO", self.meminfo)
+        self.has_torch()
+        self.has_packages()
+        self.has(gpus=[], modules=(), compilers=True, memory=30, disk=200 * 10**9,
+                 shards=(0, 0, True))
 
-    def has(self, **findings):
-        """Replaces what the probes find, {name of the probe: its answer}."""
-        for name, finding in findings.items():
-            self.monkeypatch.setattr(machine, f"probe_{name}", lambda finding=finding: finding)
-            if name == "shards":
-                self.monkeypatch.setattr("speedrun.run.plan.has_shards",
-                                         lambda folder, finding=finding: min(finding[:2]) > 0)
+    def has(self, gpus=None, gib=80, modules=None, compilers=None, memory=None, disk=None,
+            shards=None):
+        """gpus: names; gib: memory of each; compilers: whether there are any; memory: GiB that are
+        free; disk: bytes that are free; shards: training, validation, the embedded corpus."""
+        if gpus is not None:
+            self.patch(judge, "visible_gpus", lambda: list(gpus))
+            mib = int(1024 * gib) - 441  # the driver keeps a little
+            self.patch(accelerators, "visible_memory", lambda: [mib] * len(gpus))
+        if modules is not None:
+            self.patch(accelerators, "find_spec", lambda name: name in modules or None)
+        if compilers is not None:
+            self.patch(shutil, "which", lambda program: "/bin/cc" if compilers else None)
+        if memory is not None:
+            self.meminfo.write_text(f"MemTotal: {32 * 2**20} kB\nHugePages_Total: 0\n"
+                                    f"MemAvailable:  {int(memory * 2**20)} kB\n")
+        if disk is not None:
+            self.patch(shutil, "disk_usage", lambda path: SimpleNamespace(free=disk))
+        if shards is not None:
+            for module in (storage, milestones):
+                self.patch(module, "count_shards", lambda: shards[:2])
+            self.patch(storage, "has_shards", lambda folder: shards[2])
+            self.patch("speedrun.run.plan.has_shards", lambda folder: min(shards[:2]) > 0)
 
-    def has_gpus(self, *names, gib=80, capability=(9, 0), shards=(65, 1, True), **more):
+    def has_torch(self, version="2.13.0+cpu", cuda=None, capabilities=(), backends=("gloo",),
+                  warning=None):
+        """cuda: the version that it is built for; capabilities: of the GPUs that it can use;
+        warning: what it says where it can use none."""
+
+        def is_available():
+            if warning:
+                warnings.warn(warning, stacklevel=1)
+            return bool(capabilities)
+
+        self.patch(torch, "__version__", torch.torch_version.TorchVersion(version))
+        self.patch(torch.version, "cuda", cuda)
+        self.patch(torch.cuda, "is_available", is_available)
+        self.patch(torch.cuda, "device_count", lambda: len(capabilities))
+        self.patch(torch.cuda, "get_device_capability", lambda i: capabilities[i])
+        self.patch(torch.distributed, "is_nccl_available", lambda: "nccl" in backends)
+        self.patch(torch.distributed, "is_gloo_available", lambda: "gloo" in backends)
+
+    def has_gpus(self, *names, capability=(9, 0), **more):
         """A machine with these GPUs, a torch that uses them, and shards."""
-        seen = Torch("2.13.0", "13.0", True, None, (capability,) * len(names), ("nccl", "gloo"),
-                     True)
-        self.monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        mib = (int(1024 * gib) - 441,) * len(names)  # the driver keeps a little
-        self.has(**{**dict(torch=(seen, None), gpus=Gpus(names, mib, "580.65"), shards=shards,
-                           modules=("triton",)), **more})
-        return seen
+        self.has_torch("2.13.0", "13.0", [capability] * len(names), ("nccl", "gloo"))
+        self.has(**dict(dict(gpus=names, shards=(65, 1, True), modules=("triton",)), **more))
 
-    def has_packages(self, **installed):
-        pins = REAL_PACKAGES.pins
-        self.has(packages=Packages(pins, {**pins, **installed}, False))
+    def has_packages(self, **versions):
+        """Packages as pinned, but for these versions (None: not installed)."""
+
+        def version(name):
+            if (found := versions.get(name, pins()[name])) is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return found
+
+        self.patch(importlib.metadata, "version", version)
+
+    def lacks(self, module):
+        """Makes it impossible to import a module."""
+        self.monkeypatch.setitem(sys.modules, module, None)
 
 
 @pytest.fixture
-def computer(monkeypatch):
+def computer(monkeypatch, tmp_path):
     """The Machine; snapshots are imported afresh, so that they ask it for their defaults."""
     monkeypatch.chdir(REPOSITORY)  # commands name files as seen from here
     loaded = [name for name in sys.modules if name.startswith("snapshot ")]
     for name in loaded:
         monkeypatch.delitem(sys.modules, name)
-    yield Machine(monkeypatch)
+    yield Machine(monkeypatch, tmp_path)
     for name in [name for name in sys.modules if name.startswith("snapshot ")]:
         del sys.modules[name]
 
@@ -119,7 +158,6 @@ def test_a_cpu(computer, report):
     assert lines["05_flex_attention"]["text"].startswith(
         "CPU, float32, no flex_attention (on a CPU it has no backward pass)")
     assert lines["01_muon"]["text"] == "CPU, float32; 0 of 33 shards"
-    assert lines["01_muon"]["why"] == "compile, bf16 off: torch.cuda.is_available() is False"
     assert lines["FineWeb"]["status"] == "none" and lines["FineWeb"]["do"] is None
 
 
@@ -129,15 +167,16 @@ def test_eight_h100(computer, report):
     assert code == 0 and lines["all"]["scale"] == "record"
     assert with_status(lines, "note") == with_status(lines, "none") == []
     assert lines["GPU"]["text"] == f"8 x {H100}, 80 GiB, 989 TFLOP/s in bf16"
-    assert lines["CUDA"]["text"] == "torch is built for 13.0; driver 580.65"
-    assert lines["ranks"]["text"].startswith("nccl on GPUs")
+    assert lines["CUDA"]["text"] == "torch is built for 13.0"
+    assert lines["ranks"]["text"] == "nccl on GPUs"
     assert lines["FP8"]["status"] == "ok"
-    assert lines["FlashAttn-3"]["text"].startswith("through flash_attn_interface")
+    assert lines["FlashAttn-3"]["text"].startswith("through flash_attn_interface; used by ")
     assert all(all(lines[name]["switches"].values()) for name in NAMES)
     assert lines["00_baseline"]["text"] == "CUDA, bf16, compiled; 65 of 65 shards"
     assert lines["05_flex_attention"]["text"].startswith("CUDA, bf16, compiled, flex_attention;")
-    assert lines["FlexAttention"]["text"] == f"there; for {', '.join(m.id for m in WITH_FLEX)}"
-    assert lines["Triton"]["text"] == "there; all milestones use it"
+    assert lines["FlexAttention"]["text"] == (
+        f"there; used by {', '.join(m.id for m in WITH_FLEX)}")
+    assert lines["Triton"]["text"] == "there; used by all milestones"
 
 
 def test_an_rtx_4090(computer, report):
@@ -185,17 +224,29 @@ def test_different_gpus_have_lines_of_their_own(computer, capsys):
 # ---- what is to be repaired, or could be better ----
 
 
-def test_no_torch(computer, report):
-    computer.has(torch=(None, "not installed"))
+def test_no_torch(computer, report, monkeypatch, tmp_path):
+    computer.lacks("torch")
+    monkeypatch.setattr(software, "VENV", tmp_path / ".venv")
     code, lines = report()
     assert code == 1 and with_status(lines, "fix") == ["torch"]
+    assert lines["torch"]["text"] == "not installed"
     assert lines["torch"]["do"] == "pip install -r requirements.txt"
     assert {lines[name]["text"] for name in NAMES} == {"not known without torch"}
-    pins = REAL_PACKAGES.pins
-    computer.has(packages=Packages(pins, pins, unused_venv=True))
+    assert not {"CUDA", "ranks", "Triton", "FP8"} & lines.keys()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
     assert report()[1]["torch"]["do"].startswith(". .venv/bin/activate")
-    computer.has(torch=(None, "cannot be imported: libcudart.so.13"))
-    assert report()[1]["torch"]["do"] == "pip install --force-reinstall torch==2.13.0"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert report()[1]["torch"]["do"] == "pip install -r requirements.txt"
+
+
+def test_a_torch_that_cannot_be_imported(computer, report):
+    computer.lacks("torch.distributed")
+    computer.has_packages(torch="2.13.0")
+    code, lines = report()
+    assert code == 1 and with_status(lines, "fix") == ["torch"]
+    assert lines["torch"]["text"].startswith("cannot be imported: import of torch.distributed")
+    assert lines["torch"]["do"] == f"pip install --force-reinstall torch=={pins()['torch']}"
 
 
 def test_a_bare_python():
@@ -214,7 +265,7 @@ def test_an_old_python(monkeypatch):
 
 
 def test_another_torch_is_noted(computer, report):
-    computer.has(torch=(Torch("2.9.1+cpu", None, False, None, (), ("gloo",), True), None))
+    computer.has_torch("2.9.1+cpu")
     code, lines = report()
     assert code == 0 and lines["torch"]["status"] == "note"
     assert lines["torch"]["do"] == "pip install torch==2.13.0"
@@ -237,13 +288,20 @@ def test_an_old_torch_that_lacks_a_module(computer, report, monkeypatch):
 
 @pytest.mark.parametrize("shards, status", [((65, 1, True), "fix"), ((0, 0, True), "note")])
 def test_gpus_that_torch_does_not_use(computer, report, shards, status):
-    computer.has_gpus(*[H100] * 8, shards=shards, torch=(CPU, None))
+    computer.has(gpus=[H100] * 8, shards=shards)
     code, lines = report()
     assert lines["GPU"]["status"] == status and code == (status == "fix")
     assert lines["GPU"]["text"] == f"8 x {H100}, but this torch is a build without CUDA"
     assert lines["GPU"]["do"] == "pip install --force-reinstall torch==2.13.0"
-    old_driver = Torch("2.13.0", "13.0", False, "driver too old", (), ("nccl", "gloo"), True)
-    computer.has(torch=(old_driver, None))
+    assert {line["text"].split(",")[0] for line in lines["all"]["milestones"]} == {"CPU"}
+    computer.has_torch("2.13.0", "13.0", backends=("nccl", "gloo"))
+    assert report()[1]["GPU"]["text"].endswith("torch cannot use CUDA")
+
+
+@pytest.mark.filterwarnings("ignore:driver too old")
+def test_a_driver_that_is_too_old(computer, report):
+    computer.has(gpus=[H100])
+    computer.has_torch("2.13.0", "13.0", backends=("nccl", "gloo"), warning="driver too old")
     line = report()[1]["GPU"]
     assert line["text"].endswith("torch cannot use CUDA: driver too old")
     assert line["do"] == "update the NVIDIA driver to one for CUDA 13.0"
@@ -256,11 +314,8 @@ def test_a_gpu_without_bfloat16(computer, report):
 
 
 @pytest.mark.parametrize("findings, name", [
-    (dict(modules=()), "Triton"),
-    (dict(compilers={"C": None, "C++": None}), "compiler"),
-    (dict(torch=(Torch("2.13.0", "13.0", True, None, ((9, 0),), ("gloo",), True), None)), "ranks"),
-    (dict(memory=(GIB, GIB // 4)), "memory"),
-    (dict(disk=5 * 10**7), "disk"),
+    (dict(modules=()), "Triton"), (dict(compilers=False), "compiler"),
+    (dict(memory=0.25), "memory"), (dict(disk=5 * 10**7), "disk"),
 ])
 def test_what_a_gpu_needs(computer, report, findings, name):
     computer.has_gpus(H100)
@@ -270,20 +325,29 @@ def test_what_a_gpu_needs(computer, report, findings, name):
 
 
 @pytest.mark.parametrize("findings, name", [
-    (dict(modules=()), "Triton"),
-    (dict(compilers={"C": None, "C++": None}), "compiler"),
-    (dict(memory=(None, None)), "memory"),
-    (dict(memory=(32 * GIB, None)), "memory"),
+    (dict(modules=()), "Triton"), (dict(compilers=False), "compiler"),
 ])
 def test_what_a_cpu_does_not_need(computer, report, findings, name):
     computer.has(**findings)
     code, lines = report()
-    assert code == 0 and lines[name]["status"] in ("ok", "none")
+    assert code == 0 and lines[name]["status"] == "none"
 
 
-def test_a_cpu_needs_gloo(computer, report):
-    computer.has(torch=(Torch("2.13.0", None, False, None, (), (), True), None))
-    assert with_status(report()[1], "fix") == ["ranks"]
+def test_a_system_that_does_not_tell_its_memory(computer, report):
+    computer.meminfo.unlink()
+    assert report()[1]["memory"]["text"] == "this system does not tell"
+
+
+def test_ranks_need_their_backend(computer, report):
+    computer.has_torch(backends=("nccl",))
+    code, lines = report()
+    assert code == 1 and with_status(lines, "fix") == ["ranks"]
+    assert "lacks gloo" in lines["ranks"]["text"]
+    computer.has_gpus(H100)
+    computer.has_torch("2.13.0", "13.0", [(9, 0)], backends=("gloo",))
+    code, lines = report()
+    assert code == 1 and with_status(lines, "fix") == ["ranks"]
+    assert "lacks nccl" in lines["ranks"]["text"]
 
 
 def test_little_disk(computer, report):
@@ -328,84 +392,70 @@ def test_the_needed_packages_are_those_that_snapshots_import():
     assert imported - sys.stdlib_module_names == {"torch", *NEEDED} - {"rich"}
 
 
-# ---- ways ----
+# ---- milestones ----
 
 
-def test_the_ways_are_those_of_the_scripts(computer, tmp_path):
+def test_the_switches_are_those_of_the_script(computer, tmp_path):
     script = tmp_path / "train_gpt.py"
-    script.write_text(
+    text = (
         "from dataclasses import dataclass\nimport os\nimport torch.nn as nn\n\n@dataclass\n"
         "class Hyperparameters:\n    bf16: bool = nn.Module is None  # because\n"
-        "    fp8_head: bool = bool(os.sep)\n    save: bool = False\n"
-        "    log_dir: str = os.getcwd()\n\ndef f(nn2):\n    os.path.nothing, nn.functional.none\n"
-        "    nn2.none, nn.Module.none, nn.none.more\n", encoding="utf-8")
+        "    use_nothing: bool = not os.sep  # of this\n    fp8_head: bool = bool(os.sep)\n"
+        "    save: bool = False\n    log_dir: str = os.getcwd()\n"
+        "    total_batch_size: int = 64\n    seq_len: int = 8\n"
+    )
+    script.write_text(text, encoding="utf-8")
+    milestone = SimpleNamespace(script=script, id="00", name="00_x", train_steps=None,
+                                tokens_per_step=None)
+    manifest = SimpleNamespace(overrides=lambda milestone, scale: {})
+    line = milestone_check(milestone, torch, manifest, "tiny", ranks=1)
+    assert line.switches == dict(bf16=False, use_nothing=False, fp8_head=True)
+    assert (line.status, line.text) == ("ok", "CPU, float32, no nothing (of this), fp8_head")
 
-    class Milestone:
-        pass
-
-    milestone = Milestone()
-    milestone.script = script
-    way = way_of(milestone)
-    assert way.switches == dict(bf16=False, fp8_head=True)
-    assert way.questions == dict(bf16="nn.Module is None", fp8_head="bool(os.sep)")
-    assert way.comments == dict(bf16="because", fp8_head="")
-    assert way.fault == (f"torch {torch.__version__} lacks posixpath.nothing,"
-                         " torch.nn.functional.none, torch.nn.none").replace("posixpath",
-                                                                             os.path.__name__)
+    sys.modules.pop(f"snapshot {script.resolve()}")
+    script.write_text(
+        text + "\ndef f(nn2):\n    os.path.nothing, nn.functional.none\n"
+        "    nn2.none, nn.Module.none, nn.none.more, f(nn).none, 'a.b'.none\n", encoding="utf-8")
+    line = milestone_check(milestone, torch, manifest, "tiny", ranks=1)
+    assert line.status == "fix"
+    assert line.text == (f"torch {torch.__version__} lacks {os.path.__name__}.nothing,"
+                         " torch.nn.functional.none, torch.nn.none")
     tree = ast.parse("torch.nn.functional.rms_norm\ntorch.nothing")
     assert missing_names(tree, sys.modules[__name__]) == ["torch.nothing"]
 
 
-# ---- probes ----
+# ---- what is asked ----
 
 
-def test_requirements_are_read(tmp_path):
+def test_requirements_are_read(monkeypatch, tmp_path):
     lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
-    assert len(REAL_PACKAGES.pins) == sum("==" in line for line in lines)
-    assert REAL_PACKAGES.installed["torch"] == torch.__version__
+    assert len(pins()) == sum("==" in line for line in lines)
     file = tmp_path / "requirements.txt"
-    file.write_text("# a==1\npytest==0.1  # why\nno.such_thing==2.0;x\n", encoding="utf-8")
-    found = machine.probe_packages(file)
-    assert found.pins == {"pytest": "0.1", "no.such_thing": "2.0"}
-    assert found.installed == {"pytest": pytest.__version__, "no.such_thing": None}
+    text = "# a==1\ntorch==1\npytest==0.1  # why\nno.such_thing==2.0;x\n"
+    file.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(software, "REQUIREMENTS", file)
+    assert pins() == {"torch": "1", "pytest": "0.1", "no.such_thing": "2.0"}
+    line = software.package_check()
+    assert line.text == f"not installed: no.such_thing; pytest {pytest.__version__} instead of 0.1"
 
 
-def test_this_machine_is_probed(monkeypatch, tmp_path):
-    found, error = machine.probe_torch()
-    assert error is None and found.version == torch.__version__
-    assert found.sees_cuda == torch.cuda.is_available() and found.flex_attention
-    assert machine.probe_cores() >= 1 and machine.probe_disk() > 0
-    memory, available = machine.probe_memory()
-    assert memory is None or memory > 2**27 and (available is None or available <= memory)
+def test_compilers_are_looked_for(monkeypatch, tmp_path):
     compiler = tmp_path / "my-cc"
     compiler.write_text("")
     compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", str(compiler))
-    assert machine.probe_compilers() == {"C": str(compiler), "C++": None}
-
-
-def test_a_torch_that_cannot_be_imported(monkeypatch):
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    assert machine.probe_torch() == (None, "not installed")
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "torch.distributed", None)
-    found, error = machine.probe_torch()
-    assert found is None and error.startswith("cannot be imported: ") and "\n" not in error
-
-
-def test_modules_are_looked_for(monkeypatch):
-    names = ("json.decoder", "json.no_such", "no_such", "no_such.module")
-    monkeypatch.setattr(machine, "MODULES", names)
-    assert machine.probe_modules() == ("json.decoder",)
+    monkeypatch.delenv("CXX", raising=False)
+    assert software.compiler_check(on_gpus=True).text == "none for C++; Triton needs one for C"
+    (tmp_path / "c++").symlink_to(compiler)
+    assert software.compiler_check(on_gpus=True).text == f"{compiler}, {tmp_path / 'c++'}"
 
 
 def test_shards_are_counted(monkeypatch, tmp_path):
     for name in ("x_train_1.bin", "x_train_2.bin", "x_val_0.bin"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(machine, "FINEWEB", tmp_path)
-    monkeypatch.setattr(machine, "BUILTIN", tmp_path / "none")
-    assert machine.probe_shards() == (2, 1, False)
+    monkeypatch.setattr(storage, "FINEWEB", tmp_path)
+    assert storage.count_shards() == (2, 1)
 
 
 # ---- how it is shown ----
@@ -425,15 +475,15 @@ def test_plain_lines_are_aligned(computer, capsys):
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_a_terminal_of_any_width(computer, columns, monkeypatch):
-    from speedrun.doctor.report import Finding, Report
-
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = io.StringIO()
     stream.isatty = lambda: True
-    checks = [Finding("GPU", "note", "a long [text] " * 12, "run " * 12), Finding("CPU", "ok", "2")]
+    checks = [Finding("GPU", "note", "a long [text] " * 12, "run " * 12),
+              Finding("03_distributed_muon", "ok", "2")]
     print_report(Report("tiny", checks, []), stream)
     text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())  # without colours
     assert max(map(len, text.splitlines())) <= columns
-    assert (["note", "GPU"] in [line.split() for line in text.splitlines()]) == (columns == 40)
+    assert "03_distributed_muon  2" in text
+    assert ["note", "GPU"] in [line.split()[:2] for line in text.splitlines()]
     assert text.split().count("[text]") == 12 and text.count("→") == 1  # markup is not read
     assert "fine: every written milestone" in " ".join(text.split())

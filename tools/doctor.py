@@ -16,7 +16,7 @@ LEAST_PYTHON = (3, 11)
 
 
 def main(argv=None):
-    """Parses (None: the command line), probes, prints; returns the exit code."""
+    """Parses (None: the command line), examines, prints; returns the exit code."""
     if sys.version_info < LEAST_PYTHON:  # before what an older one cannot import
         this = ".".join(map(str, sys.version_info[:3]))
         sys.exit("error: this is Python " + this + "; Python 3.11 or newer is needed")
@@ -27,18 +27,10 @@ def main(argv=None):
     args = parser.parse_args(argv)
 
     from speedrun.doctor.judge import examine
-    from speedrun.doctor.machine import probe
     from speedrun.doctor.report import print_report, to_json
     from speedrun.history.manifest import load_manifest
 
-    manifest = load_manifest()
-    machine = probe()
-    ways = {}
-    if machine.torch:
-        from speedrun.doctor.switches import way_of
-
-        ways = {milestone.id: way_of(milestone) for milestone in manifest.written()}
-    report = examine(machine, manifest, ways)
+    report = examine(load_manifest())
     if args.json:
         print(to_json(report))
     else:

@@ -1,122 +1,114 @@
-"""Judges what a machine has of GPUs and of what runs on them."""
+"""Asks for GPUs and for what runs on them."""
 
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import repeat
+from types import ModuleType
 
-from speedrun.doctor.machine import Machine
-from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, count, group
-from speedrun.run.gpus import peak_flops
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding
+from speedrun.doctor.software import reinstall
+from speedrun.run.gpus import peak_flops, visible_memory
 
 RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: what the snapshots' micro-batches are made for
 BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
+# As Dao-AILab's repository builds it, and Hugging Face's client, which downloads it built.
+FLASH_ATTENTION = ("flash_attn_interface", "kernels")
 
 
-def reinstall(machine: Machine) -> str:
-    """The command that installs the pinned torch as the package index has it."""
-    return f"pip install --force-reinstall torch=={machine.packages.pins['torch']}"
-
-
-def gpu_checks(machine: Machine, scale: str) -> Iterator[Finding]:
-    """A line for each kind of GPU, and one for CUDA. scale: the one that would be chosen."""
-    gpus, torch = machine.gpus, machine.torch
-    status = FIX if scale == "record" else NOTE  # the tiny scale runs on a CPU, too
-    if not gpus.names:
+def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], scale: str) -> Iterator[Finding]:
+    """A line for each kind of GPU, and one for CUDA. torch: None if it cannot be imported; gpus:
+    names of the visible ones; scale: the one that would be chosen."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sees_cuda = torch is not None and torch.cuda.is_available()
+    if not gpus:
         yield Finding("GPU", ABSENT, "none visible; a CPU runs the tiny scale")
-    elif torch is None or torch.sees_cuda:
-        yield from _kinds(machine, scale)
-    elif torch.cuda is None:
-        yield Finding("GPU", status, f"{group(gpus.names)}, but this torch is a build without CUDA",
-                    reinstall(machine))
+    elif torch is None or sees_cuda:
+        capabilities = capabilities_of(torch) if torch else repeat(None)
+        kinds = Counter(zip(gpus, visible_memory(), capabilities, strict=False))
+        for kind, number in kinds.items():
+            yield _kind_check(number, *kind, scale)
     else:
-        said = f": {torch.why_not}" if torch.why_not else ""
-        yield Finding("GPU", status, f"{group(gpus.names)}, but torch cannot use CUDA{said}",
-                    f"update the NVIDIA driver to one for CUDA {torch.cuda}")
+        fault, do = "this torch is a build without CUDA", reinstall()
+        if torch.version.cuda:
+            fault = ": ".join(["torch cannot use CUDA", *(str(it.message) for it in said[:1])])
+            do = f"update the NVIDIA driver to one for CUDA {torch.version.cuda}"
+        names = ", ".join(f"{number} x {name}" for name, number in Counter(gpus).items())
+        # the tiny scale runs on a CPU, too
+        yield Finding("GPU", FIX if scale == "record" else NOTE, f"{names}, but {fault}", do)
 
-    text = "torch is a build without it"
-    if torch is None:
-        text = "not known without torch"
-    elif torch.cuda:
-        text = f"torch is built for {torch.cuda}"
-    if gpus.names:
-        text += f"; driver {gpus.driver or 'not told'}"
-    yield Finding("CUDA", OK if torch and torch.sees_cuda else ABSENT, text)
-
-
-def _kinds(machine, scale):
-    gpus = machine.gpus
-    capabilities = machine.torch.capabilities if machine.torch else (None,) * len(gpus.names)
-    kinds = list(zip(gpus.names, gpus.memory_mib, capabilities, strict=False))
-    for name, mib, capability in dict.fromkeys(kinds):
-        peak = peak_flops(name)
-        text = ", ".join([
-            count(kinds.count((name, mib, capability)), name),
-            f"{mib / 1024:.0f} GiB" if mib else "memory not told",
-            f"{peak / 1e12:.0f} TFLOP/s in bf16" if peak else "peak not known, so no MFU is shown",
-        ])
-        if capability and capability < BFLOAT16:
-            yield Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
-                        "python tools/run_milestone.py 01 --set bf16=False")
-        elif scale == "record" and 0 < mib < RECORD_GPU_MIB:
-            yield Finding("GPU", NOTE, f"{text}; the records' have 80 GB",
-                        "python tools/run_milestone.py 01 --device-batch auto")
-        else:
-            yield Finding("GPU", OK, text)
+    if torch is not None:
+        cuda = torch.version.cuda
+        text = f"torch is built for {cuda}" if cuda else "torch is a build without it"
+        yield Finding("CUDA", OK if sees_cuda else ABSENT, text)
 
 
-def rank_check(machine: Machine) -> Finding:
+def _kind_check(number, name, mib, capability, scale):
+    """The line of a number of equal GPUs. mib: memory, 0 where it is not told."""
+    peak = peak_flops(name)
+    text = ", ".join([
+        f"{number} x {name}",
+        f"{mib / 1024:.0f} GiB" if mib else "memory not told",
+        f"{peak / 1e12:.0f} TFLOP/s in bf16" if peak else "peak not known, so no MFU is shown",
+    ])
+    if capability and capability < BFLOAT16:
+        return Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
+                       "python tools/run_milestone.py 01 --set bf16=False")
+    if scale == "record" and 0 < mib < RECORD_GPU_MIB:
+        return Finding("GPU", NOTE, f"{text}; the records' have 80 GB",
+                       "python tools/run_milestone.py 01 --device-batch auto")
+    return Finding("GPU", OK, text)
+
+
+def capabilities_of(torch: ModuleType) -> list[tuple[int, int]]:
+    """The (major, minor) compute capability of each GPU that torch can use."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_capability(i) for i in range(count)]
+
+
+def rank_check(torch: ModuleType) -> Finding:
     """The collective backend that a run would take."""
-    if machine.torch is None:
-        return Finding("ranks", ABSENT, "not known without torch")
-    backends = machine.torch.backends
-    needed, where = ("nccl", "GPUs") if machine.torch.sees_cuda else ("gloo", "a CPU")
-    if needed in backends:
-        return Finding("ranks", OK, f"{needed} on {where} (torch has {', '.join(backends)})")
+    dist = torch.distributed
+    needed, where = ("nccl", "GPUs") if torch.cuda.is_available() else ("gloo", "a CPU")
+    if dist.is_available() and dist.is_backend_available(needed):
+        return Finding("ranks", OK, f"{needed} on {where}")
     return Finding("ranks", FIX, f"torch lacks {needed}, which joins ranks on {where}",
-                 f"{reinstall(machine)} (on Windows: in WSL)")
+                   f"{reinstall()} (on Windows: in WSL)")
 
 
-def kernel_checks(machine: Machine, ways: dict) -> Iterator[Finding]:
+def kernel_checks(torch: ModuleType, switches: dict[str, dict[str, bool]]) -> Iterator[Finding]:
     """Triton, FlexAttention, FP8 and FlashAttention-3, and which milestones use them.
 
-    ways: id -> speedrun.doctor.switches.Way, empty without torch.
+    switches: id of a milestone -> {name of a hyperparameter that asks the machine: answer}.
     """
-    torch = machine.torch
+    def used(ids):
+        users = "all milestones" if len(ids) == len(switches) else ", ".join(ids)
+        return f"used by {users or 'no written milestone'}"
 
-    def users(ids):
-        if set(ids) == set(ways):
-            return "; all milestones use it" if ways else ""
-        return f"; for {', '.join(ids)}" if ids else "; no written milestone uses it"
-
-    def with_switch(part):
-        return users([id for id, way in ways.items() if any(part in name for name in way.switches)])
-
-    compiled = [id for id, way in ways.items() if way.switches.get("compile")]
-    if "triton" in machine.modules:
-        yield Finding("Triton", OK, f"there{users(compiled)}")
+    compiled = [id for id, values in switches.items() if values.get("compile")]
+    if find_spec("triton"):
+        yield Finding("Triton", OK, f"there; {used(compiled)}")
     elif compiled:
-        yield Finding("Triton", FIX, f"not installed{users(compiled)}", reinstall(machine))
+        yield Finding("Triton", FIX, f"not installed; {used(compiled)}", reinstall())
     else:
         yield Finding("Triton", ABSENT, "only compiling for GPUs needs it")
 
-    if torch is None:
-        yield Finding("FlexAttention", ABSENT, "not known without torch")
-    elif not torch.flex_attention:
-        yield Finding("FlexAttention", ABSENT, f"not in torch {torch.version}")
-    elif torch.sees_cuda:
-        yield Finding("FlexAttention", OK, f"there{with_switch('flex')}")
-    else:
-        yield Finding("FlexAttention", ABSENT, f"trains on GPUs only{with_switch('flex')}")
-
-    capabilities = torch.capabilities if torch else ()
-    enough = bool(capabilities) and min(capabilities) >= FLOAT8
-    text = "there" if enough else "needs compute capability 8.9 (Ada, Hopper and later)"
-    yield Finding("FP8", OK if enough else ABSENT, text + with_switch("fp8"))
-
-    packages = [name for name in ("flash_attn_interface", "kernels") if name in machine.modules]
-    on_hopper = bool(capabilities) and set(capabilities) == {HOPPER}
-    if not on_hopper:
-        yield Finding("FlashAttn-3", ABSENT, "needs Hopper (H100, H200)" + with_switch("flash"))
-    elif packages:
-        yield Finding("FlashAttn-3", OK, f"through {packages[0]}" + with_switch("flash"))
-    else:
-        yield Finding("FlashAttn-3", ABSENT, "no kernel installed" + with_switch("flash"),
-                    "pip install kernels")
+    capabilities = capabilities_of(torch)
+    on_hopper = set(capabilities) == {HOPPER}
+    flash = next(filter(find_spec, FLASH_ATTENTION), None)
+    # name, part of its switches' names, where it is, what it needs, what to do
+    kernels = [
+        ("FlexAttention", "flex", "there" if capabilities and torch.__version__ >= "2.5" else None,
+         "trains on GPUs only, from torch 2.5 on", None),
+        ("FP8", "fp8", "there" if min(capabilities, default=(0, 0)) >= FLOAT8 else None,
+         "needs compute capability 8.9 (Ada, Hopper and later)", None),
+        ("FlashAttn-3", "flash", f"through {flash}" if on_hopper and flash else None,
+         "no kernel installed" if on_hopper else "needs Hopper (H100, H200)",
+         "pip install kernels" if on_hopper else None),
+    ]
+    for name, part, where, need, do in kernels:
+        ids = [id for id, values in switches.items() if any(part in value for value in values)]
+        status, text, do = (OK, where, None) if where else (ABSENT, need, do)
+        yield Finding(name, status, f"{text}; {used(ids)}", do)

@@ -1,61 +1,68 @@
-"""Judges a machine's disk and its token shards."""
+"""Asks for memory, for room on the disk and for token shards."""
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
-from speedrun.doctor.machine import Machine
-from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, count
-from speedrun.history.manifest import Milestone
-from speedrun.run.data import (
-    FINEWEB,
-    FINEWEB_SHARD_TOKENS,
-    HEADER_BYTES,
-    TOKEN_BYTES,
-    fetch_command,
-    shards_read,
-)
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding
+from speedrun.history.manifest import REPOSITORY
+from speedrun.run.data import BUILTIN, FINEWEB, FINEWEB_SHARD_TOKENS, fetch_command, has_shards
 
-SHARD_BYTES = HEADER_BYTES + FINEWEB_SHARD_TOKENS * TOKEN_BYTES
+SHARD_BYTES = 1024 + 2 * FINEWEB_SHARD_TOKENS  # a header, then 16 bits for each token
 LEAST_BYTES = 10**8  # the embedded corpus takes 20 MB, a log and a checkpoint at tiny scale 5
+MEMINFO = Path("/proc/meminfo")
+LEAST_GIB = 0.5  # a rank at tiny scale was seen to take 0.43 GiB (05)
 
 
-def needed_shards(milestone: Milestone) -> int:
-    """Training shards that a full run at record scale reads; 0 where its figures do not tell."""
-    if not (milestone.train_steps and milestone.tokens_per_step):
-        return 0
-    return shards_read(milestone.train_steps, milestone.tokens_per_step)
+def count_shards() -> tuple[int, int]:
+    """How many training and validation shards of FineWeb are here."""
+    train, val = (len(list(FINEWEB.glob(f"*_{split}_*.bin"))) for split in ("train", "val"))
+    return train, val
 
 
 def fetch(shards: int) -> str:
     """The command that fetches this many training shards, and the one for validation."""
-    return fetch_command(FINEWEB, shards * FINEWEB_SHARD_TOKENS)
+    return fetch_command(tokens=shards * FINEWEB_SHARD_TOKENS)
 
 
-def storage_checks(machine: Machine, milestones: Sequence[Milestone]) -> Iterator[Finding]:
+def memory_check() -> Finding:
+    """The memory of a machine with Linux; others do not tell in this way."""
+    if not MEMINFO.exists():
+        return Finding("memory", OK, "this system does not tell")
+    lines = MEMINFO.read_text(encoding="ascii").splitlines()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    total, free = kib["MemTotal"] / 2**20, kib["MemAvailable"] / 2**20
+    text = f"{total:.1f} GiB, {free:.1f} free"
+    if free >= LEAST_GIB:
+        return Finding("memory", OK, text)
+    return Finding("memory", FIX, f"{text}; a rank at tiny scale takes almost 0.5",
+                   "close other programs")
+
+
+def storage_checks(has_gpus: bool, most: int) -> Iterator[Finding]:
     """The disk, the shards of FineWeb and the embedded corpus. Only a machine with GPUs is told to
-    have the shards of all milestones."""
-    has_gpus = bool(machine.gpus.names)
-    most = max(map(needed_shards, milestones), default=0)
-    missing = max(0, most - machine.train_shards) + (machine.val_shards == 0)
-    free, size = machine.disk_free, missing * SHARD_BYTES
-    room = free // SHARD_BYTES - (machine.val_shards == 0)  # for training shards
+    have the training shards of all milestones, `most`."""
+    train, val = count_shards()
+    missing = max(0, most - train) + (val == 0)
+    free, size = shutil.disk_usage(REPOSITORY).free, missing * SHARD_BYTES
     text = f"{free / 1e9:.1f} GB free"
     if missing:
         text += f"; the {missing} FineWeb shards that are missing take {size / 1e9:.1f}"
     if free < LEAST_BYTES:
         yield Finding("disk", FIX, f"{free / 1e9:.2f} GB free; a run at tiny scale wants 0.1",
-                    "free some space")
+                      "free some space")
     elif has_gpus and free < size:
-        yield Finding("disk", NOTE, text,
-                    fetch(machine.train_shards + room) if room > 0 else "free some space")
+        room = free // SHARD_BYTES - (val == 0)  # for training shards
+        yield Finding("disk", NOTE, text, fetch(train + room) if room > 0 else "free some space")
     else:
         yield Finding("disk", OK, text)
 
-    found = f"{count(machine.train_shards, 'training shard')}, {machine.val_shards} of validation"
+    found = f"{train} training shard{'s' * (train != 1)}, {val} of validation"
     if not missing:
         yield Finding("FineWeb", OK, found)
     elif has_gpus:
         yield Finding("FineWeb", NOTE, f"{found}; the milestones read up to {most}", fetch(most))
     else:
         yield Finding("FineWeb", ABSENT, f"{found}; only the record scale reads them, up to {most}")
-    yield Finding("corpus", OK, "made, for the tiny scale" if machine.has_corpus
-                else "the first run at tiny scale makes it")
+    yield Finding("corpus", OK, "made, for the tiny scale" if has_shards(BUILTIN)
+                  else "the first run at tiny scale makes it")

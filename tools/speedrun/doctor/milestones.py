@@ -1,0 +1,89 @@
+"""Finds out from a snapshot itself how it will run on this machine, and says so in a line."""
+
+import ast
+import operator
+import re
+from textwrap import shorten
+from types import ModuleType
+
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, MilestoneFinding
+from speedrun.doctor.software import INSTALL
+from speedrun.doctor.storage import count_shards, fetch
+from speedrun.history.manifest import Manifest, Milestone
+from speedrun.run.data import shards_read
+from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.sizes import micro_batches
+
+# A hyperparameter whose default asks the machine, and the script's words beside it.
+SWITCH = re.compile(r"^    (\w+): bool = (?!True|False)[^#\n]+(?:# (.*))?$", re.MULTILINE)
+
+
+def milestone_check(
+    milestone: Milestone, torch: ModuleType | None, manifest: Manifest, scale: str, ranks: int
+) -> MilestoneFinding:
+    """The line of a written milestone, found by importing its script.
+
+    torch: None if it cannot be imported; scale and ranks: those that would be chosen.
+    """
+    steps, tokens = milestone.train_steps, milestone.tokens_per_step
+    needed = shards_read(steps, tokens) if steps and tokens else 0  # for a full run, record scale
+    here, _ = count_shards()
+    facts = dict(shards_needed=needed, shards_here=here)
+
+    def line(status, text, do=None):
+        return MilestoneFinding(milestone.name, status, text, do, **facts)
+
+    if torch is None:
+        return line(ABSENT, "not known without torch")
+    try:
+        source = milestone.script.read_text(encoding="utf-8")
+        module = load_snapshot(milestone.script)
+        hyperparameters = vars(module.Hyperparameters())
+    except Exception as error:  # whatever an import comes upon
+        fault = f"{type(error).__name__}: {error}"
+        return line(FIX, shorten(fault, 200, placeholder=" …"), INSTALL)
+    if missing := missing_names(ast.parse(source), module):
+        return line(FIX, f"torch {torch.__version__} lacks {', '.join(missing)}", INSTALL)
+
+    comments = dict(SWITCH.findall(source))
+    switches = facts["switches"] = {name: hyperparameters[name] for name in comments}
+    text = _path(switches, comments, torch.cuda.is_available())
+    sizes = hyperparameters | manifest.overrides(milestone, scale)
+    possible = [n for n in range(1, ranks + 1) if micro_batches(sizes, n)]
+    if ranks not in possible:
+        return line(
+            FIX, f"{text}; a step does not divide among {ranks} ranks",
+            f"python tools/run_milestone.py {milestone.id} --nproc {max(possible, default=1)}")
+    if needed:
+        text += f"; {min(here, needed)} of {needed} shards"
+    if scale == "record" and here < needed:
+        return line(NOTE, text, fetch(needed))
+    return line(OK, text)
+
+
+def missing_names(tree: ast.AST, module: ModuleType) -> list[str]:
+    """The names, like torch.nn.functional.rms_norm, that a script takes from the modules that it
+    imports and that are not there, in order."""
+    missing = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        try:
+            owner = operator.attrgetter(ast.unparse(node.value))(module)
+        except AttributeError:  # a local name, or what is in a module that is not there
+            continue
+        if isinstance(owner, ModuleType) and not hasattr(owner, node.attr):
+            missing.add(f"{owner.__name__}.{node.attr}")
+    return sorted(missing)
+
+
+def _path(switches, comments, on_gpus):
+    """What a milestone will run as: device, precision, and its other switches."""
+    words = ["CUDA" if on_gpus else "CPU", "bf16" if switches.get("bf16") else "float32"]
+    if switches.get("compile"):
+        words.append("compiled")
+    for name in [name for name in switches if name not in ("bf16", "compile")]:
+        comment = f" ({comments[name]})" if comments[name] else ""
+        part = name.removeprefix("use_")
+        words.append(part if switches[name] else f"no {part}{comment}")
+    return ", ".join(words)
