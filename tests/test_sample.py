@@ -382,7 +382,8 @@ def test_missing_files_are_refused(fake, tmp_path):
 def test_a_checkpoint_of_another_script_is_refused(fake):
     run = fake()
     shutil.copy(MANIFEST.get("00").script, run / "train_gpt.py")
-    refuse(run, "is not of .*only one of the two has adam_beta1, adam_beta2, .*…$")
+    refuse(run, "does not fit .*only one of the two has adam_beta1, adam_beta2, .*…$")
+    run = fake()
     script = run / "train_gpt.py"
     script.write_text(FAKE.replace("zeros(2, 3)", "zeros(3, 2)"), encoding="utf-8")
     refuse(run, "does not fit .*size mismatch for weight")
@@ -393,8 +394,8 @@ def test_a_checkpoint_of_another_script_is_refused(fake):
 
 
 @pytest.mark.parametrize("script, message", [
-    ("import torch\n", "has no class Hyperparameters"),
-    ("this is no Python", "is not a Python script"),
+    ("import torch\n", "does not fit .*no attribute 'Hyperparameters'"),
+    ("this is no Python", "does not fit .*invalid syntax"),
     (FAKE + "\nraise SystemExit('trains at once')\n", "does not fit .*trains at once"),
     (FAKE.replace("class GPT", "class GPT2"), "does not fit .*no attribute 'GPT'"),
 ])

@@ -4,13 +4,13 @@ import pickle
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.run.log import SCRIPT
-from speedrun.scripts.find import default_hyperparameters
 from speedrun.scripts.load import load_snapshot
 
 CHECKPOINT = "checkpoint.pt"
@@ -41,21 +41,21 @@ def load_run(run: Path) -> Trained:
     script, file = find_run(run)
     checkpoint = read_checkpoint(file)
     hyperparameters = checkpoint["hyperparameters"]
-    check_names(script, file, hyperparameters)
     cuda = torch.cuda.is_available()
     switches = dict(compile=False, use_flex_attention=False,
                     bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
     try:
         module = load_snapshot(script)
+        names = vars(module.Hyperparameters()).keys()
+        if differing := sorted(names ^ hyperparameters.keys()):
+            raise ValueError(f"only one of the two has {', '.join(differing)}")
         args = module.Hyperparameters(**{**hyperparameters, **known})
         model = module.GPT(args)
         model.load_state_dict(checkpoint["model"], strict=True)
         context = hyperparameters.get("train_seq_len") or args.seq_len
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
-        raise UserError(
-            f"{short(file)} does not fit {short(script)}: {_first_lines(error)}"
-        ) from None
+        raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")
     return Trained(model.to(device).eval(), device, args.vocab_size, getattr(args, "bos_id", None),
                    min(context, MAX_CONTEXT), checkpoint["step"])
@@ -64,19 +64,16 @@ def load_run(run: Path) -> Trained:
 def find_run(run: Path) -> tuple[Path, Path]:
     """The (script, checkpoint) of a run's folder or of a checkpoint's path; UserError if either is
     missing."""
-    if run.is_dir():
-        file = run / CHECKPOINT
-        if not file.is_file():
-            raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
-                           "python tools/run_milestone.py ID --save-checkpoint")
-    elif run.is_file():
-        file = run
-    else:
-        raise UserError(f"{run} is neither a run's folder nor a checkpoint")
+    file = run / CHECKPOINT if run.is_dir() else run
     script = file.with_name(SCRIPT)
+    if not run.exists():
+        raise UserError(f"{run} is neither a run's folder nor a checkpoint")
+    if not file.is_file():
+        raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
+                        "python tools/run_milestone.py ID --save-checkpoint")
     if not script.is_file():
         raise UserError(f"{file} has no {SCRIPT} beside it; copy the run's script there "
-                       "(the run's log.txt begins with it)")
+                        "(the run's log.txt begins with it)")
     return script, file
 
 
@@ -96,7 +93,7 @@ def read_checkpoint(file: Path) -> dict:
         raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
                        "values are loaded") from None
     except Exception as error:  # bytes at random have many ways to fail
-        raise UserError(f"{file} is damaged: {_first_lines(error)}") from None
+        raise UserError(f"{file} is damaged: {_brief(error)}") from None
     kinds = dict(step=int, hyperparameters=dict, model=dict)
     if not isinstance(checkpoint, dict) or any(
         not isinstance(checkpoint.get(name), kind) for name, kind in kinds.items()
@@ -105,21 +102,6 @@ def read_checkpoint(file: Path) -> dict:
     return checkpoint
 
 
-def check_names(script: Path, file: Path, hyperparameters: dict) -> None:
-    """Raises UserError where a checkpoint's hyperparameters are not those of the script, or where
-    the script has none."""
-    try:
-        names = default_hyperparameters(script)
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from None
-    if not names:
-        raise UserError(f"{script} has no class Hyperparameters, so it is no training script")
-    if differing := sorted(names.keys() ^ hyperparameters.keys()):
-        raise UserError(f"{short(file)} is not of {short(script)}: only one of the two has "
-                       f"{', '.join(differing[:4])}{', …' if differing[4:] else ''}")
-
-
-def _first_lines(error):
+def _brief(error):
     """The beginning of an exception's text, in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:200] + " …"
+    return shorten(str(error) or type(error).__name__, 200, placeholder=" …")

@@ -18,9 +18,8 @@ def random_stream(seed: int, sample: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(mixed[0]))
 
 
-def next_token(
-    logits: torch.Tensor, temperature: float, top_k: int, stream: torch.Generator
-) -> int:
+def next_token(logits: torch.Tensor, temperature: float, top_k: int,
+               stream: torch.Generator) -> int:
     """An id drawn with the probabilities softmax(logits / temperature); logits are (V,), on a CPU.
 
     temperature 0: the most probable one. top_k: draws from this many most probable ones; 0 or more
@@ -30,22 +29,14 @@ def next_token(
         raise UserError("the model's logits are not finite; its training has diverged")
     if temperature == 0:
         return int(logits.argmax())
-    logits, ids = logits.double().sort(descending=True)
-    if top_k:
-        logits = logits[:top_k]
+    logits, ids = logits.double().topk(min(top_k or len(logits), len(logits)))
     # Relative to the largest, so that no temperature, however small, makes an infinity of it.
     probabilities = ((logits - logits[0]) / temperature).softmax(0)
     return int(ids[torch.multinomial(probabilities, 1, generator=stream)])
 
 
-def generate(
-    trained: Trained,
-    prompt: list[int],
-    size: int,
-    temperature: float,
-    top_k: int,
-    stream: torch.Generator,
-) -> Iterator[int]:
+def generate(trained: Trained, prompt: list[int], size: int, temperature: float, top_k: int,
+             stream: torch.Generator) -> Iterator[int]:
     """Yields ids that continue the prompt (at least one id), without end.
 
     The model sees the last `trained.context` tokens. size: ids from here on are padding and never

@@ -72,13 +72,10 @@ def _numbers(size, bos):
     """Tokens as numbers with spaces between."""
 
     def encode(text):
-        try:
-            ids = [int(word) for word in text.split()]
-        except ValueError:
-            ids = [-1]
-        if not all(0 <= id < size for id in ids):
+        words = text.split()
+        if not all(word.isdigit() and int(word) < size for word in words):
             raise UserError(f"the prompt must be numbers of tokens, 0 to {size - 1}, with spaces "
-                           "between, because there is no vocabulary to read it with")
-        return ids
+                            "between, because there is no vocabulary to read it with")
+        return [int(word) for word in words]
 
     return Vocabulary("numbers", size, bos, encode, lambda id: b"%d " % id)
