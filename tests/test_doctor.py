@@ -36,20 +36,16 @@ WITH_FLEX = [milestone for milestone in WRITTEN
 class Machine:
     """A machine to report on; a CPU with everything that it needs until told otherwise."""
 
-    def __init__(self, monkeypatch, folder):
+    def __init__(self, monkeypatch):
         self.patch = monkeypatch.setattr
         self.monkeypatch = monkeypatch
-        self.meminfo = folder / "meminfo"
-        self.patch(storage, "MEMINFO", self.meminfo)
         self.has_torch()
         self.has_packages()
-        self.has(gpus=[], modules=(), compilers=True, memory=30, disk=200 * 10**9,
-                 shards=(0, 0, True))
+        self.has(gpus=[], modules=(), compilers=True, disk=200 * 10**9, shards=(0, 0, True))
 
-    def has(self, gpus=None, gib=80, modules=None, compilers=None, memory=None, disk=None,
-            shards=None):
-        """gpus: names; gib: memory of each; compilers: whether there are any; memory: GiB that are
-        free; disk: bytes that are free; shards: training, validation, the embedded corpus."""
+    def has(self, gpus=None, gib=80, modules=None, compilers=None, disk=None, shards=None):
+        """gpus: names; gib: memory of each; compilers: whether there are any; disk: bytes
+        that are free; shards: training, validation, the embedded corpus."""
         if gpus is not None:
             self.patch(judge, "visible_gpus", lambda: list(gpus))
             mib = int(1024 * gib) - 441  # the driver keeps a little
@@ -58,9 +54,6 @@ class Machine:
             self.patch(accelerators, "find_spec", lambda name: name in modules or None)
         if compilers is not None:
             self.patch(shutil, "which", lambda program: "/bin/cc" if compilers else None)
-        if memory is not None:
-            self.meminfo.write_text(f"MemTotal: {32 * 2**20} kB\nHugePages_Total: 0\n"
-                                    f"MemAvailable:  {int(memory * 2**20)} kB\n")
         if disk is not None:
             self.patch(shutil, "disk_usage", lambda path: SimpleNamespace(free=disk))
         if shards is not None:
@@ -108,13 +101,13 @@ class Machine:
 
 
 @pytest.fixture
-def computer(monkeypatch, tmp_path):
+def computer(monkeypatch):
     """The Machine; snapshots are imported afresh, so that they ask it for their defaults."""
     monkeypatch.chdir(REPOSITORY)  # commands name files as seen from here
     loaded = [name for name in sys.modules if name.startswith("snapshot ")]
     for name in loaded:
         monkeypatch.delitem(sys.modules, name)
-    yield Machine(monkeypatch, tmp_path)
+    yield Machine(monkeypatch)
     for name in [name for name in sys.modules if name.startswith("snapshot ")]:
         del sys.modules[name]
 
@@ -315,7 +308,7 @@ def test_a_gpu_without_bfloat16(computer, report):
 
 @pytest.mark.parametrize("findings, name", [
     (dict(modules=()), "Triton"), (dict(compilers=False), "compiler"),
-    (dict(memory=0.25), "memory"), (dict(disk=5 * 10**7), "disk"),
+    (dict(disk=5 * 10**7), "disk"),
 ])
 def test_what_a_gpu_needs(computer, report, findings, name):
     computer.has_gpus(H100)
@@ -333,9 +326,12 @@ def test_what_a_cpu_does_not_need(computer, report, findings, name):
     assert code == 0 and lines[name]["status"] == "none"
 
 
-def test_a_system_that_does_not_tell_its_memory(computer, report):
-    computer.meminfo.unlink()
-    assert report()[1]["memory"]["text"] == "this system does not tell"
+def test_cores_and_memory(computer, report, monkeypatch):
+    assert re.fullmatch(r"\d+ cores?, \d+\.\d GiB of memory", report()[1]["CPU"]["text"])
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # other systems
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert report()[1]["CPU"]["text"] == "1 core"
 
 
 def test_ranks_need_their_backend(computer, report):

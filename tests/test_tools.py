@@ -262,16 +262,12 @@ def test_text_between_markers_is_replaced():
     assert tables.replace_between(new, "t", "new") == new
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("<!-- end t -->", "begin t --> is missing"),
-        ("<!-- begin t -->", "end t --> is missing"),
-        ("<!-- begin t --><!-- begin t --><!-- end t -->", "begin t --> stands more than once"),
-        ("<!-- end t --><!-- begin t -->", "end t --> stands before"),
-    ],
-)
-def test_broken_markers_are_refused(text, fault):
+@pytest.mark.parametrize("text", [
+    "<!-- end t -->", "<!-- begin t -->", "<!-- begin t --><!-- begin t --><!-- end t -->",
+    "<!-- end t --><!-- begin t -->", "<!-- begin t --><!-- end t --><!-- end t -->", "",
+])
+def test_broken_markers_are_refused(text):
+    fault = "<!-- begin t --> and <!-- end t --> must stand there once each, in this order"
     with pytest.raises(ValueError, match=fault):
         tables.replace_between(text, "t", "new")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from speedrun.base.cli import run_command
 from speedrun.base.errors import UserError
+from speedrun.compare import plot
 from speedrun.compare.results import Comparison
 from speedrun.figures import ladder, records_plot, tables
 from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
@@ -76,8 +77,9 @@ TABLES = (
 PICTURES = (
     Picture("history/records.png", lambda s: records_plot.data_hash(s.records, s.manifest),
             lambda s, path: records_plot.draw_records(s.records, s.manifest, path)),
-    Picture("history/tiny.png", lambda s: ladder.picture_hash(s.ladder),
-            lambda s, path: ladder.draw_ladder(s.ladder, path), from_ladder=True),
+    Picture("history/tiny.png", lambda s: plot.data_hash(s.ladder, {}, ladder.PANELS),
+            lambda s, path: plot.draw_comparison(s.ladder, path, {}, ladder.PANELS),
+            from_ladder=True),
 )
 
 
@@ -121,8 +123,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
         if picture.from_ladder and runs is None:
             continue
         path = root / picture.file
-        shown = records_plot.stored_hash(path) if path.exists() else None
-        if shown != picture.hash(sources):
+        if records_plot.stored_hash(path) != picture.hash(sources):
             stale.append(picture.file)
             if not check:
                 picture.draw(sources, path)

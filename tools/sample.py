@@ -10,6 +10,7 @@ The text goes to stdout, everything else to stderr. The same seed gives the same
 """
 
 import argparse
+import codecs
 import importlib.util
 import os
 import sys
@@ -33,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     from speedrun.sample.vocabulary import vocabulary_of
 
     trained = load_run(args.run)
-    vocabulary, why_numbers = vocabulary_of(trained.vocab_size, trained.bos_id)
-    if why_numbers:
-        note(why_numbers)
+    vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))
+    if vocabulary.note:
+        note(vocabulary.note)
     start = [] if vocabulary.bos is None else [vocabulary.bos]
     ids = vocabulary.encode(prompt)
     if not start + ids:
@@ -61,25 +62,26 @@ def main(argv: list[str] | None = None) -> int:
 def write(vocabulary, prompt, new, tokens, stop) -> int:
     """Prints the prompt's ids and up to `tokens` more, each as soon as it is drawn; with `stop`
     not beyond the end of the document. Returns how many there were more."""
-    decode = vocabulary.decoder()
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # waits for a character's last byte
     is_terminal = sys.stdout.isatty()
     last = ""
 
-    def show(text):
+    def show(data, final=False):
         nonlocal last
+        text = utf8.decode(data, final)
         last = text or last
         print(visible(text) if is_terminal else text, end="", flush=True)
 
     count = 0
     try:
-        show("".join(map(decode, prompt)))
+        show(b"".join(map(vocabulary.spell, prompt)))
         while count < tokens:
             id = next(new)
             if stop and id == vocabulary.bos:
                 break
             count += 1
-            show(decode(id))
-        show(decode(None))
+            show(vocabulary.spell(id))
+        show(b"", final=True)
     finally:  # also before the line that tells of Ctrl-C
         if not last.endswith("\n"):
             print(flush=True)

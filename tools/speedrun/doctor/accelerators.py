@@ -64,8 +64,7 @@ def _kind_check(number, name, mib, capability, scale):
 
 def capabilities_of(torch: ModuleType) -> list[tuple[int, int]]:
     """The (major, minor) compute capability of each GPU that torch can use."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [torch.cuda.get_device_capability(i) for i in range(count)]
+    return [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
 
 
 def rank_check(torch: ModuleType) -> Finding:

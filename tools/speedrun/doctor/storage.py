@@ -1,8 +1,7 @@
-"""Asks for memory, for room on the disk and for token shards."""
+"""Asks for room on the disk and for token shards."""
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding
 from speedrun.history.manifest import REPOSITORY
@@ -10,33 +9,16 @@ from speedrun.run.data import BUILTIN, FINEWEB, FINEWEB_SHARD_TOKENS, fetch_comm
 
 SHARD_BYTES = 1024 + 2 * FINEWEB_SHARD_TOKENS  # a header, then 16 bits for each token
 LEAST_BYTES = 10**8  # the embedded corpus takes 20 MB, a log and a checkpoint at tiny scale 5
-MEMINFO = Path("/proc/meminfo")
-LEAST_GIB = 0.5  # a rank at tiny scale was seen to take 0.43 GiB (05)
 
 
 def count_shards() -> tuple[int, int]:
     """How many training and validation shards of FineWeb are here."""
-    train, val = (len(list(FINEWEB.glob(f"*_{split}_*.bin"))) for split in ("train", "val"))
-    return train, val
+    return tuple(len(list(FINEWEB.glob(f"*_{split}_*.bin"))) for split in ("train", "val"))
 
 
 def fetch(shards: int) -> str:
     """The command that fetches this many training shards, and the one for validation."""
     return fetch_command(tokens=shards * FINEWEB_SHARD_TOKENS)
-
-
-def memory_check() -> Finding:
-    """The memory of a machine with Linux; others do not tell in this way."""
-    if not MEMINFO.exists():
-        return Finding("memory", OK, "this system does not tell")
-    lines = MEMINFO.read_text(encoding="ascii").splitlines()
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    total, free = kib["MemTotal"] / 2**20, kib["MemAvailable"] / 2**20
-    text = f"{total:.1f} GiB, {free:.1f} free"
-    if free >= LEAST_GIB:
-        return Finding("memory", OK, text)
-    return Finding("memory", FIX, f"{text}; a rank at tiny scale takes almost 0.5",
-                   "close other programs")
 
 
 def storage_checks(has_gpus: bool, most: int) -> Iterator[Finding]:

@@ -4,26 +4,25 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 from speedrun.compare.plot import HASH_KEY
 from speedrun.history.manifest import Manifest
 from speedrun.history.records import Record
 
 # Labels stand in columns beside the staircase: those of the records up to a day stand at another
-# day, from a time in minutes on upwards (to the right of their points) or downwards (to the left).
+# day, from a time in minutes on upwards to the right of their points or downwards to their left.
 COLUMNS = (
-    ("2025-06-30", "2025-02-10", 3.4, "up"),
-    ("2025-10-31", "2025-11-12", 2.75, "up"),
-    ("9999-12-31", "2025-11-01", 1.95, "down"),
+    ("2025-06-30", "2025-02-10", 3.4, "right"),
+    ("2025-10-31", "2025-11-12", 2.75, "right"),
+    ("9999-12-31", "2025-11-01", 1.95, "left"),
 )
 LINE = 1.135  # from one label to the next, as a factor of the time: the axis is logarithmic
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A milestone in the picture: its point is the last of its records, its label beside it."""
 
     id: str
@@ -35,11 +34,6 @@ class Mark:
     label_minutes: float
     side: str  # "right" or "left" of the point; "above" where there is room beside it
 
-    @property
-    def numbered(self) -> bool:
-        """Whether it is a milestone with a number, not a step between two of them."""
-        return self.id.isdigit()
-
 
 def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
     """Return the milestones that tell records, with their labels placed, column by column.
@@ -49,18 +43,17 @@ def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
     by_number = {r.number: r for r in records}
     told = [(by_number[m.records[-1]], m) for m in manifest.milestones if m.records]
     found, after = [], ""
-    for until, day, minutes, direction in COLUMNS:
+    for until, day, minutes, side in COLUMNS:
+        upwards = side == "right"
         column = [(r, m) for r, m in told if after < r.date <= until]
-        column.sort(key=lambda pair: pair[0].minutes, reverse=direction == "down")
-        for r, m in column:
-            side = "right" if direction == "up" else "left"
-            if direction == "up" and r.minutes > minutes:
-                side, minutes = "above", r.minutes
-            found.append(Mark(
-                m.id, f"{m.id} {m.slug.replace('_', ' ')}", m.written, r.date, r.minutes,
-                r.date if side == "above" else day, minutes, side,
-            ))
-            minutes *= LINE if direction == "up" else 1 / LINE
+        for r, m in sorted(column, key=lambda pair: pair[0].minutes, reverse=not upwards):
+            place = (day, minutes, side)
+            if upwards and r.minutes > minutes:
+                minutes = r.minutes
+                place = (r.date, minutes, "above")
+            text = f"{m.id} {m.slug.replace('_', ' ')}"
+            found.append(Mark(m.id, text, m.written, r.date, r.minutes, *place))
+            minutes *= LINE if upwards else 1 / LINE
         after = until
     return found
 
@@ -68,24 +61,18 @@ def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
 def data_hash(records: Sequence[Record], manifest: Manifest) -> str:
     """Return the hexadecimal SHA-256 of all that the picture shows."""
     points = [(r.number, r.date, r.minutes) for r in records]
-    labels = [astuple(mark) for mark in marks(records, manifest)]
-    return hashlib.sha256(json.dumps([points, labels]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([points, marks(records, manifest)]).encode()).hexdigest()
 
 
 def stored_hash(path: Path) -> str | None:
-    """Return the hash in the PNG file at `path`, or None if it has none or is no whole PNG.
+    """Return the hash in the PNG file at `path`, or None if it has none or is no whole PNG."""
+    from PIL import Image  # when there is something to read
 
-    Raises OSError when the file cannot be read.
-    """
-    from PIL import Image, UnidentifiedImageError  # when there is something to read
-
-    with open(path, "rb") as file:
-        try:
-            with Image.open(file) as picture:
-                picture.load()
-                return picture.text.get(HASH_KEY)
-        except (UnidentifiedImageError, OSError, SyntaxError, AttributeError):
-            return None
+    try:
+        with Image.open(path) as picture:
+            return picture.text.get(HASH_KEY)
+    except (OSError, SyntaxError, AttributeError):  # missing, cut off, of another kind
+        return None
 
 
 def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> None:
@@ -95,7 +82,8 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.dates import DateFormatter, MonthLocator
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
@@ -108,49 +96,36 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     for size, face, label in ((42, "black", "a milestone"), (18, "black", "a step between two"),
                               (42, "white", "not yet written")):
         axes.scatter([], [], s=size, facecolor=face, edgecolor="black", label=label)
-    axes.annotate(
-        f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
-        textcoords="offset points", ha="center", fontsize=9,
-    )
+    axes.annotate(f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
+                  textcoords="offset points", ha="center", fontsize=9)
 
-    axes.set_yscale("log")
-    axes.set_ylim(0.95, 60)
-    axes.yaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20, 45]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set(yscale="log", ylim=(0.95, 60), xlabel="date of the record",
+             ylabel="minutes to 3.28 validation loss on 8 H100 (log scale)")
+    ticks = [1, 1.5, 2, 3, 5, 10, 20, 45]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.xaxis.set_major_locator(MonthLocator(bymonth=(1, 7)))
     axes.xaxis.set_major_formatter(DateFormatter("%b %Y"))
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("date of the record")
-    axes.set_ylabel("minutes to 3.28 validation loss on 8 H100 (log scale)")
     axes.legend(loc="upper right", frameon=False)
-    _save_grey(figure, path, {HASH_KEY: data_hash(records, manifest)})
+
+    buffer, texts = io.BytesIO(), PngInfo()
+    figure.savefig(buffer)
     plt.close(figure)
+    texts.add_text(HASH_KEY, data_hash(records, manifest))
+    grey = Image.open(buffer).convert("L")  # it has no colours
+    grey.save(path, "PNG", optimize=True, pnginfo=texts)
 
 
-def _save_grey(figure, path: Path, texts: dict[str, str]) -> None:
-    """Write the figure, which has no colours, to `path` as a PNG of greys with these texts."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
-    chunks = PngInfo()
-    for key, value in texts.items():
-        chunks.add_text(key, value)
-    with io.BytesIO() as buffer:
-        figure.savefig(buffer)
-        Image.open(buffer).convert("L").save(path, "PNG", optimize=True, pnginfo=chunks)
-
-
-def _draw_mark(axes, mark: Mark) -> None:
+def _draw_mark(axes, mark):
     """Draw the point of a milestone and its label, with a line between where they are apart."""
+    numbered = mark.id.isdigit()  # not a step between two milestones
     point = (date.fromisoformat(mark.date), mark.minutes)
-    axes.scatter(
-        *point, s=42 if mark.numbered else 18, facecolor="black" if mark.written else "white",
-        edgecolor="black", linewidth=1, zorder=4,
-    )
-    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.numbered else "0.35")
+    axes.scatter(*point, s=42 if numbered else 18, facecolor="black" if mark.written else "white",
+                 edgecolor="black", linewidth=1, zorder=4)
+    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if numbered else "0.35")
     if mark.side == "above":
         axes.annotate(**text, xytext=(8, 3), textcoords="offset points")
         return

@@ -6,10 +6,11 @@
 """
 
 import posixpath
+import re
 from collections.abc import Sequence
 
 from speedrun.base.text import UNKNOWN, markdown, number_ranges
-from speedrun.history.manifest import Manifest, Milestone
+from speedrun.history.manifest import Manifest
 from speedrun.history.records import Record
 from speedrun.run.data import shards_read, steps_per_shard
 
@@ -17,17 +18,13 @@ from speedrun.run.data import shards_read, steps_per_shard
 def replace_between(text: str, name: str, content: str) -> str:
     """Return `text` with everything between the markers called `name` replaced by `content`.
 
-    Raises ValueError when a marker is missing, stands more than once, or the end comes first.
+    Raises ValueError unless both markers stand there once, the beginning first.
     """
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    for marker in (begin, end):
-        if text.count(marker) != 1:
-            found = "is missing" if marker not in text else "stands more than once"
-            raise ValueError(f"marker {marker} {found}")
-    before, rest = text.split(begin)
-    if end not in rest:
-        raise ValueError(f"marker {end} stands before {begin}")
-    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+    pieces = re.split(f"({begin}|{end})", text)
+    if pieces[1::2] != [begin, end]:
+        raise ValueError(f"{begin} and {end} must stand there once each, in this order")
+    return f"{pieces[0]}{begin}\n{content}\n{end}{pieces[-1]}"
 
 
 def milestone_table(manifest: Manifest, folder: str = ".", written_only: bool = False) -> str:
@@ -41,14 +38,16 @@ def milestone_table(manifest: Manifest, folder: str = ".", written_only: bool = 
     head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind", "lesson"]
     rows = []
     for m in manifest.written() if written_only else manifest.milestones:
+        known = m.train_steps and m.tokens_per_step
+        tokens = m.train_steps * m.tokens_per_step / 1e9 if known else None
         rows.append([
             link(m.id, f"history/{m.name}") if m.written else m.id,
             f"**{m.title}.** {m.idea}" + ("" if m.written else " *Not yet written.*"),
             number_ranges(m.records) or UNKNOWN,
-            _cell(m.minutes, "g"),
-            _cell(m.train_steps, ",d"),
-            _tokens(m),
-            _cell(m.val_loss, ".4f"),
+            cell(m.minutes, "{:g}"),
+            cell(m.train_steps, "{:,d}"),
+            cell(tokens, "{:.2f}B"),
+            cell(m.val_loss, "{:.4f}"),
             m.kind,
             link("read", m.lesson) if m.written and m.lesson else UNKNOWN,
         ])  # fmt: skip
@@ -67,8 +66,8 @@ def shard_table(manifest: Manifest) -> str:
     for m in manifest.written():
         steps, tokens = m.train_steps, m.tokens_per_step
         if steps and tokens:
-            per_shard, shards = steps_per_shard(tokens), shards_read(steps, tokens)
-            rows.append([m.name, f"{steps:,}", f"{tokens:,}", f"{per_shard}", f"{shards}"])
+            rows.append([m.name, f"{steps:,}", f"{tokens:,}", f"{steps_per_shard(tokens)}",
+                         f"{shards_read(steps, tokens)}"])
     return markdown(head, rows, right=head[1:])
 
 
@@ -85,11 +84,6 @@ def record_table(records: Sequence[Record], manifest: Manifest) -> str:
     return markdown(head, rows, right=head[:2])
 
 
-def _cell(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else format(value, form)
-
-
-def _tokens(m: Milestone) -> str:
-    if not (m.train_steps and m.tokens_per_step):
-        return UNKNOWN
-    return f"{m.train_steps * m.tokens_per_step / 1e9:.2f}B"
+def cell(value: float | None, form: str) -> str:
+    """Return a number in a form like "{:.2f}", or the sign for what is not known."""
+    return UNKNOWN if value is None else form.format(value)

@@ -19,14 +19,12 @@ MAX_CONTEXT = 16_384  # tokens; a dense attention mask grows with their square
 
 @dataclass(frozen=True)
 class Trained:
-    """A model in evaluation mode and the device that it is on; the size of its vocabulary, the
-    token that its documents begin with (None: it does not know), the most tokens that it can be
-    given at once, and the optimizer steps that it was trained for."""
+    """A model in evaluation mode, the device that it is on, its hyperparameters, the most tokens
+    that it can be given at once, and the optimizer steps that it was trained for."""
 
     model: torch.nn.Module
     device: torch.device
-    vocab_size: int
-    bos_id: int | None
+    args: object
     context: int
     step: int
 
@@ -57,8 +55,8 @@ def load_run(run: Path) -> Trained:
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
         raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")
-    return Trained(model.to(device).eval(), device, args.vocab_size, getattr(args, "bos_id", None),
-                   min(context, MAX_CONTEXT), checkpoint["step"])
+    return Trained(model.to(device).eval(), device, args, min(context, MAX_CONTEXT),
+                   checkpoint["step"])
 
 
 def find_run(run: Path) -> tuple[Path, Path]:
@@ -82,8 +80,6 @@ def read_checkpoint(file: Path) -> dict:
 
     Raises UserError, one line, for a file that is damaged, holds code or something else.
     """
-    if not zipfile.is_zipfile(file):  # torch saves a zip file, whose end a cut file has lost
-        raise UserError(f"{file} is no checkpoint, or its end is missing")
     try:
         with zipfile.ZipFile(file) as archive:
             if bad := archive.testzip():  # torch does not compare the check sums that it stores
@@ -93,11 +89,10 @@ def read_checkpoint(file: Path) -> dict:
         raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
                        "values are loaded") from None
     except Exception as error:  # bytes at random have many ways to fail
-        raise UserError(f"{file} is damaged: {_brief(error)}") from None
+        raise UserError(f"{file} is damaged, or no checkpoint: {_brief(error)}") from None
     kinds = dict(step=int, hyperparameters=dict, model=dict)
-    if not isinstance(checkpoint, dict) or any(
-        not isinstance(checkpoint.get(name), kind) for name, kind in kinds.items()
-    ):
+    if not (isinstance(checkpoint, dict)
+            and all(isinstance(checkpoint.get(name), kind) for name, kind in kinds.items())):
         raise UserError(f"{file} is not a snapshot's checkpoint: it lacks {', '.join(kinds)}")
     return checkpoint
 

@@ -1,6 +1,5 @@
-"""Turns text into a model's tokens and its tokens into text, piece by piece."""
+"""Turns text into a model's tokens and its tokens into bytes of text."""
 
-import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,59 +15,47 @@ class Vocabulary:
     """How a model's tokens are written.
 
     name: for people; size: ids from here on are padding and mean nothing; bos: the id that starts
-    a document, or None; encode: a prompt's bytes -> ids, raises UserError; spell: id -> its bytes.
+    a document, or None; encode: a prompt's bytes -> ids, raises UserError; bytes_of: an id that
+    is not bos -> its bytes; note: why they are only numbers, if they are.
     """
 
     name: str
     size: int
     bos: int | None
     encode: Callable[[bytes], list[int]]
-    spell: Callable[[int], bytes]
+    bytes_of: Callable[[int], bytes]
+    note: str = ""
 
-    def decoder(self) -> Callable[[int | None], str]:
-        """A function that takes one id after the other, None at the end, and returns the text that
-        each completes.
-
-        A character whose bytes are spread over several tokens comes with the last of them; bytes
-        that are no UTF-8 become the replacement character. The start of a document is a line end.
-        """
-        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-        def decode(id):
-            if id is None:
-                return utf8.decode(b"", final=True)
-            return utf8.decode(b"\n" if id == self.bos else self.spell(id))
-
-        return decode
+    def spell(self, id: int) -> bytes:
+        """The bytes of a token, perhaps a part of a character; those of bos are a line end."""
+        return b"\n" if id == self.bos else self.bytes_of(id)
 
 
-def vocabulary_of(vocab_size: int, bos_id: int | None) -> tuple[Vocabulary, str | None]:
-    """The Vocabulary of a model with `vocab_size` tokens, and why it is only numbers, if it is.
+def vocabulary_of(vocab_size: int, bos_id: int | None) -> Vocabulary:
+    """The Vocabulary of a model with `vocab_size` tokens.
 
     bos_id: the document token that the model itself knows, which counts where the size tells none.
     """
     if vocab_size == BYTES:
-        return Vocabulary("bytes", BYTES, 256, list, lambda id: bytes([id])), None
+        return Vocabulary("bytes", BYTES, 256, list, lambda id: bytes([id]))
     if vocab_size not in GPT2_SIZES:
-        why = f"no known vocabulary has {vocab_size} tokens, so their numbers are printed"
-        return _numbers(vocab_size, bos_id), why
+        note = f"no known vocabulary has {vocab_size} tokens, so their numbers are printed"
+        return _numbers(vocab_size, bos_id, note)
     try:
         import tiktoken
 
         gpt2 = tiktoken.get_encoding("gpt2")
     except (ImportError, OSError, ValueError) as error:
-        why = (f"GPT-2's vocabulary cannot be had ({type(error).__name__}), so the tokens' numbers "
-               "are printed; go online once, or set TIKTOKEN_CACHE_DIR to a folder that tiktoken "
-               "has used as its cache")
-        return _numbers(GPT2, GPT2 - 1), why
-
-    def encode(text):
-        return gpt2.encode_ordinary(text.decode("utf-8", "replace"))
-
-    return Vocabulary("GPT-2", GPT2, GPT2 - 1, encode, gpt2.decode_single_token_bytes), None
+        return _numbers(GPT2, GPT2 - 1, (
+            f"GPT-2's vocabulary cannot be had ({type(error).__name__}), so the tokens' numbers "
+            "are printed; go online once, or set TIKTOKEN_CACHE_DIR to a folder that tiktoken "
+            "has used as its cache"))
+    return Vocabulary("GPT-2", GPT2, GPT2 - 1,
+                      lambda text: gpt2.encode_ordinary(text.decode("utf-8", "replace")),
+                      gpt2.decode_single_token_bytes)
 
 
-def _numbers(size, bos):
+def _numbers(size, bos, note):
     """Tokens as numbers with spaces between."""
 
     def encode(text):
@@ -78,4 +65,4 @@ def _numbers(size, bos):
                             "between, because there is no vocabulary to read it with")
         return [int(word) for word in words]
 
-    return Vocabulary("numbers", size, bos, encode, lambda id: b"%d " % id)
+    return Vocabulary("numbers", size, bos, encode, lambda id: b"%d " % id, note)
