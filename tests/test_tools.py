@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import make_figures
 from speedrun.figures import records_plot, tables
@@ -387,10 +388,14 @@ def test_unreadable_manifest_is_an_error_line(copy, capsys):
 
 
 def test_stored_hash_of_something_else_is_none(tmp_path):
+    file = tmp_path / "x.png"
+    assert records_plot.stored_hash(file) is None
     picture = (REPOSITORY / "history" / "records.png").read_bytes()
     for content in (b"", b"not a picture", picture[:40], picture[:-4000]):
-        (tmp_path / "x.png").write_bytes(content)
-        assert records_plot.stored_hash(tmp_path / "x.png") is None
+        file.write_bytes(content)
+        assert records_plot.stored_hash(file) is None
+    Image.new("L", (2, 2)).save(file, "JPEG")  # of a kind that has no texts
+    assert records_plot.stored_hash(file) is None
 
 
 # ---- the commands ----

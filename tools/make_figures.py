@@ -15,7 +15,7 @@ from speedrun.base.cli import run_command
 from speedrun.base.errors import UserError
 from speedrun.compare import plot
 from speedrun.compare.results import Comparison
-from speedrun.figures import ladder, records_plot, tables
+from speedrun.figures import attention_cost, ladder, records_plot, tables
 from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.history.records import Record, load_records
 
@@ -55,13 +55,6 @@ class Picture:
     from_ladder: bool = False
 
 
-def attention_table(sources: Sources) -> str:
-    """The table of counted tiles, with torch, which takes seconds to import."""
-    from speedrun.figures.attention_cost import attention_table
-
-    return attention_table(sources.manifest)
-
-
 # To generate one more table: put the two markers into the file and a line in here.
 TABLES = (
     Table("README.md", "milestones", lambda s: tables.milestone_table(
@@ -70,7 +63,7 @@ TABLES = (
         s.manifest, folder="history")),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
           from_ladder=True),
-    Table("history/README.md", "attention", attention_table),
+    Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )

@@ -3,8 +3,6 @@
 import functools
 from types import ModuleType
 
-import torch
-
 from speedrun.base.text import markdown
 from speedrun.history.manifest import Manifest
 from speedrun.scripts.load import load_snapshot
@@ -17,6 +15,8 @@ WINDOW = 1024  # that of record #12
 def count_tiles(module: ModuleType, T: int, window: int) -> int:
     """Tiles of 128 x 128 pairs, full and partial ones, that FlexAttention computes per head for one
     document of T tokens under the window."""
+    import torch  # takes seconds
+
     args = module.Hyperparameters(use_flex_attention=True, window=window)
     mask = module.attention_mask(torch.zeros(1, T, dtype=torch.int64), args)
     return int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum())
