@@ -570,12 +570,25 @@ def test_take_without_a_script_makes_one(script):
     assert script.read_text(encoding="utf-8") == source_of("01")
 
 
-@pytest.mark.parametrize("where", ["_keep", "replace_file"])
-def test_an_interrupted_take_loses_nothing(where, script, monkeypatch):
-    def interrupted(*_):
+def at_call(number, act, monkeypatch):
+    """Lets something happen at the first or second write of a take: the copy, then the script."""
+    replace, calls = progress.replace_file, []
+
+    def replace_and_act(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            act()
+        replace(*arguments)
+
+    monkeypatch.setattr(progress, "replace_file", replace_and_act)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupted_take_loses_nothing(number, script, monkeypatch):
+    def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress, where, interrupted)
+    at_call(number, interrupted, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         progress.take(script, MANIFEST.get("01"))
     assert script.read_text(encoding="utf-8") == source_of(ROOT)
@@ -585,22 +598,15 @@ def test_a_half_written_copy_is_removed(script, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(progress.os, "fsync", full)
-    with pytest.raises(OSError):
+    monkeypatch.setattr("speedrun.base.files.os.fsync", full)
+    with pytest.raises(UserError, match="No space left"):
         progress.take(script, MANIFEST.get("01"))
     assert [p.name for p in script.parent.iterdir()] == ["train_gpt.py"]
     assert script.read_text(encoding="utf-8") == source_of(ROOT)
 
 
 def test_take_notices_an_edit_meanwhile(script, monkeypatch):
-    keep = progress._keep
-
-    def edit(*arguments):
-        kept = keep(*arguments)
-        script.write_text("saved by an editor just now")
-        return kept
-
-    monkeypatch.setattr(progress, "_keep", edit)
+    at_call(1, lambda: script.write_text("saved by an editor just now"), monkeypatch)
     with pytest.raises(UserError, match="changed while it was being kept"):
         progress.take(script, MANIFEST.get("01"))
     assert script.read_text() == "saved by an editor just now"

@@ -117,17 +117,6 @@ def test_moved_function_is_moved():
     assert (change.name, change.words, change.rows) == ("second", ("moved",), ())
 
 
-def test_function_moves_past_a_heading_not_the_heading():
-    heading = "# ---------- Model ----------\n\n\n"
-    (change,) = changes(replaced(SECOND + heading, heading + SECOND)).values()
-    assert (change.name, change.words) == ("second", ("moved",))
-
-
-@pytest.mark.parametrize("new", [
-    replaced("LIMIT = 3", "CAP = 3"),
-    FILE.replace("second", "add_up"),  # a new name is another block
-    replaced(SECOND, "def other(a):\n    with open(a) as file:\n        return file.read()\n\n\n"),
-])
 def test_blocks_of_other_names_come_and_go(new):
     added, removed = (
         [c for c in changes(new).values() if c.words == (word,)] for word in ("added", "removed")

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import os
 import stat
 import sys
 from dataclasses import asdict, dataclass, field
@@ -99,25 +98,10 @@ def take(script: Path, milestone: Milestone) -> Path | None:
     old = script.read_bytes()
     if old == new:
         return None
-    kept = _keep(script, old)
+    numbered = (script.with_name(f"{script.stem}.{n}{script.suffix}") for n in itertools.count(1))
+    kept = next(file for file in numbered if not file.exists())
+    replace_file(kept, old)
     if script.read_bytes() != old:
         raise UserError(f"{script} changed while it was being kept as {kept.name}; try again")
     replace_file(script, new, stat.S_IMODE(script.stat().st_mode))
     return kept
-
-
-def _keep(script, old):
-    """Writes the text under a name that no file has yet."""
-    for number in itertools.count(1):
-        kept = script.with_name(f"{script.stem}.{number}{script.suffix}")
-        try:
-            with open(kept, "xb") as file:
-                file.write(old)
-                file.flush()
-                os.fsync(file.fileno())
-            return kept
-        except FileExistsError:
-            continue
-        except BaseException:
-            kept.unlink(missing_ok=True)
-            raise

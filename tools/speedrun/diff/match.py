@@ -1,24 +1,23 @@
 """Finds for each block of one file its counterpart in another, by its name."""
 
 import ast
+from difflib import SequenceMatcher
 
 from speedrun.diff.nature import parse
 from speedrun.history.blocks import Block, merge_names
-
-ANCHOR_WEIGHT = 10_000  # lines: a section's heading stands still, the blocks move past it
 
 
 def match(old: list[Block], new: list[Block]) -> list[tuple[Block | None, Block | None, bool]]:
     """(old, new, moved) for each block in the order of `new`, each removed one where it stood; old
     or new is None for one that was added or removed; moved: it stands elsewhere among the others.
 
-    Names are unique in each list. Of blocks that changed places, the fewest lines have moved.
+    Names are unique in each list. The longest runs of blocks stand still, the others have moved.
     """
     before, after = {b.name: b for b in old}, {b.name: b for b in new}
-    places = {name: i for i, name in enumerate(after)}
-    common = [after[b.name] for b in old if b.name in after]
-    still = _heaviest_rise([(places[b.name], _weight(b)) for b in common])
-    moved = {b.name for i, b in enumerate(common) if i not in still}
+    common = [[b.name for b in blocks if b.name in before and b.name in after]
+              for blocks in (old, new)]
+    runs = SequenceMatcher(None, *common, autojunk=False).get_matching_blocks()
+    moved = set(common[0]).difference(*(common[0][run.a : run.a + run.size] for run in runs))
     merged = merge_names([name for name in before if name not in moved], list(after))
     return [(before.get(name), after.get(name), name in moved) for name in merged]
 
@@ -51,17 +50,3 @@ def methods(block: Block) -> list[Block]:
         Block(name, "\n".join(lines[start - 1 : end]), block.line + start - 1)
         for name, start, end in zip(names, starts, ends, strict=True)
     ]
-
-
-def _weight(block):
-    is_anchor = ": " in block.name
-    return ANCHOR_WEIGHT if is_anchor else block.text.count("\n") + 1
-
-
-def _heaviest_rise(blocks):
-    """Indices of the rising subsequence of (place, weight) with the largest sum of weights."""
-    rises = [(0, -1, [])]  # (sum, last place, indices) of the heaviest that ends with each block
-    for i, (place, weight) in enumerate(blocks):
-        total, _, indices = max(rise for rise in rises if rise[1] < place)
-        rises.append((total + weight, place, [*indices, i]))
-    return set(max(rises)[2])

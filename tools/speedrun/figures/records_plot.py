@@ -1,7 +1,6 @@
 """Draw the fall of the record time, and tell whether a committed picture still shows its data."""
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from datetime import date
@@ -82,8 +81,6 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.dates import DateFormatter, MonthLocator
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
@@ -111,12 +108,8 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper right", frameon=False)
 
-    buffer, texts = io.BytesIO(), PngInfo()
-    figure.savefig(buffer)
+    figure.savefig(path, metadata={HASH_KEY: data_hash(records, manifest)})
     plt.close(figure)
-    texts.add_text(HASH_KEY, data_hash(records, manifest))
-    grey = Image.open(buffer).convert("L")  # it has no colours
-    grey.save(path, "PNG", optimize=True, pnginfo=texts)
 
 
 def _draw_mark(axes, mark):

@@ -3,7 +3,6 @@
 Standard library only, so that a command can answer --help before anything heavy is imported.
 """
 
-import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -105,10 +104,9 @@ class Manifest:
         return tuple(m for m in self.milestones if m.written)
 
     def children(self, id: str) -> tuple[Milestone, ...]:
-        """Return the milestones whose parent is `id` (any name `get` takes), in natural order."""
+        """Return the milestones whose parent is `id` (any name `get` takes), in file order."""
         parent = self.get(id).id
-        found = (m for m in self.milestones if m.parent == parent)
-        return tuple(sorted(found, key=lambda m: natural_key(m.id)))
+        return tuple(m for m in self.milestones if m.parent == parent)
 
     def lineage(self, milestone: Milestone) -> list[Milestone]:
         """Return the milestone and its ancestors, up to the root of its chain."""
@@ -145,11 +143,6 @@ class Manifest:
 @dataclass(frozen=True)
 class _Scales:
     tiny: dict = field(default_factory=dict)
-
-
-def natural_key(id: str) -> list:
-    """Sort key for ids: numbers as numbers, so 05 < 05a < 05b < 06 < 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", id)]
 
 
 def load_manifest(path: Path = MANIFEST) -> Manifest:
