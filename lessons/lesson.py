@@ -1,15 +1,21 @@
-"""What every lesson uses: snapshots as modules, runs, diffs, a plot style and checked exercises."""
+"""What every lesson uses: snapshots as modules, runs, diffs, pictures, clocks and exercises."""
 
+import ast
 import contextlib
 import difflib
 import hashlib
 import importlib.util
+import inspect
 import io
 import json
+import multiprocessing
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +23,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "tools"), str(REPOSITORY / "data")]
 
 import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from IPython.display import Markdown, display  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.colors import ListedColormap  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from speedrun.base.text import markdown, number_ranges  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
@@ -33,7 +46,10 @@ from speedrun.scripts.load import load_snapshot  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"
-UNSOLVED = ...  # what an exercise's answer is before you write it
+UNSOLVED = ...  # what an exercise's answer, or a guess, is before you write it
+MISSING = object()
+Panel = Callable[[Axes], None]
+_verdicts: list[str] = []  # on this notebook's guesses so far
 
 plt.rcParams.update({
     "figure.figsize": (7, 4), "figure.dpi": 110, "font.size": 11, "axes.grid": True,
@@ -102,56 +118,6 @@ def show_diff(parent: str, child: str, *blocks: str) -> None:
         display(Markdown(f"**`{name}`**\n```diff\n{body}\n```"))
 
 
-def plot_runs(axes, entry: Entry, **style) -> None:
-    """Draws the validation loss of each run thinly and their mean thickly, over tokens."""
-    scale = entry.tokens_per_step / 1e6
-    (line,) = axes.plot(*zip(*[(step * scale, loss) for step, loss in entry.curve], strict=True),
-                        label=entry.label, **style)
-    for one in entry.runs:
-        points = [(step * scale, loss) for step, loss in one.val_curve]
-        axes.plot(*zip(*points, strict=True), color=line.get_color(), linewidth=0.6, alpha=0.6)
-    axes.set(xlabel="million tokens", ylabel="validation loss, nats per token")
-
-
-def plot_tiny(axes, *ids: str) -> dict[str, Entry]:
-    """Draws and returns the committed tiny runs of these milestones, and prints how they end.
-
-    The plot leaves out the first steps, in which the losses fall fastest.
-    """
-    entries = tiny_entries(*ids)
-    for entry, style in zip(entries.values(), _styles(len(entries)), strict=True):
-        plot_runs(axes, entry, **style)
-        print(f"{entry.label} ends at", *(f"{loss:.4f}" for loss in entry.final_losses))
-    tops = [entry.curve[len(entry.curve) // 4][1] for entry in entries.values()]
-    axes.set(title="Tiny scale, three seeds", ylim=(None, max(tops, default=None)))
-    axes.legend()
-    return entries
-
-
-def plot_official(axes, *ids: str) -> None:
-    """Draws these milestones' official losses over tokens: a curve, or a cross at a lone end."""
-    for id, style in zip(ids, _styles(len(ids)), strict=True):
-        m = MANIFEST.get(id)
-        curve = m.curve or [(m.train_steps, m.val_loss)]
-        points = [(step * m.tokens_per_step / 1e9, loss) for step, loss in curve]
-        if not m.curve:
-            style |= dict(linestyle="", marker="x")
-        label = f"{m.name} (#{m.records[-1]})" if m.curve else f"end of {m.name}"
-        axes.plot(*zip(*points, strict=True), label=label, **style)
-    axes.axhline(3.28, color="0.6", linewidth=0.8)
-    axes.set(title="Official; the thin line is the goal, 3.28", xlabel="billion tokens",
-             ylabel="validation loss, nats per token", ylim=(3.2, 4.3))
-    axes.legend()
-
-
-def _styles(count: int) -> list[dict[str, object]]:
-    """Line styles along the chain: broken lines from light to dark, and the last line black."""
-    dashes = ("--", ":", "-.")
-    broken = [dict(color=plt.cm.viridis_r(0.25 + 0.65 * k / count), linestyle=dashes[k % 3])
-              for k in range(count - 1)]
-    return [*broken, dict(color="black")][:count]
-
-
 def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
     ends = {row.label: f"{row.val_loss:.3f} ± {row.val_loss_sd:.3f}" for row in scores(tiny_runs())}
@@ -168,8 +134,228 @@ def progress_table(id: str) -> None:
     display(Markdown(f"{markdown(head, lines, right=head[2:])}\n\n{note}\n\n{ask}"))
 
 
-def check(exercise: str, answer) -> bool:
-    """Says whether the answer to an exercise ("01.2") is right, and if not, what is wrong."""
+# ------------------------------------------- Pictures -------------------------------------------
+# A panel is a function that draws on the axes it is given. `draw` puts panels side by side.
+
+
+def draw(*panels: Panel, size: tuple[float, float] | None = None, rows: int = 1) -> None:
+    """Draws the panels side by side, or in several rows, and shows the picture; size in inches."""
+    columns = -(-len(panels) // rows)
+    size = size or (7 if columns == 1 else 4.7 * columns, 4 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        panel(axes)
+    plt.show()
+
+
+def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *, log: str = "",
+           marker: str = "", **settings) -> Panel:
+    """Lines by name: a name's values are y, (x, y), or (x, [y of each run]).
+
+    Several runs are drawn thinly and their mean thickly. The lines go from light and broken to
+    black. log is "", "x", "y" or "xy"; settings go to Axes.set.
+    """
+    def panel(axes):
+        for (name, values), style in zip(series.items(), _styles(len(series)), strict=True):
+            x, y = values if isinstance(values, tuple) else (range(len(values)), values)
+            y = np.asarray(y, dtype=float)
+            if y.ndim == 2:
+                axes.plot(x, y.T, color=style["color"], linewidth=0.6, alpha=0.6)
+                y = y.mean(0)
+            axes.plot(x, y, marker=marker, label=name, **style)
+        if "x" in log:
+            axes.set_xscale("log")
+        if "y" in log:
+            axes.set_yscale("log")
+        axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
+        if len(series) > 1:
+            axes.legend()
+    return panel
+
+
+def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **settings) -> Panel:
+    """A bar for each name; of several values the mean, and a line from least to largest."""
+    def panel(axes):
+        for name, value in values.items():
+            runs = np.atleast_1d(np.asarray(value, dtype=float))
+            axes.bar(name, runs.mean(), color="0.7", width=0.6)
+            axes.vlines(name, runs.min(), runs.max(), color="black")
+        axes.set(title=title, ylabel=ylabel, **settings)
+        axes.grid(False, axis="x")
+    return panel
+
+
+def cells(matrix, title: str, xlabel: str, ylabel: str, *, colors: dict[str, str] | None = None,
+          numbers: bool = False, **settings) -> Panel:
+    """A matrix as a picture. colors {meaning: colour} names what 0, 1, 2 ... stand for; without
+    it the picture is grey with a scale. numbers=True writes each entry into its cell."""
+    def panel(axes):
+        entries = np.asarray(matrix)
+        if colors:
+            axes.imshow(entries, cmap=ListedColormap(list(colors.values())), vmin=0,
+                        vmax=len(colors) - 1, aspect="auto")
+            patches = [Patch(facecolor=color, edgecolor="0.5", label=name)
+                       for name, color in colors.items()]
+            axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+        else:
+            # The largest entry is a light grey where numbers have to stay readable on it.
+            top = entries.max() * (2 if numbers else 1)
+            picture = axes.imshow(entries, cmap="Greys", vmax=top, aspect="auto")
+            if not numbers:
+                axes.figure.colorbar(picture, ax=axes)
+        if numbers:
+            for (row, column), entry in np.ndenumerate(entries):
+                axes.text(column, row, f"{entry:g}", ha="center", va="center")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
+        axes.grid(False)
+    return panel
+
+
+def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str = "milliseconds",
+             **settings) -> Panel:
+    """Spans one after the other, (name, length) each, in a row for each name."""
+    def panel(axes):
+        names = list(dict.fromkeys(name for spans in rows.values() for name, _length in spans))
+        for row, spans in rows.items():
+            left = 0.0
+            for name, length in spans:
+                shade = str(0.8 - 0.6 * names.index(name) / max(1, len(names) - 1))
+                axes.barh(row, length, left=left, color=shade, edgecolor="white")
+                left += length
+        for name in names:
+            axes.barh(next(iter(rows)), 0, label=name,
+                      color=str(0.8 - 0.6 * names.index(name) / max(1, len(names) - 1)))
+        axes.invert_yaxis()
+        axes.set(title=title, xlabel=xlabel, **settings)
+        axes.grid(False, axis="y")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+    return panel
+
+
+def tiny_curves(*ids: str) -> Panel:
+    """The committed tiny runs of these milestones over tokens, a thin line for each run; prints how
+    they end. The first steps, in which the losses fall fastest, are left out."""
+    def panel(axes):
+        entries = tiny_entries(*ids)
+        for entry, style in zip(entries.values(), _styles(len(entries)), strict=True):
+            scale = entry.tokens_per_step / 1e6
+            for one in entry.runs:
+                points = [(step * scale, loss) for step, loss in one.val_curve]
+                axes.plot(*zip(*points, strict=True), color=style["color"], lw=0.6, alpha=0.6)
+            points = [(step * scale, loss) for step, loss in entry.curve]
+            axes.plot(*zip(*points, strict=True), label=entry.label, **style)
+            print(f"{entry.label} ends at", *(f"{loss:.4f}" for loss in entry.final_losses))
+        tops = [entry.curve[len(entry.curve) // 4][1] for entry in entries.values()]
+        axes.set(title="Tiny scale, three seeds", ylim=(None, max(tops, default=None)),
+                 xlabel="million tokens", ylabel="validation loss, nats per token")
+        axes.legend()
+    return panel
+
+
+def official_curves(*ids: str) -> Panel:
+    """These milestones' official losses over tokens: a curve, or a cross at a lone end."""
+    def panel(axes):
+        for id, style in zip(ids, _styles(len(ids)), strict=True):
+            m = MANIFEST.get(id)
+            curve = m.curve or [(m.train_steps, m.val_loss)]
+            points = [(step * m.tokens_per_step / 1e9, loss) for step, loss in curve]
+            if not m.curve:
+                style |= dict(linestyle="", marker="x")
+            label = f"{m.name} (#{m.records[-1]})" if m.curve else f"end of {m.name}"
+            axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.axhline(3.28, color="0.6", linewidth=0.8)
+        axes.set(title="Official; the thin line is the goal, 3.28", xlabel="billion tokens",
+                 ylabel="validation loss, nats per token", ylim=(3.2, 4.3))
+        axes.legend()
+    return panel
+
+
+def _styles(count: int) -> list[dict[str, object]]:
+    """Line styles along the chain: broken lines from light to dark, and the last line black."""
+    dashes = ("--", ":", "-.")
+    broken = [dict(color=plt.cm.viridis_r(0.25 + 0.65 * k / count), linestyle=dashes[k % 3])
+              for k in range(count - 1)]
+    return [*broken, dict(color="black")][:count]
+
+
+# -------------------------------------------- Clocks --------------------------------------------
+def clock(functions: dict[str, Callable[[], object]], rounds: int = 15) -> dict[str, float]:
+    """Runs the functions in turn, A B A B, and returns each one's median time in milliseconds.
+
+    Prints the medians and the middle half of the times. A first round is not counted.
+    """
+    times = {name: [] for name in functions}
+    for _round in range(rounds + 1):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            times[name].append(1000 * (time.perf_counter() - start))
+    medians = {}
+    for name, all_times in times.items():
+        low, medians[name], high = np.percentile(all_times[1:], (25, 50, 75))
+        print(f"{name}: {medians[name]:.2f} ms (middle half {low:.2f} to {high:.2f}, n = {rounds})")
+    return medians
+
+
+def on_ranks(world_size: int, work: Callable, *args) -> list:
+    """Runs work(rank, *args) in `world_size` new processes of one thread each, joined in a gloo
+    group, and returns what each of them returned.
+
+    The processes see nothing of the notebook: `work` imports what it needs in its own body.
+    Raises RuntimeError with the message of the first process that fails.
+    """
+    source = textwrap.dedent(inspect.getsource(work))
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(world_size, context) as pool:
+        jobs = [pool.submit(_one_rank, source, work.__name__, rank, world_size, folder, args)
+                for rank in range(world_size)]
+        return [job.result(timeout=170) for job in jobs]
+
+
+def _one_rank(source: str, name: str, rank: int, world_size: int, folder: str, args: tuple):
+    """What each process of `on_ranks` does."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder, "store")), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    space = {}
+    exec(source, space)
+    result = space[name](rank, *args)
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+# ------------------------------------- Guesses and exercises -------------------------------------
+def reveal(guess, measured: float | str, unit: str = "") -> None:
+    """Prints what was measured beside the reader's guess, and how far apart they are."""
+    shown = f"{measured:.4g}" if isinstance(measured, float) else f"{measured}"
+    said = f"measured: {shown} {unit}".rstrip()
+    if guess is UNSOLVED:
+        print(f"{said}. You have not guessed")
+        return
+    if isinstance(measured, str):
+        verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
+    else:
+        far = abs(guess - measured) / max(abs(measured), 1e-12)
+        verdict = "close" if far <= 0.2 else "the right size" if far <= 1 else "a surprise"
+    _verdicts.append(verdict)
+    good = sum(verdict != "a surprise" for verdict in _verdicts)
+    print(f"{said}. You guessed {guess}: {verdict}. Good so far: {good} of {len(_verdicts)}")
+
+
+def check(exercise: str, answer=MISSING):
+    """Says whether the answer to an exercise ("01.2") is right, and if not, what is wrong.
+
+    Returns whether it is right. Without an answer it is a decorator, `@check("01.2")`, for the
+    function or class below it, which it checks and leaves as it is.
+    """
+    if answer is MISSING:
+        def decorator(definition):
+            check(exercise, UNSOLVED if _is_empty(definition) else definition)
+            return definition
+        return decorator
     if answer is UNSOLVED:
         print(f"Exercise {exercise} waits for your answer. Stuck? lesson.hint({exercise!r}, 1)")
         return False
@@ -180,6 +366,15 @@ def check(exercise: str, answer) -> bool:
         return False
     print(f"Exercise {exercise} is right.")
     return True
+
+
+def _is_empty(definition) -> bool:
+    """Whether a function, or the first function of a class, still has no body but `...`."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(definition)))
+    function = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    statements = [node for node in function.body if isinstance(node, ast.Expr)
+                  and isinstance(node.value, ast.Constant)]
+    return len(statements) == len(function.body)
 
 
 def hint(exercise: str, level: int = 1) -> None:
