@@ -1,6 +1,14 @@
 """Checks, hints and solutions of the exercises in lessons/03_distributed_muon.ipynb."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
+
+from speedrun.history.manifest import load_manifest
+from speedrun.scripts.load import load_snapshot
+
+m03 = load_snapshot(load_manifest().get("03").script)
 
 # ---- 1: six ranks ----
 
@@ -33,82 +41,196 @@ def check_busiest(answer):
     )
 
 
-# ---- 2: the flat buffer ----
+# ---- 2: a step with an all-gather, trained ----
 
 
-def flat_buffer(rank, world_size, grads, orthogonalize):
-    flat = torch.zeros(sum(grad.numel() for grad in grads))
-    offset = 0
-    for i, grad in enumerate(grads):
+def gather_step(rank, world_size, weights, make_update, all_gather, lr):
+    sizes = [weight.numel() for weight in weights]
+    chunk = torch.zeros(max(sum(sizes[r::world_size]) for r in range(world_size)))
+    place = 0
+    for i in range(rank, len(weights), world_size):
+        chunk[place : place + sizes[i]] = make_update(i).reshape(-1)
+        place += sizes[i]
+    for r, part in enumerate(all_gather(chunk)):
+        place = 0
+        for i in range(r, len(weights), world_size):
+            weights[i].sub_(lr * part[place : place + sizes[i]].view_as(weights[i]))
+            place += sizes[i]
+
+
+def _chunks_of_own_length(rank, world_size, weights, make_update, all_gather, lr):
+    own = [make_update(i).reshape(-1) for i in range(rank, len(weights), world_size)]
+    for r, part in enumerate(all_gather(torch.cat(own) if own else torch.zeros(0))):
+        for weight in weights[r::world_size]:
+            update, part = part.split([weight.numel(), len(part) - weight.numel()])
+            weight.sub_(lr * update.view_as(weight))
+
+
+def _only_its_own(rank, world_size, weights, make_update, all_gather, lr):
+    sizes = [weight.numel() for weight in weights]
+    all_gather(torch.zeros(max(sum(sizes[r::world_size]) for r in range(world_size))))
+    for i in range(rank, len(weights), world_size):
+        weights[i].sub_(lr * make_update(i))
+
+
+def _in_model_order(rank, world_size, weights, make_update, all_gather, lr):
+    sizes = [weight.numel() for weight in weights]
+    longest = max(sum(sizes[r::world_size]) for r in range(world_size))
+    own = [make_update(i).reshape(-1) for i in range(rank, len(weights), world_size)]
+    chunk = torch.cat([*own, torch.zeros(longest - sum(map(len, own)))])
+    place, everything = 0, torch.cat(list(all_gather(chunk)))
+    for weight in weights:
+        weight.sub_(lr * everything[place : place + weight.numel()].view_as(weight))
+        place += weight.numel()
+
+
+def _makes_all(rank, world_size, weights, make_update, all_gather, lr):
+    all_gather(torch.zeros(1))
+    for i, weight in enumerate(weights):
+        weight.sub_(lr * make_update(i))
+
+
+def _whole_buffer(rank, world_size, weights, make_update, all_gather, lr):
+    flat, place = torch.zeros(sum(weight.numel() for weight in weights)), 0
+    for i, weight in enumerate(weights):
         if i % world_size == rank:
-            flat[offset : offset + grad.numel()] = orthogonalize(grad).reshape(-1)
-        offset += grad.numel()
-    return flat
+            flat[place : place + weight.numel()] = make_update(i).reshape(-1)
+        place += weight.numel()
+    place, total = 0, sum(all_gather(flat))
+    for weight in weights:
+        weight.sub_(lr * total[place : place + weight.numel()].view_as(weight))
+        place += weight.numel()
 
 
-def _offset_of_owned_only(rank, world_size, grads, orthogonalize):
-    flat = torch.zeros(sum(grad.numel() for grad in grads))
-    offset = 0
-    for i, grad in enumerate(grads):
-        if i % world_size == rank:
-            flat[offset : offset + grad.numel()] = orthogonalize(grad).reshape(-1)
-            offset += grad.numel()
-    return flat
+def _stays_away(rank, world_size, weights, make_update, all_gather, lr):
+    if rank < len(weights):
+        gather_step(rank, world_size, weights, make_update, all_gather, lr)
 
 
-def _every_rank_does_all(rank, world_size, grads, orthogonalize):
-    return torch.cat([orthogonalize(grad).reshape(-1) for grad in grads])
+class Ranks:
+    """Threads that stand in for ranks, and the all-gather in which they meet."""
+
+    def __init__(self, world_size):
+        self.barrier = threading.Barrier(world_size, timeout=5)
+        self.chunks = [None] * world_size
+
+    def all_gather(self, rank, chunk):
+        assert isinstance(chunk, torch.Tensor) and chunk.ndim == 1, (
+            f"rank {rank} brings {type(chunk).__name__} to all_gather; it takes one flat vector")
+        self.chunks[rank] = chunk.detach().clone()
+        self.barrier.wait()
+        lengths = [len(each) for each in self.chunks]
+        assert len(set(lengths)) == 1, (
+            f"the ranks brought chunks of {lengths} entries; an all-gather takes equal chunks, so"
+            " everybody fills up with zeros to the length of the longest")
+        gathered = [each.clone() for each in self.chunks]
+        self.barrier.wait()
+        return gathered
+
+    def run(self, work):
+        """Runs work(rank) in all threads and raises the first real fault."""
+        faults, absent = {}, []
+
+        def start(rank):
+            self.chunks[rank] = None
+            try:
+                with torch.no_grad():
+                    work(rank)
+                if self.chunks[rank] is None:
+                    absent.append(rank)
+                    self.barrier.abort()  # or the others would wait for it
+            except Exception as fault:
+                faults[rank] = fault
+                self.barrier.abort()
+
+        with ThreadPoolExecutor(len(self.chunks)) as pool:
+            list(pool.map(start, range(len(self.chunks))))
+        for fault in faults.values():
+            if not isinstance(fault, threading.BrokenBarrierError):
+                raise fault
+        assert not absent, (
+            f"rank {absent[0]} of {len(self.chunks)} ended its step without all_gather, and the"
+            " others wait for ever; a rank that owns no matrix must come too")
+        assert not faults, "the ranks call all_gather unequally often; each calls it once a step"
 
 
-def _own_updates_only(rank, world_size, grads, orthogonalize):
-    owned = [orthogonalize(grad).reshape(-1) for grad in grads[rank::world_size]]
-    return torch.cat(owned) if owned else torch.zeros(0)
+def new_model():
+    """A micro model, the same for each call."""
+    torch.manual_seed(0)
+    args = m03.Hyperparameters(vocab_size=61, num_layers=2, num_heads=2, model_dim=24, seq_len=32)
+    return m03.GPT(args)
 
 
-def _orthogonalizes_all(rank, world_size, grads, orthogonalize):
-    done = [orthogonalize(grad).reshape(-1) for grad in grads]
-    return torch.cat([x if i % world_size == rank else torch.zeros_like(x)
-                      for i, x in enumerate(done)])
+def train_sharded(answer, world_size, steps, lr=0.01):
+    """Trains by `answer` on simulated ranks and by whole updates on one. Returns the losses of
+    both, (step, rank) and (step,), and how many entries each rank sent per step."""
+    models = [new_model() for _ in range(world_size + 1)]  # the last is the parent's
+    params = [list(model.blocks.parameters()) for model in models]
+    momenta = [[torch.zeros_like(weight) for weight in weights] for weights in params]
+    generator = torch.Generator().manual_seed(1)
+    ranks, lengths, losses, expected = Ranks(world_size), set(), [], []
+
+    def make_update(who, grads, i):
+        mixed = m03.nesterov_update(grads[i], momenta[who][i], 0.95)
+        return max(mixed.shape) ** 0.5 * m03.newton_schulz(mixed[None], torch.float32)[0]
+
+    for _step in range(steps):
+        starts = torch.randint(61, (world_size, 4, 1), generator=generator)
+        tokens = (starts + 3 * torch.arange(33)) % 61  # each token is its neighbour's plus three
+        found = [[models[who](batch[:, :-1], batch[:, 1:])
+                  for who, batch in zip(places, tokens, strict=True)]
+                 for places in (range(world_size), [world_size] * world_size)]
+        losses.append([loss.item() for loss in found[0]])
+        expected.append([loss.item() for loss in found[1]])
+        ours = [torch.autograd.grad(loss, params[rank]) for rank, loss in enumerate(found[0])]
+        theirs = [torch.autograd.grad(loss, params[world_size]) for loss in found[1]]
+        mean, whole = ([sum(each) / world_size for each in zip(*grads, strict=True)]
+                       for grads in (ours, theirs))
+
+        def work(rank, mean=mean):
+            made = []
+
+            def own_update(index):
+                owner = index % world_size
+                assert owner == rank, (
+                    f"rank {rank} of {world_size} asks for the update of matrix {index}, which"
+                    f" belongs to rank {owner}; each rank makes its own updates only")
+                made.append(index)
+                return make_update(rank, mean, index)
+
+            def all_gather(chunk):
+                lengths.add(len(chunk))
+                return ranks.all_gather(rank, chunk)
+
+            answer(rank, world_size, params[rank], own_update, all_gather, lr)
+            assert made == list(range(rank, len(mean), world_size)), (
+                f"rank {rank} of {world_size} made the updates {made}; it owns"
+                f" {list(range(rank, len(mean), world_size))}, each to be made once")
+
+        ranks.run(work)
+        with torch.no_grad():
+            for i, weight in enumerate(params[world_size]):
+                weight.sub_(lr * make_update(world_size, whole, i))
+    return losses, expected, lengths
 
 
-def check_flat_buffer(answer):
-    shapes = [(2, 3), (3, 2), (1, 4), (2, 2), (4, 1)]
-    ends = torch.tensor([rows * columns for rows, columns in shapes]).cumsum(0).tolist()
-    grads = [(torch.arange(rows * columns) + 10.0 * i + 1).view(rows, columns)
-             for i, (rows, columns) in enumerate(shapes)]
-    size = ends[-1]
-    for world_size in (1, 2, 3, 7):
-        for rank in range(world_size):
-            seen = []
-
-            def transposed_view(grad, seen=seen):
-                seen.append(int(grad.flatten()[0]) // 10)
-                return (-grad.T.contiguous()).T  # like Newton-Schulz of a tall matrix
-
-            flat = answer(rank, world_size, grads, transposed_view)
-            where = f"rank {rank} of {world_size}"
-            assert isinstance(flat, torch.Tensor) and flat.shape == (size,), (
-                f"expected a vector of {size} entries from {where}, got"
-                f" {tuple(getattr(flat, 'shape', ())) or type(flat).__name__}; the buffer covers"
-                " all matrices on every rank, also on one that owns none"
-            )
-            owned = list(range(rank, len(grads), world_size))
-            assert sorted(seen) == owned, (
-                f"expected {where} to orthogonalize the matrices {owned}, got {sorted(seen)};"
-                " matrix i belongs to rank i mod world_size, and to no other"
-            )
-            places = [(i, end - grads[i].numel(), end) for i, end in enumerate(ends)]
-            for i, start, end in places[rank::world_size]:
-                part = flat[start:end].float()
-                assert torch.equal(part, -grads[i].flatten()), (
-                    f"expected matrix {i} row by row from place {start} in the buffer of {where},"
-                    f" got {part.tolist()}; the offset must advance for every matrix, owned or not"
-                )
-                flat = flat.index_fill(0, torch.arange(start, end), 0)
-            assert not flat.any(), (
-                f"expected zeros where other ranks' matrices lie in the buffer of {where}, got"
-                f" {flat.tolist()} beside its own; the sum would count them once more"
-            )
+def check_gather_step(answer):
+    sizes = [weight.numel() for weight in new_model().blocks.parameters()]
+    for world_size, steps in ((1, 2), (13, 1), (3, 16)):
+        losses, expected, lengths = train_sharded(answer, world_size, steps)
+        for step, (came, wanted) in enumerate(zip(losses, expected, strict=True)):
+            for rank in range(world_size):
+                assert abs(came[rank] - wanted[rank]) < 1e-5, (
+                    f"in a world of {world_size}, after {step} steps, rank {rank} has loss"
+                    f" {came[rank]:.4f}, the parent {wanted[rank]:.4f} on the same tokens; every"
+                    " rank must move every matrix, by the part of its owner's chunk that holds it")
+        longest = max(sum(sizes[rank::world_size]) for rank in range(world_size))
+        assert max(lengths) <= longest, (
+            f"right losses, but the chunks of {world_size} ranks have {max(lengths)} entries; the"
+            f" rank that owns most has {longest}, and no chunk need be longer")
+    first, last = sum(losses[0]) / 3, sum(losses[-1]) / 3
+    print(f"3 ranks trained for 16 steps: loss {first:.3f} -> {last:.3f}, as the parent's. Each\n"
+          f"sent {2 * longest} entries a step; a ring that sums sends {4 * sum(sizes) // 3}.")
 
 
 # ---- 3: even shares ----
@@ -178,20 +300,23 @@ EXERCISES = {
         wrong=[1, 2, 3.0, 0.3, 12],
     ),
     "2": dict(
-        check=check_flat_buffer,
+        check=check_gather_step,
         hints=[
-            "Think of a train with one carriage per matrix. You load only your own carriages.",
-            "u[o_i : o_i + n_i] = NS(G_i) where i mod R = r, else 0; o_i = n_0 + … + n_(i-1).",
-            "Make zeros for all; walk over all matrices with a running offset; fill in your own,"
-            " flattened with reshape (a transposed view has no view(-1)); advance the offset"
-            " always.",
-            "for i, grad in enumerate(grads):\n    if i % world_size == rank:\n"
-            "        flat[offset : offset + grad.numel()] = orthogonalize(grad).reshape(-1)\n"
-            "    offset += grad.numel()",
+            "Everybody packs a suitcase of one size, and everybody gets a copy of each. Who packed"
+            " what, in which order? You know it without asking.",
+            "chunk_r = the updates i with i mod R = r, one behind the other, then zeros up to"
+            " max over r of the sum of n_i with i mod R = r.",
+            "Sizes; the longest chunk; zeros; fill in your own with a running place (reshape(-1)"
+            " flattens a transposed view too); gather; for each rank's chunk walk over its"
+            " matrices with a running place from zero, and subtract lr times the part.",
+            "for r, part in enumerate(all_gather(chunk)):\n    place = 0\n"
+            "    for i in range(r, len(weights), world_size):\n"
+            "        weights[i].sub_(lr * part[place : place + sizes[i]].view_as(weights[i]))\n"
+            "        place += sizes[i]",
         ],
-        solution=flat_buffer,
-        wrong=[_offset_of_owned_only, _every_rank_does_all, _own_updates_only,
-               _orthogonalizes_all],
+        solution=gather_step,
+        wrong=[_chunks_of_own_length, _only_its_own, _in_model_order, _makes_all, _whole_buffer,
+               _stays_away],
     ),
     "3": dict(
         check=check_owners,
