@@ -3,10 +3,13 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
 from speedrun.history.manifest import load_manifest
+from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.scripts.load import load_snapshot
 
+m01 = load_snapshot(load_manifest().get("01").script)
 m02 = load_snapshot(load_manifest().get("02").script)
 
 # ---- 1: the loss of an untrained model ----
@@ -35,89 +38,99 @@ def check_1(answer):
         " which, and how large it is at width 256")
 
 
-# ---- 2: rotary with complex numbers ----
+# ---- 2: scores that are bounded, and still can choose ----
 
 
-def turn(x, exponent=2.0, sign=-1, interleaved=False, first=0, axis=1):
-    """The complex product; the defaults are right."""
-    half = x.size(-1) // 2
-    frequencies = 10000 ** (-exponent * torch.arange(half) / x.size(-1))
-    angles = sign * torch.outer(torch.arange(first, first + x.size(axis)), frequencies)
-    if axis == 1:
-        angles = angles[:, None]
-    turned = torch.polar(torch.ones_like(angles), angles)
-    if interleaved:
-        turned = torch.view_as_complex(x.unflatten(-1, (half, 2))) * turned
-        return torch.view_as_real(turned).flatten(-2)
-    turned = torch.complex(*x.chunk(2, dim=-1)) * turned
-    return torch.cat((turned.real, turned.imag), dim=-1)
+class Prepared(torch.nn.Module):
+    """Rotary after another function of q or k."""
+
+    def __init__(self, prepare, rotary):
+        super().__init__()
+        self.prepare, self.rotary = prepare, rotary
+
+    def forward(self, x):
+        return self.rotary(self.prepare(x))
 
 
-def rotate(x):
-    """The right one."""
-    return turn(x)
+def trained_loss(prepare, steps=60, muon_lr=4e-2):
+    """The validation loss of the notebook's micro model, trained as there."""
+    make_builtin()
+    torch.manual_seed(0)
+    args = m02.Hyperparameters(vocab_size=257, num_layers=2, num_heads=2, model_dim=64, seq_len=64,
+                               micro_batch_size=8, compile=False, bf16=False)
+    model = m02.GPT(args)
+    for block in model.blocks:
+        block.attn.__class__ = m01.CausalSelfAttention
+        block.attn.rotary = Prepared(prepare, block.attn.rotary)
+    adam = torch.optim.AdamW([model.embed.weight], betas=(0.9, 0.95), weight_decay=0.0)
+    muon = m02.Muon(list(model.blocks.parameters()), 0.0, 0.95, bf16=False, compiled=False)
+    train, val = (m02.token_batches(f"{BUILTIN}/*_{split}_*.bin", tokens, args, 0, 1,
+                                    torch.device("cpu"))
+                  for split, tokens in (("train", 512), ("val", 8192)))
+    for step in range(steps):
+        model.zero_grad()
+        model(*next(train)).backward()
+        for optimizer, lr in ((adam, 7.2e-3), (muon, muon_lr)):
+            optimizer.param_groups[0]["lr"] = lr * min(1, (steps - step) / (0.3 * steps))
+            optimizer.step()
+    with torch.no_grad():
+        return sum(model(*next(val)).item() for _ in range(16)) / 16
 
 
-def other_way(x):
-    """Your pairs turn the other way; scores would be the same, but the snapshot turns by -angle"""
-    return turn(x, sign=1)
+def by_length(x):
+    """Version 2."""
+    return F.normalize(x, dim=-1)
 
 
-def interleaved(x):
-    """You pair neighbours; dimension i belongs to i + D/2: chunk(2, dim=-1)"""
-    return turn(x, interleaved=True)
+def prepare(x):
+    return x / x.square().mean(-1, keepdim=True).sqrt()
 
 
-def slow(x):
-    """Your frequencies fall half as fast as they should: 10000^(-2i/D), with i below D/2"""
-    return turn(x, exponent=1.0)
-
-
-def from_one(x):
-    """Your first position is 1; it is 0, where nothing turns"""
-    return turn(x, first=1)
-
-
-def by_head(x):
-    """Your angle grows with the head; it grows with the position, dimension 1 of x"""
-    return turn(x, axis=2)
-
-
-def unchanged(x):
-    """Your x comes back as it went in"""
+def _as_it_is(x):
     return x
 
 
-WRONG_TURNS = [other_way, interleaved, slow, from_one, by_head, unchanged]
+def _over_heads(x):
+    return x / x.square().mean((-2, -1), keepdim=True).sqrt()
+
+
+def _over_positions(x):
+    return x / x.square().mean((1, 3), keepdim=True).sqrt()
+
+
+def _too_large(x):
+    return x.size(-1) ** 0.5 * prepare(x)
 
 
 def check_2(answer):
-    """Three shapes, against the snapshot's Rotary."""
+    """Bounds on samples, then a training run against version 2."""
     assert callable(answer), f"a function is expected, not {answer!r}"
     generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 5, 2, 8), (2, 16, 3, 6), (1, 9, 1, 2))
-    samples = [torch.randn(shape, generator=generator) for shape in shapes]
-    expected = [m02.Rotary(x.size(-1), x.size(1))(x) for x in samples]
-    came = [answer(x) for x in samples]
-    for y, x in zip(came, samples, strict=True):
-        assert torch.is_tensor(y), f"a tensor is expected, not {y!r}"
-        assert not y.is_complex(), "the result is complex; cat its real and its imaginary part"
-        assert y.shape == x.shape, f"{tuple(x.shape)} went in, {tuple(y.shape)} came out"
-    if agree(came, expected):
-        return
-    for wrong in WRONG_TURNS:
-        assert not agree(came, [wrong(x) for x in samples]), wrong.__doc__
-    worst = max((a - b).abs().max().item() for a, b in zip(came, expected, strict=True))
-    lengths = max((a.norm(dim=-1) - b.norm(dim=-1)).abs().max().item()
-                  for a, b in zip(came, samples, strict=True))
-    raise AssertionError(
-        f"an entry is {worst:.2g} away from Rotary's; lengths "
-        + ("are kept, so look at the angles" if lengths < 1e-4 else "change, so it is no rotation"))
-
-
-def agree(some, others):
-    """Whether the tensors agree to rounding."""
-    return all(torch.allclose(a, b, atol=1e-4) for a, b in zip(some, others, strict=True))
+    x = torch.randn(2, 9, 3, 16, generator=generator)
+    x[0, 4, 1] *= 50  # one long vector among short ones
+    came = answer(x.clone())
+    assert torch.is_tensor(came) and came.shape == x.shape, (
+        f"{tuple(x.shape)} went in, {tuple(getattr(came, 'shape', ()))} came out; every vector"
+        " of width D becomes another of width D")
+    alone = torch.cat([answer(x[:, t : t + 1].clone()) for t in range(x.size(1))], dim=1)
+    assert torch.allclose(came, alone, atol=1e-4), (
+        "a vector changes when other positions are left out; a query may not depend on other"
+        " positions, least of all on later ones: use the last dimension alone")
+    apart = torch.cat([answer(x[:, :, h : h + 1].clone()) for h in range(x.size(2))], dim=2)
+    assert torch.allclose(came, apart, atol=1e-4), (
+        "a vector changes when other heads are left out; each head's vector is treated for"
+        " itself: use the last dimension alone")
+    bound = x.size(-1) ** 0.5
+    for factor in (1, 1000):
+        largest = (answer(factor * x).square().sum(-1).amax() / bound).item()
+        assert largest <= 1.01 * bound, (
+            f"vectors {factor} times the sample's give a score of {largest:.3g}; the bound is"
+            f" the square root of the width, here {bound:g}")
+    loss, beaten = trained_loss(answer), trained_loss(by_length)
+    print(f"60 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
+    assert loss < beaten - 0.1, (
+        f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; a"
+        f" vector of width 32 that fits its key perfectly should reach the score {32**0.5:.2f}")
 
 
 # ---- 3: one zero too many ----
@@ -213,33 +226,31 @@ EXERCISES = {
     "2": dict(
         check=check_2,
         hints=[
-            "Which dimension is the partner of dimension i? Look at chunk in Rotary.",
-            "(u + iw) e^(-i angle) = (u cos + w sin) + i (w cos - u sin), angle = t 10000^(-2i/D).",
-            "Make angles (T, 1, D/2) from an outer product; polar(1, -angles); complex(u, w) from "
-            "the two halves; multiply; cat the real and the imaginary part.",
-            "z = torch.complex(*x.chunk(2, dim=-1))\n"
-            "z = z * torch.polar(torch.ones_like(angles), -angles)\n"
-            "return torch.cat(...)",
+            "Version 2 has the right direction and the wrong length. Which length makes q · k /"
+            " sqrt(D) reach sqrt(D)?",
+            "If |q| = |k| = sqrt(D), then q · k / sqrt(D) is at most D / sqrt(D) = sqrt(D).",
+            "Divide each vector by its length and multiply by sqrt(D); or divide it by the root of"
+            " its mean square. Over the last dimension, with keepdim=True.",
+            "return x / x.square().mean(-1, keepdim=True).sqrt()",
         ],
-        solution=rotate,
-        wrong=WRONG_TURNS,
+        solution=prepare,
+        wrong=[_as_it_is, by_length, _over_heads, _over_positions, _too_large],
     ),
     "3": dict(
         check=check_3,
         hints=[
             "Copy the weights after zeroing, compare after training. block.get_submodule(name).",
             "A product of two zero factors has gradient zero in both. ReLU² is flat at zero.",
-            "micro; zero the weights of every block; clone; three times train_step; torch.equal for"
-            " each name and each block.",
-            "model, optimizers, batches = micro(m02, 1e-2)\n"
+            "build(); zero the weights of every block; clone; train for three steps; torch.equal"
+            " for each name and each block.",
+            "model = build()\n"
             "weights = {name: [b.get_submodule(name).weight for b in model.blocks]\n"
             "           for name in MATRICES}\n"
             "for name in names:\n"
             "    for weight in weights[name]:\n"
             "        torch.nn.init.zeros_(weight)\n"
             "before = ...  # clones\n"
-            "for _ in range(3):\n"
-            "    train_step(model, optimizers, batches)\n"
+            "train(model, 1e-2, steps=3)\n"
             "return {name for name in MATRICES if ...}",
         ],
         solution=stuck,
