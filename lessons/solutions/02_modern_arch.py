@@ -52,7 +52,7 @@ class Prepared(torch.nn.Module):
         return self.rotary(self.prepare(x))
 
 
-def trained_loss(prepare, steps=60, muon_lr=4e-2):
+def trained_loss(prepare, steps=40, muon_lr=4e-2):
     """The validation loss of the notebook's micro model, trained as there."""
     make_builtin()
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def check_2(answer):
             f"vectors {factor} times the sample's give a score of {largest:.3g}; the bound is"
             f" the square root of the width, here {bound:g}")
     loss, beaten = trained_loss(answer), trained_loss(by_length)
-    print(f"60 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
+    print(f"40 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
     assert loss < beaten - 0.1, (
         f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; a"
         f" vector of width 32 that fits its key perfectly should reach the score {32**0.5:.2f}")
