@@ -127,10 +127,10 @@ def check_2(answer):
             f"vectors {factor} times the sample's give a score of {largest:.3g}; the bound is"
             f" the square root of the width, here {bound:g}")
     loss, beaten = trained_loss(answer), trained_loss(by_length)
-    print(f"40 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
     assert loss < beaten - 0.1, (
         f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; a"
         f" vector of width 32 that fits its key perfectly should reach the score {32**0.5:.2f}")
+    print(f"40 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
 
 
 # ---- 3: one zero too many ----
