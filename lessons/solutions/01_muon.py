@@ -12,7 +12,7 @@ m01 = load_snapshot(load_manifest().get("01").script)
 RANK_ONE_RMS = 0.696436 / 8  # five rounds take 1 to 0.696436; 8 = 64 / sqrt(64)
 WRONG_RMS = {
     1.0: "unit RMS needs all 64 singular values, and U has one",
-    0.125: "the one singular value does not stay 1: read five rounds at 1 off the graph",
+    0.125: "the one singular value does not stay 1: find five rounds from 1 in the lesson",
     0.696436: "that is the singular value after five rounds, not yet spread over the entries",
     0.696436 / 64: "that is NS(U) alone; Muon multiplies by sqrt(64)",
 }
@@ -33,159 +33,223 @@ def size(value):
     return "large" if value > RANK_ONE_RMS else "small"
 
 
-# ---- 2: one Muon step ----
-
-
-def muon_step(weight, grad, buffer, lr, momentum):
-    """The right one."""
-    buffer.mul_(momentum).add_(grad)
-    update = newton_schulz(grad + momentum * buffer)
-    weight.sub_(lr * max(weight.shape) ** 0.5 * update)
-
-
-def newton_schulz(matrix):
-    """01's, which works on a batch of matrices, for one."""
-    return m01.newton_schulz(matrix[None], torch.float32)[0]
-
-
-def variant(weight, grad, buffer, lr, momentum, *, scale=None, dampened=False, nesterov=True,
-            keep=True, sign=-1, orthogonal=True):
-    """A Muon step with one thing wrong."""
-    rows, cols = weight.shape
-    summed = momentum * buffer + (1 - momentum if dampened else 1) * grad
-    update = grad + momentum * summed if nesterov else summed
-    if keep:
-        buffer.copy_(summed)
-    if orthogonal:
-        update = newton_schulz(update)
-    factor = max(rows, cols) ** 0.5 if scale is None else scale(rows, cols)
-    weight.add_(sign * lr * factor * update)
-
-
-def no_nesterov(*args):
-    """What you orthogonalised is the buffer; Nesterov looks ahead: grad + momentum * buffer"""
-    variant(*args, nesterov=False)
-
-
-def dampened(*args):
-    """Your gradient enters the buffer with weight 1 - momentum; Muon adds it whole"""
-    variant(*args, dampened=True)
-
-
-def forgotten_buffer(*args):
-    """The first step is right, the second is not: the buffer must change in place"""
-    variant(*args, keep=False)
-
-
-def no_scale(*args):
-    """The update lacks its factor, the root of the longer side"""
-    variant(*args, scale=lambda rows, cols: 1)
-
-
-def rows_scale(*args):
-    """Your factor is the root of the rows; a wide matrix needs the root of its columns"""
-    variant(*args, scale=lambda rows, cols: rows**0.5)
-
-
-def ratio_scale(*args):
-    """Your factor compares the sides; milestone 01 takes the root of the longer one"""
-    variant(*args, scale=lambda rows, cols: max(1, rows / cols) ** 0.5)
-
-
-def uphill(*args):
-    """Your step climbs: the update is subtracted"""
-    variant(*args, sign=1)
-
-
-def not_orthogonal(*args):
-    """Your update has the sizes of the momentum still; pass it through newton_schulz"""
-    variant(*args, orthogonal=False)
-
-
-WRONG_STEPS = [no_nesterov, dampened, forgotten_buffer, no_scale, rows_scale, ratio_scale, uphill,
-               not_orthogonal]
-
-
-def after_two_steps(step):
-    """What two steps make of a square, a tall and a wide matrix."""
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for shape in ((6, 6), (10, 4), (4, 10)):
-        weight, buffer = torch.zeros(shape), torch.zeros(shape)
-        for _ in range(2):
-            with torch.no_grad():
-                step(weight, torch.randn(shape, generator=generator), buffer, 0.1, 0.95)
-        made.append(weight)
-    return made
-
-
-def muon_itself(weight, grad, buffer, lr, momentum):
-    """The snapshot's optimizer, with the buffer handed in."""
-    parameter = torch.nn.Parameter(weight.clone())
-    parameter.grad = grad
-    optimizer = m01.Muon([parameter], lr=lr, momentum=momentum, bf16=False, compiled=False)
-    optimizer.state[parameter]["momentum_buffer"] = buffer
-    optimizer.step()
-    weight.copy_(parameter.detach())
-
-
-def check_2(answer):
-    """Two steps on three shapes, against the snapshot's Muon."""
-    assert callable(answer), f"a function is expected, not {answer!r}"
-    came, expected = after_two_steps(answer), after_two_steps(muon_itself)
-    assert any(matrix.any() for matrix in came), (
-        "the weight has not moved; change it in place (weight.sub_(...), not weight = ...)")
-    if same(came, expected):
-        return
-    for wrong in WRONG_STEPS:
-        assert not same(came, after_two_steps(wrong)), wrong.__doc__
-    worst = max((a - b).abs().max().item() for a, b in zip(came, expected, strict=True))
-    raise AssertionError(f"after two steps an entry is {worst:.2g} away from Muon's, at lr 0.1; "
-                         "go through it in order: buffer, look-ahead, newton_schulz, factor, minus")
-
-
-def same(some, others):
-    """Whether the matrices agree to rounding."""
-    return all(torch.allclose(a, b, atol=1e-4) for a, b in zip(some, others, strict=True))
-
-
-# ---- 3: the quintic that converges ----
-
-CONVERGING = (15 / 8, -10 / 8, 3 / 8)
-
-
-def check_3(answer):
-    """The three coefficients to 1e-3, and the count."""
-    values = [number(value) for value in answer] if isinstance(answer, tuple | list) else answer
-    if torch.is_tensor(values):
-        values = values.flatten().tolist()
-    assert isinstance(values, list) and len(values) == 4, (
-        f"(a, b, c, rounds) is expected, not {answer!r}")
-    a, b, c, rounds = values
-    for what, value, wanted in (("p(1)", a + b + c, 1), ("p'(1)", a + 3 * b + 5 * c, 0),
-                                ("p''(1)", 6 * b + 20 * c, 0)):
-        assert abs(value - wanted) < 1e-3, f"{what} is {value:.4g} with yours, not {wanted}"
-    expected = rounds_needed(CONVERGING, 0.003)
-    assert rounds == expected, (
-        f"the coefficients are right, {rounds:g} rounds are not: apply p to 0.003 again and again, "
-        "and stop when the value is 0.68 or more")
-
-
-def rounds_needed(coefficients, start, low=0.68):
-    """How often the quintic must be applied to bring `start` to `low` or above."""
-    a, b, c = coefficients
-    value, rounds = start, 0
-    while value < low:
-        value, rounds = a * value + b * value**3 + c * value**5, rounds + 1
-    return rounds
-
-
 def number(answer):
     """The answer as a float."""
     try:
         return float(answer)
     except (TypeError, ValueError):
         raise AssertionError(f"a number is expected, not {answer!r}") from None
+
+
+# ---- 2: an odd polynomial of the singular values ----
+
+CUBIC, QUINTIC = (1.5, -0.5, 0.0), (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrix, a, b, c, rounds):
+    """The right one."""
+    return orthogonalise_from(matrix / matrix.norm(), a, b, c, rounds)
+
+
+def orthogonalise_from(X, a, b, c, rounds):
+    """The rounds without the division."""
+    for _ in range(rounds):
+        A = X @ X.mT
+        X = a * X + b * A @ X + c * A @ A @ X
+    return X
+
+
+def entrywise(matrix, a, b, c, rounds):
+    """Your powers are of entries; the third power of a matrix here is X @ X.mT @ X"""
+    X = matrix / matrix.norm()
+    for _ in range(rounds):
+        X = a * X + b * X**3 + c * X**5
+    return X
+
+
+def not_normalised(matrix, a, b, c, rounds):
+    """You did not divide by the Frobenius norm first: singular values above 1 run away"""
+    return orthogonalise_from(matrix, a, b, c, rounds)
+
+
+def normalised_each_round(matrix, a, b, c, rounds):
+    """You divide by the norm in every round; once, before the first, is enough"""
+    X = matrix
+    for _ in range(rounds):
+        X = X / X.norm()
+        A = X @ X.mT
+        X = a * X + b * A @ X + c * A @ A @ X
+    return X
+
+
+def spectral_norm(matrix, a, b, c, rounds):
+    """You divide by the largest singular value; take the Frobenius norm, which costs no SVD"""
+    return orthogonalise_from(matrix / torch.linalg.matrix_norm(matrix, 2), a, b, c, rounds)
+
+
+def no_fifth(matrix, a, b, c, rounds):
+    """The cubic is right, the quintic is not: its last term is c times A @ A @ X"""
+    return orthogonalise(matrix, a, b, 0.0, rounds)
+
+
+def third_for_fifth(matrix, a, b, c, rounds):
+    """The last term of yours is c A A, which is not (XX')² X: multiply by X once more"""
+    X = matrix / matrix.norm()
+    for _ in range(rounds):
+        A = X @ X.mT
+        X = a * X + (b + c) * A @ X
+    return X
+
+
+def one_round(matrix, a, b, c, rounds):
+    """Yours makes one round, whatever `rounds` says"""
+    return orthogonalise(matrix, a, b, c, 1)
+
+
+def round_too_many(matrix, a, b, c, rounds):
+    """Yours makes one round too many"""
+    return orthogonalise(matrix, a, b, c, rounds + 1)
+
+
+def transposed(matrix, a, b, c, rounds):
+    """Yours is the transpose of what is expected; undo the transpose at the end"""
+    return orthogonalise(matrix, a, b, c, rounds).mT
+
+
+WRONG_POLYNOMIALS = [entrywise, not_normalised, normalised_each_round, spectral_norm, no_fifth,
+                     third_for_fifth, one_round, round_too_many, transposed]
+
+
+def results(function):
+    """What it makes of a square, a tall and a wide matrix with both polynomials."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for shape in ((6, 6), (10, 4), (4, 10)):
+        matrix = torch.randn(shape, generator=generator)
+        for coefficients in (CUBIC, QUINTIC):
+            for rounds in (1, 5):
+                made.append((shape, rounds, function(matrix.clone(), *coefficients, rounds)))
+    return made
+
+
+def check_2(answer):
+    """Three shapes, two polynomials, one round and five."""
+    assert callable(answer), f"a function is expected, not {answer!r}"
+    came, expected = results(answer), results(orthogonalise)
+    for shape, _rounds, matrix in came:
+        assert torch.is_tensor(matrix), (
+            f"for a {shape} matrix yours returns {type(matrix).__name__}: return the matrix X")
+    if same(came, expected):
+        return
+    for wrong in WRONG_POLYNOMIALS:
+        assert not same(came, results(wrong)), wrong.__doc__
+    for (shape, rounds, got), (_, _, wanted) in zip(came, expected, strict=True):
+        assert got.shape == wanted.shape, (
+            f"a {shape} matrix comes out as {tuple(got.shape)}; the shape must stay")
+        values, right = (torch.linalg.svdvals(m.nan_to_num()).tolist() for m in (got, wanted))
+        assert torch.allclose(got, wanted, atol=1e-4), (
+            f"{rounds} rounds on a {shape} matrix give the largest singular value {values[0]:.3f} "
+            f"and the smallest {values[-1]:.3f}, not {right[0]:.3f} and {right[-1]:.3f}")
+
+
+def same(some, others):
+    """Whether the matrices agree to rounding."""
+    return all(a.shape == b.shape and torch.allclose(a, b, atol=1e-4, equal_nan=True)
+               for (_, _, a), (_, _, b) in zip(some, others, strict=True))
+
+
+# ---- 3: beat AdamW in small batches ----
+
+RATES = [0.01 * 2**k for k in range(11)]  # 0.01 to 10.24
+GOAL = 0.88  # of AdamW's error
+
+
+def memory_error(rule, steps=100, batch=16):
+    """The final error over all pairs, weighted by frequency, and the best rate, as the lesson's
+    train_memory finds them."""
+    often = 1 / torch.arange(1, 65)
+    often /= often.sum()
+    draws = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    keys, values = torch.stack([torch.randn(2, 64, 64, generator=draw) for draw in draws], 1)
+    keys = keys / 8
+    weights, state = torch.zeros(3, len(RATES), 64, 64), {}
+    rates = torch.tensor(RATES).view(-1, 1, 1)
+    for step in range(steps):
+        pairs = torch.stack([often.multinomial(batch, True, generator=draw) for draw in draws])
+        noise = torch.stack([torch.randn(batch, 64, generator=draw) for draw in draws])
+        x, y = (table.gather(1, pairs[:, :, None].expand(-1, -1, 64)) for table in (keys, values))
+        x, y = x[:, None], (y + noise)[:, None]
+        grads = (x @ weights.mT - y).mT @ x / batch
+        update = rule(grads, state)
+        assert torch.is_tensor(update) and update.shape == grads.shape, (
+            f"a rule returns an update of the shape of grads, {tuple(grads.shape)}: three seeds, "
+            f"{len(RATES)} rates, 64 x 64; yours returns {getattr(update, 'shape', update)}")
+        weights = weights - rates * (1 - step / steps) * update
+    errors = (keys[:, None] @ weights.mT - values[:, None]).square().mean(3) @ often
+    errors = errors.nan_to_num(1e9, 1e9).mean(0)
+    return errors.min().item(), RATES[errors.argmin()]
+
+
+def adamw_rule(grads, state):
+    """The lesson's AdamW."""
+    state["step"] = step = state.get("step", 0) + 1
+    mean = state.setdefault("mean", torch.zeros_like(grads)).lerp_(grads, 0.1)
+    square = state.setdefault("square", torch.zeros_like(grads)).lerp_(grads.square(), 0.05)
+    return mean / (1 - 0.9**step) / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
+
+
+def averaged(grads, state, beta):
+    """Nesterov momentum."""
+    return m01.nesterov_update(grads, state.setdefault("buffer", torch.zeros_like(grads)), beta)
+
+
+def newton_schulz(matrices):
+    """01's, for any batch."""
+    return m01.newton_schulz(matrices.flatten(0, -3), torch.float32).view_as(matrices)
+
+
+def shorter_momentum(grads, state):
+    """Muon with a memory of five batches, not twenty."""
+    return newton_schulz(averaged(grads, state, 0.8))
+
+
+def record_rule(grads, state):
+    """Muon as the record runs it."""
+    return newton_schulz(averaged(grads, state, 0.95))
+
+
+def no_momentum(grads, state):
+    """Muon on bare gradients."""
+    return newton_schulz(grads)
+
+
+def only_momentum(grads, state):
+    """No orthogonalisation."""
+    return averaged(grads, state, 0.8)
+
+
+def one_matrix(grads, state):
+    """Forgets that seeds and rates are trained side by side."""
+    return newton_schulz(averaged(grads, state, 0.8))[0, 0]
+
+
+def check_3(answer):
+    """Trains the rule and AdamW in the memory."""
+    assert callable(answer), f"a function is expected, not {answer!r}"
+    error, rate = memory_error(answer)
+    adamw, _rate = memory_error(adamw_rule)
+    if error <= GOAL * adamw:
+        print(f"Yours ends at {error:.4f} with the rate {rate:.3g}, AdamW at {adamw:.4f}.")
+        return
+    said = f"{error:.4f} is {abs(1 - error / adamw):.0%} {'below' if error < adamw else 'above'}"
+    assert error < 10, f"at its best rate it ends at {error:.3g}: the update points uphill"
+    known = {rule: memory_error(rule)[0] for rule in (record_rule, no_momentum)}
+    why = "is the update orthogonal, and averaged over few enough batches?"
+    if abs(error / known[record_rule] - 1) < 0.01:
+        why = "with 0.95 the average reaches back twenty batches, a fifth of the run: shorten it"
+    elif abs(error / known[no_momentum] - 1) < 0.01:
+        why = "without an average the noise of 16 pairs is orthogonalised too: keep a short one"
+    raise AssertionError(f"{said} AdamW's {adamw:.4f}, and 12 % below is asked for; {why}")
 
 
 EXERCISES = {
@@ -204,30 +268,31 @@ EXERCISES = {
     "2": dict(
         check=check_2,
         hints=[
-            "Four things happen, in this order: buffer, look-ahead, orthogonalise, move.",
-            "M <- momentum M + G;  U = G + momentum M;  W <- W - lr sqrt(max(m, n)) NS(U).",
-            "buffer.mul_(...).add_(...), then the sum of grad and the decayed buffer, then "
-            "newton_schulz, then weight.sub_(...): the trailing underscores change in place.",
-            "buffer.mul_(momentum).add_(grad)\n"
-            "update = newton_schulz(grad + momentum * buffer)\n"
-            "scale = max(weight.shape) ** 0.5\n"
-            "weight.sub_(...)",
+            "What is the third power here, written with @ and .mT? What does it do to P S Q'?",
+            "X³ stands for (XX')X, X⁵ for (XX')(XX')X. Only the start divides by the norm.",
+            "X = matrix / matrix.norm(). Then, `rounds` times: A = X @ X.mT, and X becomes the sum "
+            "of a X, b A X and c A A X.",
+            "for _ in range(rounds):\n"
+            "    A = X @ X.mT\n"
+            "    X = a * X + (b * A + c * A @ A) @ X\n"
+            "return ...",
         ],
-        solution=muon_step,
-        wrong=WRONG_STEPS,
+        solution=orthogonalise,
+        wrong=WRONG_POLYNOMIALS,
     ),
     "3": dict(
         check=check_3,
         hints=[
-            "Three conditions on three unknowns: a linear system.",
-            "a + b + c = 1;  a + 3b + 5c = 0;  6b + 20c = 0.",
-            "Solve it by hand or with torch.linalg.solve; then a while loop that applies p to 0.003"
-            " and counts until the value is at least 0.68.",
-            "The third condition gives b = -10/3 c; with the other two c = 3/8. The slope at 0 is"
-            " a = 15/8, so each round less than doubles a small value.",
+            "In the table Muon without momentum is already ahead of AdamW. Is there something "
+            "between no momentum and 0.95?",
+            "A factor mu averages about 1 / (1 - mu) batches. 100 steps of 16 noisy pairs want an "
+            "average over a handful of them.",
+            "Keep a buffer in state, as muon_rule does; nesterov_update with a factor well below "
+            "0.95; then newton_schulz.",
+            "buffer = state.setdefault('buffer', torch.zeros_like(grads))\n"
+            "return newton_schulz(m01.nesterov_update(grads, buffer, ...))  # five batches: 0.8",
         ],
-        solution=(*CONVERGING, 9),
-        wrong=[(3.4445, -4.7750, 2.0315, 5), (1.5, -0.5, 0.0, 14), (*CONVERGING, 5),
-               (*CONVERGING, 8)],
+        solution=shorter_momentum,
+        wrong=[record_rule, no_momentum, only_momentum, adamw_rule, one_matrix],
     ),
 }
