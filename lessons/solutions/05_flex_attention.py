@@ -1,8 +1,12 @@
 """Exercises of lesson 05: their checks, hints and solutions."""
 
 import torch
+import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from speedrun.history.manifest import load_manifest
+from speedrun.scripts.load import load_snapshot
 
 TILE = 128
 
@@ -36,72 +40,7 @@ def check_tiles(answer):
     raise AssertionError(f"({partial:g}, {full:g}) is not what the mask gives: {why}")
 
 
-# ---- 2: a rule in which documents show their first token, however far back ----
-
-
-def sink_rule(inputs, window, bos_id):
-    """05's rule, but a token also sees the first token of its own document."""
-    documents = (inputs == bos_id).cumsum(1)
-
-    def visible(b, h, q, k):
-        same_document = documents[b, q] == documents[b, k]
-        near = q - k < window
-        return (q >= k) & same_document & (near | (inputs[b, k] == bos_id))
-
-    return visible
-
-
-def check_sink(answer):
-    assert callable(answer), f"expected the function sink_rule, not {answer!r}"
-    T, bos_id = 256, 3
-    inputs = torch.full((2, T), 7)
-    inputs[0, [0, 20, 21, 60]] = bos_id
-    inputs[1, 40] = bos_id
-    b, t = torch.arange(2)[:, None, None, None], torch.arange(T)
-    for window in (5, 1, 300):
-        visible = answer(inputs, torch.tensor(window, dtype=torch.int32), bos_id)
-        assert callable(visible), f"sink_rule must return the function visible, not {visible!r}"
-        try:
-            create_block_mask(visible, 2, None, T, T, device="cpu")
-            seen = visible(b, None, t[:, None], t)
-            found = torch.broadcast_to(torch.as_tensor(seen), (2, 1, T, T))[:, 0]
-        except Exception as problem:
-            reason = str(problem).strip().splitlines()[0][:80] if str(problem).strip() else ""
-            raise AssertionError(
-                "the rule must work on tensors of indices: combine conditions with & and |, without"
-                f" `if`, `and`, `or` and `.item()`, and return them ({type(problem).__name__}:"
-                f" {reason})") from None
-        _compare_sink(found.bool(), inputs, window, bos_id)
-
-
-def _compare_sink(found, inputs, window, bos_id):
-    """Raises AssertionError for the first pair that is wrong, with the rule that it breaks."""
-    T = inputs.size(1)
-    b, q, k = torch.meshgrid(torch.arange(2), torch.arange(T), torch.arange(T), indexing="ij")
-    documents = (inputs == bos_id).cumsum(1)
-    same = documents[b, q] == documents[b, k]
-    expected = (q >= k) & same & ((q - k < window) | (inputs[b, k] == bos_id))
-    beyond = found & ~expected
-    too_far = "that is beyond the window, and not a document's first token"
-    if (q - k == window)[beyond].all():
-        too_far = "a window of w holds w tokens, itself included, so use q - k < window"
-    reasons = [
-        (found & (q < k), "a token must not see later ones"),
-        (found & ~same, "that is another document"),
-        (beyond, too_far),
-        (expected & ~found & (q - k >= window), "that is its document's first token, always to be"
-                                                " seen"),
-        (expected & ~found, "that is in its document and in its window"),
-    ]
-    for wrong, why in reasons:
-        if wrong.any():
-            row, query, key = wrong.nonzero()[0].tolist()
-            verb = "sees" if found[row, query, key] else "does not see"
-            raise AssertionError(f"with window {window}, query {query} of sequence {row} {verb} key"
-                                 f" {key}: {why}")
-
-
-# ---- 3: tiles counted without the T x T pairs ----
+# ---- 2: tiles counted without the T x T pairs ----
 
 
 def count_by_tile(inputs, window, bos_id):
@@ -174,40 +113,145 @@ def _why_count(found, expected, inputs, window, bos_id, name):
     return f"{name}, window {window}: expected {expected} tiles, got {found}; {why}"
 
 
+# ---- 3: four keys for each token, one of them the title ----
+
+BOS, QUESTION, TITLES = 31, 30, 8  # titles are the tokens 0 to 7, counting uses 8 to 18
+STEPS, BATCH, LENGTH = 80, 4, 128
+
+
+def four_keys(inputs, bos_id):
+    """The last three tokens of the own document, and its title: the token after bos."""
+    documents = (inputs == bos_id).cumsum(1)
+    titles = (inputs == bos_id).roll(1, 1)
+
+    def visible(b, h, q, k):
+        same_document = documents[b, q] == documents[b, k]
+        return (q >= k) & same_document & ((q - k < 3) | titles[b, k])
+
+    return visible
+
+
+def last_four(inputs, bos_id):
+    documents = (inputs == bos_id).cumsum(1)
+    return lambda b, h, q, k: (q >= k) & (documents[b, q] == documents[b, k]) & (q - k < 4)
+
+
+def titled_documents(count, seed):
+    """`count` tokens of documents: bos and a title, then, 2 to 5 times, 8 ... 18 ? title."""
+    random = torch.Generator().manual_seed(seed)
+    tokens = []
+    while len(tokens) < count:
+        title = int(torch.randint(TITLES, (), generator=random))
+        times = int(torch.randint(2, 6, (), generator=random))
+        tokens += [BOS, title, *times * [*range(8, 19), QUESTION, title]]
+    return torch.tensor(tokens[:count])
+
+
+def dense(rule, inputs):
+    """The mask (B, T, T) of a rule, or an error that says why it cannot be traced."""
+    B, T = inputs.shape
+    visible = rule(inputs, BOS)
+    assert callable(visible), f"four_keys must return the function visible, not {visible!r}"
+    b, t = torch.arange(B)[:, None, None, None], torch.arange(T)
+    try:
+        create_block_mask(visible, B, None, T, T, device="cpu")
+        seen = torch.as_tensor(visible(b, None, t[:, None], t))
+    except Exception as problem:
+        reason = str(problem).strip().splitlines()[0][:80] if str(problem).strip() else ""
+        raise AssertionError(
+            "the rule must work on tensors of indices: combine conditions with & and |, without"
+            f" `if`, `and`, `or` and `.item()`, and return them ({type(problem).__name__}:"
+            f" {reason})") from None
+    return torch.broadcast_to(seen, (B, 1, T, T))[:, 0].bool()
+
+
+def loss_after_questions(rule):
+    """Trains 05's model with the rule as its mask; the mean loss where a title must follow."""
+    module = load_snapshot(load_manifest().get("05").script)
+    module.attention_mask = lambda inputs, args: dense(rule, inputs)[:, None]
+    torch.manual_seed(1)
+    model = module.GPT(module.Hyperparameters(vocab_size=32, num_layers=2, num_heads=1,
+                                              model_dim=32, seq_len=LENGTH, bf16=False))
+    adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
+    stream = titled_documents(STEPS * BATCH * LENGTH + 1, seed=1)
+    batches = zip(stream[:-1].view(STEPS, BATCH, LENGTH), stream[1:].view(STEPS, BATCH, LENGTH),
+                  strict=True)
+    for step, (inputs, targets) in enumerate(batches):
+        adam.param_groups[0]["lr"] = 0.02 * min(1, (STEPS - step) / (0.4 * STEPS))
+        model(inputs, targets).backward()
+        adam.step()
+        adam.zero_grad()
+    tokens = titled_documents(32 * LENGTH + 1, seed=2)
+    inputs, targets = tokens[:-1].view(32, LENGTH), tokens[1:].view(32, LENGTH)
+    with torch.no_grad():
+        losses = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
+    return losses[inputs.flatten() == QUESTION].mean().item()
+
+
+def check_four_keys(answer):
+    assert callable(answer), f"expected the function four_keys, not {answer!r}"
+    inputs = torch.stack([titled_documents(LENGTH, seed) for seed in (3, 4)])
+    inputs[1] = inputs[1].roll(40)  # so that a sequence begins in the middle of a document
+    seen = dense(answer, inputs)
+    documents, t = (inputs == BOS).cumsum(1), torch.arange(LENGTH)
+    faults = [
+        (seen & (t[:, None] < t), "a token must not see later ones"),
+        (seen & (documents[:, :, None] != documents[:, None]), "that is another document"),
+    ]
+    for wrong, why in faults:
+        if wrong.any():
+            row, query, key = wrong.nonzero()[0].tolist()
+            raise AssertionError(f"query {query} of sequence {row} sees key {key}: {why}")
+    keys = seen.sum(2)
+    row, query = divmod(int(keys.argmax()), LENGTH)
+    assert keys.max() <= 4, (f"query {query} of sequence {row} sees {keys.max()} keys, more than"
+                             " four; the fourth is paid for with a narrower window")
+    assert keys.min() > 0, (f"query {int(keys.argmin()) % LENGTH} sees no key at all, and the"
+                            " softmax of an empty row is nan; let a token see itself")
+    ours, theirs = loss_after_questions(answer), loss_after_questions(last_four)
+    assert ours < theirs / 2, (
+        f"expected less than half of {theirs:.3f}, the loss with a window of four, got {ours:.3f};"
+        " which token of the document tells what follows a question mark?")
+    print(f"loss after a question mark: {ours:.3f} with your rule, {theirs:.3f} with a window of 4")
+
+
 # ---- typical wrong answers: every check must refuse them ----
 
 
-def _no_sink(inputs, window, bos_id):
+def _bos_instead_of_title(inputs, bos_id):
     documents = (inputs == bos_id).cumsum(1)
     return lambda b, h, q, k: (
-        (q >= k) & (documents[b, q] == documents[b, k]) & (q - k < window))
+        (q >= k) & (documents[b, q] == documents[b, k])
+        & ((q - k < 3) | (inputs[b, k] == bos_id)))
 
 
-def _sink_of_the_sequence(inputs, window, bos_id):
-    documents = (inputs == bos_id).cumsum(1)
+def _five_keys(inputs, bos_id):
+    documents, titles = (inputs == bos_id).cumsum(1), (inputs == bos_id).roll(1, 1)
     return lambda b, h, q, k: (
-        (q >= k) & (documents[b, q] == documents[b, k]) & ((q - k < window) | (k == 0)))
+        (q >= k) & (documents[b, q] == documents[b, k]) & ((q - k < 4) | titles[b, k]))
 
 
-def _sinks_of_all_documents(inputs, window, bos_id):
-    documents = (inputs == bos_id).cumsum(1)
+def _titles_of_all_documents(inputs, bos_id):
+    documents, titles = (inputs == bos_id).cumsum(1), (inputs == bos_id).roll(1, 1)
     return lambda b, h, q, k: (q >= k) & (
-        (documents[b, q] == documents[b, k]) & (q - k < window) | (inputs[b, k] == bos_id))
+        (documents[b, q] == documents[b, k]) & (q - k < 3) | titles[b, k])
 
 
-def _one_too_far(inputs, window, bos_id):
-    return sink_rule(inputs, window + 1, bos_id)
-
-
-def _first_sequence_only(inputs, window, bos_id):
-    rule = sink_rule(inputs, window, bos_id)
-    return lambda b, h, q, k: rule(0 * b, h, q, k)
-
-
-def _python_and(inputs, window, bos_id):
+def _looks_ahead(inputs, bos_id):
     documents = (inputs == bos_id).cumsum(1)
     return lambda b, h, q, k: (
-        q >= k and documents[b, q] == documents[b, k] and q - k < window)
+        (documents[b, q] == documents[b, k]) & (k - q < 2) & (q - k < 3))
+
+
+def _title_alone(inputs, bos_id):
+    documents, titles = (inputs == bos_id).cumsum(1), (inputs == bos_id).roll(1, 1)
+    return lambda b, h, q, k: (q >= k) & (documents[b, q] == documents[b, k]) & titles[b, k]
+
+
+def _python_and(inputs, bos_id):
+    documents = (inputs == bos_id).cumsum(1)
+    return lambda b, h, q, k: (
+        q >= k and documents[b, q] == documents[b, k] and q - k < 4)
 
 
 def _without_documents(inputs, window, bos_id):
@@ -248,22 +292,6 @@ EXERCISES = {
         wrong=[(2, 1), (1, 3), (2, 2), (1, 2), (3, 0), (2, 1.5), 4],
     ),
     "2": dict(
-        check=check_sink,
-        hints=[
-            "Only one of the three conditions may be broken for a document's first token: the"
-            " window.",
-            "visible = [q >= k] and [D_q = D_k] and ([q - k < w] or [x_k = bos]).",
-            "Count documents as 05 does. Inside visible, make same_document as 05 does. Make a"
-            " second condition, near or first token, with |, and join it with the others by &."
-            " Return visible itself.",
-            "documents = (inputs == bos_id).cumsum(1); in visible: return (q >= k) &"
-            " (documents[b, q] == documents[b, k]) & ((q - k < window) | (inputs[b, k] == ...)).",
-        ],
-        solution=sink_rule,
-        wrong=[_no_sink, _sink_of_the_sequence, _sinks_of_all_documents, _one_too_far,
-               _first_sequence_only, _python_and, sink_rule(torch.zeros(1, 4), 2, 1)],
-    ),
-    "3": dict(
         check=check_count,
         hints=[
             "In a tile below the diagonal, which query and which key are nearest to each other?"
@@ -280,5 +308,19 @@ EXERCISES = {
         ],
         solution=count_by_tile,
         wrong=[_without_documents, _tile_distance, _first_tokens_only, _count_pairs],
+    ),
+    "3": dict(
+        check=check_four_keys,
+        hints=[
+            "Which single token tells what must follow every question mark of a document?",
+            "visible = [q >= k] and [D_q = D_k] and ([q - k < w] or [x_(k-1) = bos]).",
+            "The title is the token after bos. Count documents as 05 does, mark the titles with a"
+            " shifted comparison, and make room for them: the window and one title are four.",
+            "documents = (inputs == bos_id).cumsum(1); titles = (inputs == bos_id).roll(1, 1); in"
+            " visible: (q >= k) & (documents[b, q] == documents[b, k]) & ((q - k < 3) | ...).",
+        ],
+        solution=four_keys,
+        wrong=[last_four, _bos_instead_of_title, _five_keys, _titles_of_all_documents,
+               _looks_ahead, _title_alone, _python_and, four_keys(torch.zeros(1, 4), 2)],
     ),
 }
