@@ -112,6 +112,31 @@ def check_unet(answer):
         f"expected {expected.tolist()} from six layers, got {got.tolist()}; the first half keeps"
         " its outputs, the second half adds them in mirrored order"
     )
+    ours, theirs = loss_of_repeating(answer), loss_of_repeating(_no_skips)
+    assert ours < theirs / 2, (
+        f"expected less than half of the plain stack's loss, {theirs:.3f}, got {ours:.3f}; the"
+        " skips must carry, with their gradients, what the narrow layers lose"
+    )
+    print(f"loss after training: {ours:.3f} with your loops, {theirs:.3f} as a plain stack")
+
+
+def loss_of_repeating(stack):
+    """Trains six layers to put out their input; layers 1 and 4 squeeze 16 numbers through 2."""
+    torch.manual_seed(0)
+    layers = []
+    for i in range(6):
+        width = 2 if i in (1, 4) else 16
+        layers.append(torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Linear(width, 16)))
+    weights = torch.nn.Parameter(torch.ones(3))
+    params = [weights, *(param for layer in layers for param in layer.parameters())]
+    adam = torch.optim.Adam(params, lr=0.01)
+    for _step in range(200):
+        x = torch.randn(64, 16)
+        loss = (stack(x, layers, weights) - x).square().mean()
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+    return loss.item()
 
 
 # ---- 3: paths in any wiring ----
