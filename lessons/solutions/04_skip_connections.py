@@ -2,28 +2,7 @@
 
 import torch
 
-# ---- 1: paths in the record's model ----
-
-
-def check_paths_of_layer_2(answer):
-    value = float(answer)
-    meanings = {
-        1: "that counts the plain stream alone, without any skip",
-        2: "that counts the plain stream and the skip into layer 9, but layer 2's output also"
-           " travels inside the outputs of layers 3, 4 and 5, which are added again",
-        3: "that is the answer for the eight layers above; the record has twelve",
-        6: "that is layer 1's count; layers are numbered from 0",
-        7: "that is layer 0's count, and by how much the whole stream has grown",
-        64: "the stream does not double six times: each skip adds an encoder output, and those do"
-            " not grow with the decoder",
-    }
-    assert abs(value - 5) < 1e-6, (
-        f"expected the number of paths from layer 2's output to the last norm, got {value:g};"
-        f" {meanings.get(value, 'write down which later outputs contain it')}"
-    )
-
-
-# ---- 2: the U-net's order ----
+# ---- 1: the U-net's order ----
 
 
 def unet(x, layers, weights):
@@ -139,6 +118,27 @@ def loss_of_repeating(stack):
     return loss.item()
 
 
+# ---- 2: paths in the record's model ----
+
+
+def check_paths_of_layer_2(answer):
+    value = float(answer)
+    meanings = {
+        1: "that counts the plain stream alone, without any skip",
+        2: "that counts the plain stream and the skip into layer 9, but layer 2's output also"
+           " travels inside the outputs of layers 3, 4 and 5, which are added again",
+        3: "that is the answer for eight layers; the record has twelve",
+        6: "that is layer 1's count; layers are numbered from 0",
+        7: "that is layer 0's count, and by how much the whole stream has grown",
+        64: "the stream does not double six times: each skip adds an encoder output, and those do"
+            " not grow with the decoder",
+    }
+    assert abs(value - 5) < 1e-6, (
+        f"expected the number of paths from layer 2's output to the last norm, got {value:g};"
+        f" {meanings.get(value, 'write down which later outputs contain it')}"
+    )
+
+
 # ---- 3: paths in any wiring ----
 
 
@@ -183,19 +183,6 @@ def check_path_counts(answer):
 
 EXERCISES = {
     "1": dict(
-        check=check_paths_of_layer_2,
-        hints=[
-            "Layer 2's output does not stay alone: it is part of every later output.",
-            "The stream is a sum. Each skip adds the whole stream as it was after layer k, so it"
-            " adds layer 2's output once more if k is 2 or later.",
-            "Layers 6 to 11 add the outputs of layers 5, 4, 3, 2, 1, 0. Count which of these hold"
-            " layer 2's output, and add the plain stream.",
-            "The outputs of layers 5, 4, 3 and 2 hold it, those of 1 and 0 do not: 1 + 4.",
-        ],
-        solution=5,
-        wrong=[1, 2, 3, 7, 64],
-    ),
-    "2": dict(
         check=check_unet,
         hints=[
             "Which list method gives back what came last?",
@@ -209,6 +196,19 @@ EXERCISES = {
         solution=unet,
         wrong=[_first_in_first_out, _added_after_the_layer, _inputs_kept, _weights_from_the_end,
                _no_skips],
+    ),
+    "2": dict(
+        check=check_paths_of_layer_2,
+        hints=[
+            "Layer 2's output does not stay alone: it is part of every later output.",
+            "The stream is a sum. Each skip adds the whole stream as it was after layer k, so it"
+            " adds layer 2's output once more if k is 2 or later.",
+            "Layers 6 to 11 add the outputs of layers 5, 4, 3, 2, 1, 0. Count which of these hold"
+            " layer 2's output, and add the plain stream.",
+            "The outputs of layers 5, 4, 3 and 2 hold it, those of 1 and 0 do not: 1 + 4.",
+        ],
+        solution=5,
+        wrong=[1, 2, 3, 7, 64],
     ),
     "3": dict(
         check=check_path_counts,
