@@ -39,8 +39,11 @@ from speedrun.history.blocks import changed_blocks  # noqa: E402
 from speedrun.history.manifest import load_manifest  # noqa: E402
 from speedrun.run.data import BUILTIN, fingerprint, make_builtin, patterns  # noqa: E402
 from speedrun.run.execute import run  # noqa: E402
-from speedrun.run.log import RunLog, read_log  # noqa: E402
+from speedrun.run.log import SCRIPT, RunLog, read_log  # noqa: E402
 from speedrun.run.plan import make_plan  # noqa: E402
+from speedrun.sample.checkpoint import load_run  # noqa: E402
+from speedrun.sample.draw import generate, random_stream  # noqa: E402
+from speedrun.sample.vocabulary import vocabulary_of  # noqa: E402
 from speedrun.scripts.find import code_hash  # noqa: E402
 from speedrun.scripts.load import load_snapshot  # noqa: E402
 
@@ -390,3 +393,25 @@ def _exercise(exercise: str) -> dict[str, Callable | list[str]]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.EXERCISES[number]
+
+
+# ------------------------------------------- Sampling -------------------------------------------
+def train_and_write(module: ModuleType, prompt: str, *, letters: int = 200,
+                    temperature: float = 0.7, **hyperparameters) -> tuple[RunLog, str]:
+    """Trains a snapshot like `train_here`, then lets it continue the prompt.
+
+    Returns the log, and the prompt with so many letters (bytes) more. The draws have a fixed seed.
+    """
+    make_builtin()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        what = dict(patterns(BUILTIN), log_dir=folder, save_checkpoint=True)
+        module.main(module.Hyperparameters(**{**what, **hyperparameters}))
+        shutil.copy(module.__file__, Path(folder, SCRIPT))
+        log, trained = read_log(Path(folder, "log.txt")), load_run(Path(folder))
+    vocabulary, _why_numbers = vocabulary_of(trained.vocab_size, trained.bos_id)
+    start = vocabulary.encode(prompt.encode())
+    drawn = generate(trained, [vocabulary.bos, *start], vocabulary.size, temperature, 0,
+                     random_stream(0, 0))
+    decode = vocabulary.decoder()
+    ids = [*start, *(next(drawn) for _letter in range(letters)), None]
+    return log, "".join(map(decode, ids))
