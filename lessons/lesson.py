@@ -372,12 +372,18 @@ def check(exercise: str, answer=MISSING):
 
 
 def _is_empty(definition) -> bool:
-    """Whether a function, or the first function of a class, still has no body but `...`."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(definition)))
-    function = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    statements = [node for node in function.body if isinstance(node, ast.Expr)
-                  and isinstance(node.value, ast.Constant)]
-    return len(statements) == len(function.body)
+    """Whether a function, or a function of a class, still has no body but `...`."""
+    functions = [definition]
+    if isinstance(definition, type):  # in a notebook a class's own source is not to be had
+        functions = [inspect.unwrap(value) for value in vars(definition).values()]
+    sources = [inspect.getsource(function) for function in functions
+               if inspect.isfunction(function)]
+    for source in sources:
+        function = ast.parse(textwrap.dedent(source)).body[0]
+        if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+               for node in function.body):
+            return True
+    return False
 
 
 def hint(exercise: str, level: int = 1) -> None:

@@ -1,8 +1,13 @@
 """Lesson 00's exercises: a checker, four hints, a solution and typical wrong answers for each."""
 
+import itertools
 import math
 
 import torch
+
+from speedrun.history.manifest import load_manifest
+from speedrun.run.data import BUILTIN, make_builtin, patterns
+from speedrun.scripts.load import load_snapshot
 
 # ---- 00.1: FLOPs per token of the larger model "d24" ----
 
@@ -36,56 +41,7 @@ def check_flops(answer):
         f" weights that multiply ({LAYERS} layers and the head) and attention's pairs apart")
 
 
-# ---- 00.2: record #1's learning rate ----
-
-PEAK, WARMUP, STEPS = 6e-4, 700, 19_560
-PROBES = (0, 1, 349, 699, 700, 2000, 5000, 10_000, 15_000, STEPS - 1)
-
-
-def llmc_lr_multiplier(step):
-    """Linear warm-up to 1, then half a cosine down to 0 at the last step."""
-    if step < WARMUP:
-        return (step + 1) / WARMUP
-    progress = (step - WARMUP) / (STEPS - WARMUP)
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def check_schedule(answer):
-    """Raises AssertionError unless the answer multiplies the peak rate as record #1 did."""
-    assert callable(answer), f"the function itself is expected, not {answer!r}"
-    values = {}
-    for step in PROBES:
-        value = answer(step)
-        assert value is not None and value is not ..., (
-            f"the function returns {value!r} for step {step}; return the multiplier, a number")
-        values[step] = float(value)
-    assert values[0] > 0, (
-        "step 0 gets a rate of 0, so the first update is lost; warm-up counts step + 1, not step")
-    assert values[WARMUP - 1] < 2, (
-        f"the multiplier is {values[WARMUP - 1]:g} at the end of warm-up, where 1 is expected;"
-        " leave the peak rate out, or mind which number you divide by")
-    for step, value in values.items():
-        expected = llmc_lr_multiplier(step)
-        assert math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-6), _schedule_slip(
-            step, value, expected)
-
-
-def _schedule_slip(step, value, expected):
-    text = (f"step {step} gets {value:.6g}, expected is {expected:.6g}"
-            f" (a rate of {PEAK * expected:.3g})")
-    if step < WARMUP:
-        return text + f"; warm-up is a line that reaches 1 at step {WARMUP - 1}"
-    after = (step - WARMUP) / (STEPS - WARMUP)
-    if math.isclose(value, 1 - after, rel_tol=1e-3):
-        return text + "; yours falls on a straight line, record #1's on half a cosine"
-    if math.isclose(value, 0.5 * (1 + math.cos(math.pi * step / STEPS)), rel_tol=1e-3):
-        return text + "; the cosine begins where warm-up ends, so its progress is 0 there"
-    if math.isclose(value, math.cos(math.pi / 2 * after), rel_tol=1e-3, abs_tol=1e-6):
-        return text + "; that is a quarter of a cosine, from 1 to 0; half of one is (1 + cos) / 2"
-    return text + f"; the cosine falls from 1 at step {WARMUP} to 0 at step {STEPS}"
-
-
-# ---- 00.3: one clip for all gradients ----
+# ---- 00.2: one clip for all gradients ----
 
 
 class ClippedAdamW(torch.optim.AdamW):
@@ -148,25 +104,78 @@ def _train(optimizer_class, steps):
     return after, [param.detach() - 1 for param in params]
 
 
+# ---- 00.3: a learning rate that beats 00's line on 30,720 tokens ----
+
+STEPS, SEEDS, MARGIN = 60, (0, 1), 0.04
+SIZES = dict(model_dim=32, num_layers=2, num_heads=4, vocab_size=257, seq_len=64, train_steps=STEPS,
+             micro_batch_size=8, compile=False, bf16=False)  # the notebook's micro model
+
+
+def line_of_00(step):
+    """00's schedule on 60 steps: six steps up to 6e-3, then a line to 1/11 of it."""
+    return 6e-3 * ((step + 1) / 6 if step < 6 else 1 - 10 / 11 * (step - 6) / (STEPS - 6))
+
+
+def learning_rate(step):
+    """Twice the rate of 00's line, held for a while, then a line to zero."""
+    return 1e-2 * min((step + 1) / 6, 1.0, (STEPS - step) / 30)
+
+
+def check_rate(answer):
+    """Raises AssertionError unless the rates end lower than 00's line, mean of two seeds."""
+    assert callable(answer), f"the function itself is expected, not {answer!r}"
+    rates = []
+    for step in range(STEPS):
+        rate = answer(step)
+        assert isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0, (
+            f"learning_rate({step}) returns {rate!r}; a rate is a finite number, zero or more")
+        rates.append(float(rate))
+    assert max(rates) > 0, "every rate is 0, so the weights never move; return a rate for each step"
+    assert max(rates) < 0.5, (
+        f"the largest rate is {max(rates):g}; that looks like a multiplier of the peak rate. AdamW"
+        " moves each weight by about the rate itself, and the weights are about 0.1")
+    mine = [_train_micro(rates, seed) for seed in SEEDS]
+    line = [_train_micro([line_of_00(step) for step in range(STEPS)], seed) for seed in SEEDS]
+    gain = sum(line) / len(SEEDS) - sum(mine) / len(SEEDS)
+    told = (f"yours ends at {mine[0]:.3f} and {mine[1]:.3f}, 00's line at {line[0]:.3f} and"
+            f" {line[1]:.3f}")
+    assert gain >= MARGIN, f"{told}; {MARGIN} lower in the mean is asked. {_rate_slip(rates, gain)}"
+    print(told)
+
+
+def _rate_slip(rates, gain):
+    """What to change about rates that gain too little."""
+    if not gain > -1:
+        return "It diverges: lower the peak, or warm up for a few steps"
+    if abs(gain) < 1e-6:
+        return "That is the same run: change the peak or the shape"
+    if max(rates) > 3e-2:
+        return f"The peak, {max(rates):g}, is far above the notebook's 6e-3: the weights shake"
+    if max(rates) < 6e-3:
+        return f"The peak, {max(rates):g}, is below 00's: 60 steps are few, so each must go far"
+    return "Try another peak first, by factors of 1.5 to 2, then how long it stays there"
+
+
+def _train_micro(rates, seed):
+    """The validation loss of 00a's micro model after one step at each of the rates."""
+    baseline, rotary = (load_snapshot(load_manifest().get(id).script) for id in ("00", "00a"))
+    make_builtin()
+    args, files = rotary.Hyperparameters(**SIZES), patterns(BUILTIN)
+    train, val = (baseline.token_batches(files[name], 512, args, 0, 1, torch.device("cpu"))
+                  for name in ("train_files", "val_files"))
+    torch.manual_seed(seed)
+    model = rotary.GPT(args)
+    optimizer = baseline.NormalizedAdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    for rate, (inputs, targets) in zip(rates, train, strict=False):
+        optimizer.param_groups[0]["lr"] = rate
+        model(inputs, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return sum(model(*pair).item() for pair in itertools.islice(val, 16)) / 16
+
+
 # ---- typical wrong answers ----
-
-
-def _starts_at_zero(step):
-    return step / WARMUP if step < WARMUP else llmc_lr_multiplier(step)
-
-
-def _straight_line(step):
-    return llmc_lr_multiplier(step) if step < WARMUP else 1 - (step - WARMUP) / (STEPS - WARMUP)
-
-
-def _cosine_from_step_0(step):
-    return llmc_lr_multiplier(step) if step < WARMUP else (
-        0.5 * (1 + math.cos(math.pi * step / STEPS)))
-
-
-def _quarter_cosine(step):
-    return llmc_lr_multiplier(step) if step < WARMUP else (
-        math.cos(math.pi / 2 * (step - WARMUP) / (STEPS - WARMUP)))
 
 
 class _UnitNorms(torch.optim.AdamW):
@@ -211,6 +220,18 @@ class _ForgetsToMove(torch.optim.AdamW):
         torch.nn.utils.clip_grad_norm_(params, 1.0)
 
 
+def _multiplier(step):
+    return line_of_00(step) / 6e-3
+
+
+def _too_gentle(step):
+    return line_of_00(step) / 4
+
+
+def _too_hot(step):
+    return 0.3
+
+
 EXERCISES = {
     "1": dict(
         check=check_flops,
@@ -221,29 +242,13 @@ EXERCISES = {
             " 12 C^2 weights, the head V C. Attention adds 6 C (T + 1) a layer.",
             "1. C = 1024, L = 24, V = 50257, T = 1024. 2. Count the weights of L layers and the"
             " head. 3. Take 6 FLOPs for each. 4. Add L times attention's share.",
-            "answer_1 = 6 * (12 * L * C**2 + V * C) + 6 * L * C * (T + 1), with your numbers for"
+            "6 * (12 * L * C**2 + V * C) + 6 * L * C * (T + 1), with your numbers for"
             " L, C, V and T",
         ],
         solution=FLOPS,
         wrong=list(SLIPS.values()),
     ),
     "2": dict(
-        check=check_schedule,
-        hints=[
-            "There are two phases. 00's lr_multiplier has the first one; what replaces its last"
-            " line?",
-            "With W = 700 and N = 19,560: (s + 1) / W before step W; from there on"
-            " (1 + cos(pi p)) / 2 with p = (s - W) / (N - W).",
-            "1. Before step 700 return the line. 2. Else compute the progress p, 0 at step 700"
-            " and 1 at step 19,560. 3. Return half of 1 + math.cos(math.pi * p).",
-            "if step < 700: return (step + 1) / 700\n"
-            "progress = (step - 700) / (19_560 - 700)\n"
-            "return 0.5 * (1 + math.cos(...))  # of what?",
-        ],
-        solution=llmc_lr_multiplier,
-        wrong=[_starts_at_zero, _straight_line, _cosine_from_step_0, _quarter_cosine],
-    ),
-    "3": dict(
         check=check_clip,
         hints=[
             "NormalizedAdamW has the right frame: change the gradients in place, then call AdamW's"
@@ -259,5 +264,20 @@ EXERCISES = {
         ],
         solution=ClippedAdamW,
         wrong=[_UnitNorms, _ClipsEachTensor, _AlwaysScales, _ClipsTooLate, _ForgetsToMove],
+    ),
+    "3": dict(
+        check=check_rate,
+        hints=[
+            "There are two things to choose: how high the rate goes, and its shape over the 60"
+            " steps. In so short a run, which one moves the loss more? Try it.",
+            "A rate r(s) = p * m(s) with a peak p and a shape m between 0 and 1. The plot of unit"
+            " norm shows how the final loss depends on p for one shape.",
+            "1. Take 00's shape: up over 6 steps, then down. 2. Try the peaks 9e-3, 1.2e-2 and"
+            " 1.6e-2. 3. With the best one, try a flat middle, and a cooldown of 20 or 30 steps.",
+            "peak = ...  # between 9e-3 and 1.5e-2\n"
+            "return peak * min((step + 1) / 6, 1.0, (60 - step) / 30)",
+        ],
+        solution=learning_rate,
+        wrong=[line_of_00, _multiplier, _too_gentle, _too_hot],
     ),
 }
