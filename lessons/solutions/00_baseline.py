@@ -117,7 +117,7 @@ def line_of_00(step):
 
 
 def learning_rate(step):
-    """Twice the rate of 00's line, held for a while, then a line to zero."""
+    """A higher peak than 00's line has, held for a while, then a line to zero."""
     return 1e-2 * min((step + 1) / 6, 1.0, (STEPS - step) / 30)
 
 
