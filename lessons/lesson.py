@@ -307,14 +307,17 @@ def on_ranks(world_size: int, work: Callable, *args) -> list:
     group, and returns what each of them returned.
 
     The processes see nothing of the notebook: `work` imports what it needs in its own body.
-    Raises RuntimeError with the message of the first process that fails.
+    Raises what a process has raised; the others end then, too.
     """
     source = textwrap.dedent(inspect.getsource(work))
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(world_size, context) as pool:
         jobs = [pool.submit(_one_rank, source, work.__name__, rank, world_size, folder, args)
                 for rank in range(world_size)]
-        return [job.result(timeout=170) for job in jobs]
+        errors = [error for error in (job.exception() for job in jobs) if error is not None]
+        for error in sorted(errors, key=lambda error: "gloo" in str(error)):  # a left rank's last
+            raise error
+        return [job.result() for job in jobs]
 
 
 def _one_rank(source: str, name: str, rank: int, world_size: int, folder: str, args: tuple):
@@ -324,10 +327,12 @@ def _one_rank(source: str, name: str, rank: int, world_size: int, folder: str, a
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     space = {}
     exec(source, space)
-    result = space[name](rank, *args)
-    dist.barrier()
-    dist.destroy_process_group()
-    return result
+    try:
+        result = space[name](rank, *args)
+        dist.barrier()
+        return result
+    finally:
+        dist.destroy_process_group()  # ends whoever waits for this rank
 
 
 # ------------------------------------- Guesses and exercises -------------------------------------
@@ -414,10 +419,9 @@ def train_and_write(module: ModuleType, prompt: str, *, letters: int = 200,
         module.main(module.Hyperparameters(**{**what, **hyperparameters}))
         shutil.copy(module.__file__, Path(folder, SCRIPT))
         log, trained = read_log(Path(folder, "log.txt")), load_run(Path(folder))
-    vocabulary, _why_numbers = vocabulary_of(trained.vocab_size, trained.bos_id)
+    vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))
     start = vocabulary.encode(prompt.encode())
     drawn = generate(trained, [vocabulary.bos, *start], vocabulary.size, temperature, 0,
                      random_stream(0, 0))
-    decode = vocabulary.decoder()
-    ids = [*start, *(next(drawn) for _letter in range(letters)), None]
-    return log, "".join(map(decode, ids))
+    ids = [*start, *(next(drawn) for _letter in range(letters))]
+    return log, b"".join(map(vocabulary.spell, ids)).decode("utf-8", "replace")

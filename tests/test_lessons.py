@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_lessons.py
 """
 
+import ast
 import importlib.util
 import json
 import os
@@ -122,6 +123,45 @@ def test_notebook_keeps_its_budget(path):
         assert f'check("{lesson}.{number}"' in "\n".join(source["code"])
 
 
+DRAWING = re.compile(r"\bplt\.|\b(axes|left|right|figure)\.|lesson\."
+                     r"(draw|curves|bars|cells|timeline|tiny_curves|official_curves)\(")
+
+
+@notebooks
+def test_few_lines_draw(path):
+    lines = drawing = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            lines += len(cell.source.splitlines())
+            drawing += sum(count_drawing(node, cell.source) for node in ast.parse(cell.source).body)
+    assert drawing <= lines / 6
+
+
+def count_drawing(node, source):
+    """How many lines of a statement draw; of a compound one, those of its parts."""
+    text = ast.get_source_segment(source, node)
+    if not DRAWING.search(text):
+        return 0
+    parts = getattr(node, "body", None)
+    return sum(count_drawing(part, source) for part in parts) if parts else len(text.splitlines())
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem[0].isdigit()], ids=name_of)
+def test_the_reader_guesses_before_the_answer_shows(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    asked = {}
+    for number, cell in enumerate(cells):
+        for name in re.findall(r"^(guess\w*) = \.\.\.", cell.source, re.MULTILINE):
+            assert not cell.outputs, f"{name} has an answer below it"
+            asked[name] = number
+        for name in re.findall(r"lesson\.reveal\((guess\w*),", cell.source):
+            assert asked.pop(name) < number
+    assert not asked
+    assert sum(cell.source.count("lesson.reveal(") for cell in cells) >= 3
+    assert not any(re.search(r"^answer\w* = \.\.\.  # \w+_?\w*$", cell.source, re.MULTILINE)
+                   and "def " in cell.source for cell in cells), "decorate the definition instead"
+
+
 @exercises
 def test_exercise_tells_right_from_wrong(path, number, lesson, capsys):
     exercise = load_solutions(path)[number]
@@ -138,6 +178,77 @@ def test_exercise_tells_right_from_wrong(path, number, lesson, capsys):
     assert len(exercise["hints"]) == 4 and len(set(exercise["hints"])) == 4
     lesson.hint(name, 4)
     assert exercise["hints"][3] in capsys.readouterr().out
+
+
+def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
+    source = 'import lesson\n\n\n@lesson.check("01.2")\ndef step(weight, grad, buffer):\n    {}\n'
+    for body, said in (("...", "waits for your answer"), ("return 1", "Not yet: ")):
+        file = tmp_path / f"answer_{len(body)}.py"
+        file.write_text(source.format(body), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert said in capsys.readouterr().out
+        assert module.step.__name__ == "step"
+
+
+@pytest.mark.parametrize("guess, measured, said", [
+    (..., 16, "measured: 16 rows. You have not guessed"),
+    (15, 16, "You guessed 15: close."), (9, 16, "You guessed 9: the right size."),
+    (40, 16, "You guessed 40: a surprise."), ("Yes ", "yes", "You guessed Yes : right."),
+    ("no", "yes", "You guessed no: a surprise."), (0.5, 0.50001, "measured: 0.5 rows."),
+])
+def test_a_guess_is_scored(guess, measured, said, lesson, capsys):
+    lesson.reveal(guess, measured, "rows")
+    assert said in capsys.readouterr().out
+
+
+def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
+    monkeypatch.setattr(lesson, "_verdicts", [])
+    for guess in (16, 40, 12):
+        lesson.reveal(guess, 16)
+    assert capsys.readouterr().out.splitlines()[-1].endswith("Good so far: 2 of 3")
+
+
+def test_clocked_functions_take_turns(lesson, capsys):
+    calls = []
+    medians = lesson.clock({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
+    assert calls == ["a", "b"] * 4 and medians.keys() == {"a", "b"}
+    assert "n = 3" in capsys.readouterr().out
+
+
+def sum_of_ranks(rank, factor):
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(factor * rank)
+    dist.all_reduce(total)
+    return total.item(), torch.get_num_threads()
+
+
+def fails_on_rank_1(rank):
+    if rank == 1:
+        raise ValueError("rank 1 has had enough")
+
+
+def test_work_runs_on_real_ranks(lesson):
+    assert lesson.on_ranks(3, sum_of_ranks, 10) == [(30, 1)] * 3
+    with pytest.raises(ValueError, match="rank 1 has had enough"):
+        lesson.on_ranks(2, fails_on_rank_1)
+
+
+def test_panels_show_what_they_get(lesson):
+    figure, (lines, bars, cells, spans) = lesson.plt.subplots(1, 4)
+    lesson.curves({"one": [1, 2], "runs": ([0, 5], [[1, 3], [3, 5]])}, "", "", "", log="y")(lines)
+    one, _thin, _thin_too, mean = lines.get_lines()
+    assert list(one.get_ydata()) == [1, 2] and list(mean.get_ydata()) == [2, 4]
+    assert list(mean.get_xdata()) == [0, 5] and lines.get_yscale() == "log"
+    lesson.bars({"a": [1, 3], "b": 5}, "", "")(bars)
+    assert [bar.get_height() for bar in bars.patches] == [2, 5]
+    lesson.cells([[0, 1], [2, 0]], "", "", "", numbers=True)(cells)
+    assert [text.get_text() for text in cells.texts] == ["0", "1", "2", "0"]
+    lesson.timeline({"rank 0": [("work", 3.0), ("wait", 1.0)]}, "")(spans)
+    assert [(bar.get_x(), bar.get_width()) for bar in spans.patches[:2]] == [(0, 3), (3, 1)]
 
 
 def test_an_answer_that_crashes_is_told_not_raised(lesson, capsys):
@@ -167,7 +278,7 @@ def test_milestone_without_tiny_runs_is_told_and_skipped(lesson, tmp_path, monke
     runs.entries = [entry]
     monkeypatch.setattr(lesson, "tiny_runs", lambda: runs)
     axes = lesson.plt.subplots()[1]
-    assert list(lesson.plot_tiny(axes, "00", "01")) == ["01"]
+    lesson.tiny_curves("00", "01")(axes)
     assert "00_baseline: no tiny runs" in capsys.readouterr().out
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["01_muon"]
     shown = []
@@ -179,7 +290,7 @@ def test_milestone_without_tiny_runs_is_told_and_skipped(lesson, tmp_path, monke
 
 def test_official_curves_are_the_manifests(lesson):
     axes = lesson.plt.subplots()[1]
-    lesson.plot_official(axes, "00", "01")
+    lesson.official_curves("00", "01")(axes)
     lone, curve, _goal = axes.get_lines()
     assert lone.get_marker() == "x" and len(lone.get_xdata()) == 1  # 00 kept no curve
     assert list(curve.get_ydata()) == [loss for _, loss in lesson.MANIFEST.get("01").curve]
