@@ -13,14 +13,14 @@ from speedrun.scripts.load import load_snapshot
 
 LAYERS, WIDTH, VOCAB, LENGTH = 24, 1024, 50257, 1024
 BLOCKS, HEAD, POSITIONS = 12 * LAYERS * WIDTH**2, VOCAB * WIDTH, LENGTH * WIDTH
-PAIRS = 6 * LAYERS * WIDTH * (LENGTH + 1)  # each query meets (T + 1) / 2 keys in the mean
+PAIRS = 6 * LAYERS * WIDTH * (LENGTH + 1)  # each query meets (T + 1) / 2 keys on average
 FLOPS = 6 * (BLOCKS + HEAD) + PAIRS
 
 SLIPS = {
-    "the forward pass alone; the backward pass costs twice as much again": FLOPS / 3,
+    "the forward pass alone; the backward pass costs twice as much on top": FLOPS / 3,
     "GFLOPs; the answer is wanted in FLOPs": FLOPS / 1e9,
     "the matrices without attention's pairs of tokens": 6 * (BLOCKS + HEAD),
-    "attention to all pairs; a causal query meets (T + 1) / 2 keys in the mean": FLOPS + PAIRS,
+    "attention to all pairs; a causal query meets (T + 1) / 2 keys on average": FLOPS + PAIRS,
     "the position table among the matrices; a look-up multiplies nothing": FLOPS + 6 * POSITIONS,
     "the tied table twice; it multiplies only as the head": FLOPS + 6 * HEAD,
     "the blocks without the head, which is a matrix product too": 6 * BLOCKS + PAIRS,
@@ -37,8 +37,8 @@ def check_flops(answer):
     for slip, flops in SLIPS.items():
         assert not math.isclose(value, flops, rel_tol=1e-3), f"{value:,g} counts {slip}"
     assert math.isclose(value, FLOPS, rel_tol=1e-3), (
-        f"{value:,.0f} FLOPs per token is {value / FLOPS:.3g} times what is expected; count the"
-        f" weights that multiply ({LAYERS} layers and the head) and attention's pairs apart")
+        f"{value:,.0f} FLOPs per token is {value / FLOPS:.3g} times what is expected; add"
+        f" up the weights that multiply ({LAYERS} layers and the head), then attention's pairs")
 
 
 # ---- 00.2: one clip for all gradients ----
@@ -139,7 +139,7 @@ def check_rate(answer):
     gain = sum(line) / len(SEEDS) - sum(mine) / len(SEEDS)
     told = (f"yours ends at {mine[0]:.3f} and {mine[1]:.3f}, 00's line at {line[0]:.3f} and"
             f" {line[1]:.3f}")
-    assert gain >= MARGIN, f"{told}; {MARGIN} lower in the mean is asked. {_rate_slip(rates, gain)}"
+    assert gain >= MARGIN, f"{told}; {MARGIN} lower on average is wanted. {_rate_slip(rates, gain)}"
     print(told)
 
 
@@ -150,9 +150,9 @@ def _rate_slip(rates, gain):
     if abs(gain) < 1e-6:
         return "That is the same run: change the peak or the shape"
     if max(rates) > 3e-2:
-        return f"The peak, {max(rates):g}, is far above the notebook's 6e-3: the weights shake"
+        return f"The peak, {max(rates):g}, is far above the notebook's 6e-3: the weights overshoot"
     if max(rates) < 6e-3:
-        return f"The peak, {max(rates):g}, is below 00's: 60 steps are few, so each must go far"
+        return f"The peak, {max(rates):g}, is below 00's: with only 60 steps, each has to move far"
     return "Try another peak first, by factors of 1.5 to 2, then how long it stays there"
 
 
