@@ -12,7 +12,7 @@ m01 = load_snapshot(load_manifest().get("01").script)
 RANK_ONE_RMS = 0.696436 / 8  # five rounds take 1 to 0.696436; 8 = 64 / sqrt(64)
 WRONG_RMS = {
     1.0: "unit RMS needs all 64 singular values, and U has one",
-    0.125: "the one singular value does not stay 1: find five rounds from 1 in the lesson",
+    0.125: "the one singular value does not stay 1: the lesson prints it, 'quintic, from 1'",
     0.696436: "that is the singular value after five rounds, not yet spread over the entries",
     0.696436 / 64: "that is NS(U) alone; Muon multiplies by sqrt(64)",
 }
@@ -283,8 +283,8 @@ EXERCISES = {
     "3": dict(
         check=check_3,
         hints=[
-            "In the table Muon without momentum is already ahead of AdamW. Is there something "
-            "between no momentum and 0.95?",
+            "In the table, in batches of 16, Muon without momentum is already ahead of AdamW. What "
+            "lies between no momentum and 0.95?",
             "A factor mu averages about 1 / (1 - mu) batches. 100 steps of 16 noisy pairs want an "
             "average over a handful of them.",
             "Keep a buffer in state, as muon_rule does; nesterov_update with a factor well below "

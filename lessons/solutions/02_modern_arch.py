@@ -35,7 +35,7 @@ def check_1(answer):
     side = "high" if value > INITIAL_LOSS else "low"
     assert abs(value - INITIAL_LOSS) < 0.12, (
         f"{value:g} is too {side}; the blocks are the identity, so one logit stands out: find"
-        " which, and how large it is at width 256")
+        " which (whose row is the stream?), and how large it is at width 256")
 
 
 # ---- 2: scores that are bounded, and still can choose ----
@@ -214,9 +214,9 @@ EXERCISES = {
         hints=[
             "With blocks that are the identity, the last state is the normalised embedding of the "
             "input token. Multiply it with the tied table.",
-            "Entries are uniform within 1/sqrt(C), so a row has length sqrt(1/3), and sqrt(C) when"
-            " normalised. Its product with itself is sqrt(C) sqrt(1/3); with another row, N(0,"
-            " 1/3).",
+            "With the width C = 256, entries are uniform within 1/sqrt(C), so a row has length"
+            " sqrt(1/3), and sqrt(C) when normalised. The normalised row times the row itself is"
+            " sqrt(C) sqrt(1/3); times another row, it is drawn from N(0, 1/3).",
             "loss = ln(e^own + 256 e^(1/6)) - (the target's logit, about 0 on average).",
             "own = sqrt(256/3) = 9.24, and ln(e^9.24 + 302) is a little more.",
         ],
