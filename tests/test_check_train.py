@@ -769,7 +769,8 @@ def test_progress_is_written_whole_or_not_at_all(script, monkeypatch):
     learner.progress.of("01").passed = 3
     learner.progress.save()
     learner.progress.of("01").passed = 4
-    monkeypatch.setattr(progress.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr("speedrun.base.files.os.fsync",
+                        lambda _: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(UserError, match="progress.json cannot be written: full$"):
         learner.progress.save()
     assert learner_of(script)[0].progress.of("01").passed == 3

@@ -117,6 +117,11 @@ def test_moved_function_is_moved():
     assert (change.name, change.words, change.rows) == ("second", ("moved",), ())
 
 
+@pytest.mark.parametrize("new", [
+    replaced("LIMIT = 3", "CAP = 3"),
+    FILE.replace("second", "add_up"),  # a new name is another block
+    replaced(SECOND, "def other(a):\n    with open(a) as file:\n        return file.read()\n\n\n"),
+])
 def test_blocks_of_other_names_come_and_go(new):
     added, removed = (
         [c for c in changes(new).values() if c.words == (word,)] for word in ("added", "removed")

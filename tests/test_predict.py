@@ -4,6 +4,7 @@ only CUDA would show are caught.
 Run: .venv/bin/python -m pytest tests/test_predict.py
 """
 
+import os
 import subprocess
 import sys
 
@@ -68,6 +69,8 @@ def test_muon_in_float32_is_seen(tmp_path):
     assert found.flops.keys() == {"bfloat16", "float32"}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason="slow; set RUN_SLOW=1 to run it")
 def test_micro_steps_add_up():
     script, settings = find_script("01"), {**SMALL, "total_batch_size": 4 * 65_536}
     some, all_of_them = (way(script, H100, 8, settings) for way in (predict, observe))
@@ -76,6 +79,8 @@ def test_micro_steps_add_up():
     assert some.peaks == all_of_them.peaks
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason="slow; set RUN_SLOW=1 to run it")
 def test_largest_micro_batch_fits_and_the_next_does_not():
     script, card = find_script("01"), CARDS["4090"]
     settings = dict(num_layers=2)

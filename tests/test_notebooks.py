@@ -1,0 +1,181 @@
+"""The notebooks run, are clean, and let the reader guess before they tell.
+
+Run: .venv/bin/python -m pytest tests/test_notebooks.py
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+
+import matplotlib
+import nbformat
+import pytest
+
+from speedrun.history.manifest import REPOSITORY, load_manifest
+
+LESSONS = REPOSITORY / "lessons"
+NOTEBOOKS = sorted(LESSONS.glob("*.ipynb"))
+SOLUTIONS = sorted((LESSONS / "solutions").glob("[0-9]*.py"))
+WRITTEN = load_manifest().written()
+SLOW = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason=(
+    "a minute each; RUN_SLOW=1 runs all notebooks, and so does tools/run_lessons.py"))]
+ALWAYS_RUN = [*NOTEBOOKS[::3], LESSONS / "start_here.ipynb"]
+
+
+def name_of(path):
+    return path.stem
+
+
+notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+
+
+def test_every_written_milestone_has_its_lesson():
+    numbered = [path for path in NOTEBOOKS if path.stem[0].isdigit()]
+    assert sorted({REPOSITORY / m.lesson for m in WRITTEN}) == numbered
+    assert [path.stem for path in numbered] == [path.stem for path in SOLUTIONS]
+    assert (LESSONS / "start_here.ipynb").exists()
+
+
+@pytest.mark.parametrize("milestone", WRITTEN, ids=[m.id for m in WRITTEN])
+def test_lesson_walks_the_diff_of_each_of_its_milestones(milestone):
+    notebook = nbformat.read(REPOSITORY / milestone.lesson, as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    if milestone.parent:
+        assert f'lesson.show_diff("{milestone.parent}", "{milestone.id}", ' in code
+
+
+@pytest.mark.parametrize("path", [
+    pytest.param(path, id=path.stem, marks=[] if path in ALWAYS_RUN else SLOW)
+    for path in NOTEBOOKS
+])
+def test_notebook_runs(path, tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", str(path),
+         "--output-dir", str(tmp_path)],
+        capture_output=True, encoding="utf-8", cwd=LESSONS,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    ran = nbformat.read(tmp_path / path.name, as_version=4)
+    committed = nbformat.read(path, as_version=4)
+    for new, old in zip(ran.cells, committed.cells, strict=True):
+        assert new.source == old.source
+        assert kinds(new) == kinds(old), f"the committed outputs are stale: {old.source[:80]}"
+
+
+def kinds(cell):
+    """The kinds of a cell's outputs: text, pictures."""
+    outputs = cell.get("outputs", [])
+    return {kind for output in outputs for kind in (output.get("data") or {"text/plain": ""})}
+
+
+@notebooks
+def test_notebook_is_clean(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error"
+            assert "stderr" != output.get("name"), output.get("text")
+            data = output.get("data", {})
+            assert "text/html" not in data or set(data) > {"text/html"}
+    text = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
+    assert not re.search(r"/home/|/tmp/|/root/|/Users/|site-packages", text)
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem[0].isdigit()], ids=name_of)
+def test_notebook_keeps_its_budget(path):
+    notebook = nbformat.read(path, as_version=4)
+    source = {kind: [cell.source for cell in notebook.cells if cell.cell_type == kind]
+              for kind in ("code", "markdown")}
+    assert 25 <= len(notebook.cells) <= 40
+    assert sum(len(text.splitlines()) for text in source["code"]) <= 220
+    assert 900 <= sum(len(text.split()) for text in source["markdown"]) <= 1800
+    pictures = sum("image/png" in output.get("data", {}) for cell in notebook.cells
+                   for output in cell.get("outputs", []))
+    assert 3 <= pictures <= 5
+    assert all(len(line) <= 100 for text in source["code"] for line in text.splitlines())
+    lesson = path.stem.split("_")[0]
+    for number in "123":
+        assert f'check("{lesson}.{number}"' in "\n".join(source["code"])
+
+
+DRAWING = re.compile(r"\bplt\.|\b(axes|left|right|figure)\.|lesson\."
+                     r"(draw|curves|bars|cells|timeline|tiny_curves|official_curves)\(")
+
+
+@notebooks
+def test_few_lines_draw(path):
+    lines = drawing = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            lines += len(cell.source.splitlines())
+            drawing += sum(count_drawing(node, cell.source) for node in ast.parse(cell.source).body)
+    assert drawing <= lines / 6
+
+
+def count_drawing(node, source):
+    """How many lines of a statement draw; of a compound one, those of its parts."""
+    text = ast.get_source_segment(source, node)
+    if not DRAWING.search(text):
+        return 0
+    parts = getattr(node, "body", None)
+    return sum(count_drawing(part, source) for part in parts) if parts else len(text.splitlines())
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem[0].isdigit()], ids=name_of)
+def test_the_reader_guesses_before_the_answer_shows(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    asked = {}
+    for number, cell in enumerate(cells):
+        for name in re.findall(r"^(guess\w*) = \.\.\.", cell.source, re.MULTILINE):
+            assert not cell.outputs, f"{name} has an answer below it"
+            asked[name] = number
+        for name in re.findall(r"lesson\.reveal\((guess\w*),", cell.source):
+            assert asked.pop(name) < number
+    assert not asked
+    assert sum(cell.source.count("lesson.reveal(") for cell in cells) >= 3
+    assert not any(re.search(r"^answer\w* = \.\.\.  # \w+_?\w*$", cell.source, re.MULTILINE)
+                   and "def " in cell.source for cell in cells), "decorate the definition instead"
+
+
+@notebooks
+def test_what_a_notebook_names_exists(path, monkeypatch):
+    # Of all notebooks, also those that are not run: names of lesson.py, of snapshots, of the tools.
+    monkeypatch.syspath_prepend(LESSONS)
+    matplotlib.use("agg")
+    import lesson
+
+    cells = nbformat.read(path, as_version=4).cells
+    tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
+    modules = {"lesson": lesson}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("speedrun."):
+            exec(ast.unparse(node), {})
+        if isinstance(node, ast.Assign):
+            modules |= snapshots_of(node, lesson)
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name) and node.value.id in modules]
+    assert [ast.unparse(node) for node in used if not hasattr(modules[node.value.id], node.attr)
+            and not isinstance(node.ctx, ast.Store)] == []
+
+
+def snapshots_of(assignment, lesson):
+    """{name: module} of what an assignment takes from lesson.snapshot."""
+    found = {}
+    for target in assignment.targets:
+        targets, values = [target], [assignment.value]
+        if isinstance(target, ast.Tuple) and isinstance(assignment.value, ast.Tuple):
+            targets, values = target.elts, assignment.value.elts
+        for name, value in zip(targets, values, strict=True):
+            match value:
+                case ast.Call(ast.Attribute(ast.Name("lesson"), "snapshot"), [ast.Constant(id)]):
+                    found[name.id] = lesson.snapshot(id)
+    return found
