@@ -302,10 +302,11 @@ EXERCISES = {
     "2": dict(
         check=check_gather_step,
         hints=[
-            "Everybody packs a suitcase of one size, and everybody gets a copy of each. Who packed"
-            " what, in which order? You know it without asking.",
+            "Every rank knows the owner and the size of every matrix. So each can tell what stands"
+            " where in the chunk of another rank.",
             "chunk_r = the updates i with i mod R = r, one behind the other, then zeros up to"
-            " max over r of the sum of n_i with i mod R = r.",
+            " max over r of the sum of n_i with i mod R = r; n_i is the number of entries of"
+            " matrix i.",
             "Sizes; the longest chunk; zeros; fill in your own with a running place (reshape(-1)"
             " flattens a transposed view too); gather; for each rank's chunk walk over its"
             " matrices with a running place from zero, and subtract lr times the part.",
@@ -321,7 +322,7 @@ EXERCISES = {
     "3": dict(
         check=check_owners,
         hints=[
-            "You load boxes into vans. Which boxes do you load first?",
+            "If you hand out the heavy matrices last, can light ones still even out the loads?",
             "Largest first, always to the least loaded: at most 4/3 - 1/(3R) of the best possible"
             " (R. L. Graham, 1969).",
             "Sort the indices by falling cost; keep a list of loads; give each matrix to the rank"

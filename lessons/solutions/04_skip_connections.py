@@ -66,7 +66,7 @@ def check_unet(answer):
         30: "each skip is added after its layer; it belongs into the layer's input",
         28: "you keep the inputs of the first layers; keep what they put out",
         36: "the weights are not used",
-        59: "the weights are used from the end; weights[0] belongs to the first decoder layer",
+        59: "the weights are used from the end; weights[0] is for the second half's first layer",
         22: "no skip is added",
     }
     got = float(answer(torch.tensor(1.0), layers, [0.5, 3.0]))
@@ -130,12 +130,12 @@ def check_paths_of_layer_2(answer):
         3: "that is the answer for eight layers; the record has twelve",
         6: "that is layer 1's count; layers are numbered from 0",
         7: "that is layer 0's count, and by how much the whole stream has grown",
-        64: "the stream does not double six times: each skip adds an encoder output, and those do"
-            " not grow with the decoder",
+        64: "the stream does not double six times: each skip adds an output of the first half, and"
+            " those do not grow while the second half runs",
     }
     assert abs(value - 5) < 1e-6, (
         f"expected the number of paths from layer 2's output to the last norm, got {value:g};"
-        f" {meanings.get(value, 'write down which later outputs contain it')}"
+        f" {meanings.get(value, 'write down which of the outputs that are added again contain it')}"
     )
 
 
@@ -171,7 +171,7 @@ def check_path_counts(answer):
         ("no skips", 4, {}, [1, 1, 1, 1]),
         ("one skip", 4, {3: 0}, [2, 1, 1, 1]),
         ("the record's", 12, {6 + j: 5 - j for j in range(6)}, [7, 6, 5, 4, 3, 2] + 6 * [1]),
-        ("a decoder's output added again", 5, {3: 1, 4: 3}, [4, 4, 2, 2, 1]),
+        ("an output of the second half added again", 5, {3: 1, 4: 3}, [4, 4, 2, 2, 1]),
     ]
     for name, num_layers, skip_from, expected in wirings:
         got = [int(count) for count in answer(num_layers, dict(skip_from))]
@@ -200,7 +200,7 @@ EXERCISES = {
     "2": dict(
         check=check_paths_of_layer_2,
         hints=[
-            "Layer 2's output does not stay alone: it is part of every later output.",
+            "What layer 2 adds does not stay alone: it is part of every later output.",
             "The stream is a sum. Each skip adds the whole stream as it was after layer k, so it"
             " adds layer 2's output once more if k is 2 or later.",
             "Layers 6 to 11 add the outputs of layers 5, 4, 3, 2, 1, 0. Count which of these hold"
