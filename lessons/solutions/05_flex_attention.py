@@ -106,7 +106,7 @@ def _why_count(found, expected, inputs, window, bos_id, name):
         why = "that is the count without documents; tiles whose documents differ are empty"
     elif found > expected:
         why = ("some of your tiles are empty: the nearest pair of a tile is its first query and its"
-               " last key, 127 tokens nearer than the tiles' distance, and q - k < window")
+               " last key; check their distance, 128 (i - j) - 127, and their documents")
     elif found < expected:
         why = ("you miss tiles with few visible pairs: a tile counts as soon as its nearest pair,"
                " first query and last key, is visible; those on the diagonal always do")
@@ -205,7 +205,7 @@ def check_four_keys(answer):
     keys = seen.sum(2)
     row, query = divmod(int(keys.argmax()), LENGTH)
     assert keys.max() <= 4, (f"query {query} of sequence {row} sees {keys.max()} keys, more than"
-                             " four; the fourth is paid for with a narrower window")
+                             " four; to show one key elsewhere, make the window narrower")
     assert keys.min() > 0, (f"query {int(keys.argmin()) % LENGTH} sees no key at all, and the"
                             " softmax of an empty row is nan; let a token see itself")
     ours, theirs = loss_after_questions(answer), loss_after_questions(last_four)
