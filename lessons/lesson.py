@@ -346,7 +346,7 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     if isinstance(measured, str):
         verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
     else:
-        far = abs(guess - measured) / max(abs(measured), 1e-12)
+        far = abs(guess - measured) / (abs(measured) or 1)
         verdict = "close" if far <= 0.2 else "the right size" if far <= 1 else "a surprise"
     _verdicts.append(verdict)
     good = sum(verdict != "a surprise" for verdict in _verdicts)
