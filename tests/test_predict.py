@@ -15,7 +15,8 @@ from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.predict.cards import CARDS
 from speedrun.predict.fake_cuda import reason_against
-from speedrun.predict.prediction import USABLE, largest_micro_batch, observe, predict
+from speedrun.predict.prediction import largest_micro_batch, observe, predict
+from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
 
 pytestmark = pytest.mark.skipif(reason_against() is not None, reason=reason_against() or "")
@@ -85,9 +86,9 @@ def test_largest_micro_batch_fits_and_the_next_does_not():
     script, card = find_script("01"), CARDS["4090"]
     settings = dict(num_layers=2)
     largest = largest_micro_batch(script, card, 1, settings)
-    assert largest.peak <= USABLE * card.memory
+    assert largest.peak <= MARGIN * card.memory
     more = predict(script, card, 1, {**settings, "micro_batch_size": 2 * largest.micro_batch})
-    assert more.peak > USABLE * card.memory
+    assert more.peak > MARGIN * card.memory and not more.fits(card)
 
 
 def test_what_prevents_a_prediction_is_one_line():

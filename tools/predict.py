@@ -11,26 +11,24 @@ The script's own main() runs on tensors without data, operator by operator.
 import argparse
 
 from speedrun.base.cli import Parser, positive, run_command
+from speedrun.predict.cards import CARDS
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parses (None: the command line), predicts, prints; returns the exit code."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="a milestone (01, muon), train, or a train_gpt.py")
-    parser.add_argument("--gpu", default="h100", help="h100, h200, a100, 5090, 4090 or 3090")
+    parser.add_argument("--gpu", default="h100", choices=CARDS, help="default: h100")
     parser.add_argument("--nproc", type=positive, default=8, metavar="N", help="GPUs (default: 8)")
     parser.add_argument("--device-batch", type=positive, metavar="N",
                         help="sequences per forward pass on a GPU (default: the script's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
-    from speedrun.predict.cards import CARDS
     from speedrun.predict.prediction import largest_micro_batch, predict
     from speedrun.predict.report import to_json, to_text
     from speedrun.scripts.find import find_script
 
-    if args.gpu not in CARDS:
-        parser.error(f"--gpu {args.gpu} is not known: {', '.join(CARDS)}")
     script, card = find_script(args.target), CARDS[args.gpu]
     settings = {"micro_batch_size": args.device_batch} if args.device_batch else {}
     found = predict(script, card, args.nproc, settings)

@@ -17,9 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 TORCH = "2.13.0"
 
 # Slots in the table of virtual functions of torch's CUDA hooks, and in the registry of device
-# guards: the numbers are those of TORCH.
+# guards, and how many slots are copied or filled, more than there are: the numbers are TORCH's.
 IS_BUILT, HAS_PRIMARY_CONTEXT, HAS_CUDA = 2, 4, 16
 CUDA_GUARD = 1
+HOOKS, GUARDS, GUARD_METHODS = 96, 24, 64
 
 
 def reason_against() -> str | None:
@@ -87,14 +88,15 @@ def _give_autograd_a_device():
     library._ZN2at6detail12getCUDAHooksEv.restype = ctypes.POINTER(ctypes.c_void_p)
     hooks = library._ZN2at6detail12getCUDAHooksEv()
     methods = ctypes.cast(hooks[0], ctypes.POINTER(ctypes.c_void_p))
-    table = (ctypes.c_void_p * 96)(*methods[:96])
+    table = (ctypes.c_void_p * HOOKS)(*methods[:HOOKS])
     table[HAS_PRIMARY_CONTEXT] = _function(ctypes.c_bool, False, ctypes.c_int8)
     if not torch.backends.cuda.is_built():
         table[IS_BUILT] = table[HAS_CUDA] = _function(ctypes.c_bool, True)
-        guards = (ctypes.c_void_p * 24).in_dll(
+        guards = (ctypes.c_void_p * GUARDS).in_dll(
             ctypes.CDLL(f"{torch.__path__[0]}/lib/libc10.so"),
             "_ZN3c104impl26device_guard_impl_registryE")
-        guard_methods = (ctypes.c_void_p * 64)(*[_function(ctypes.c_int8, 0)] * 64)
+        zero = _function(ctypes.c_int8, 0)
+        guard_methods = (ctypes.c_void_p * GUARD_METHODS)(*[zero] * GUARD_METHODS)
         guard = (ctypes.c_void_p * 1)(ctypes.addressof(guard_methods))
         guards[CUDA_GUARD] = ctypes.addressof(guard)
         _kept.extend((guard_methods, guard))

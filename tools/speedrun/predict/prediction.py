@@ -9,12 +9,12 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.predict.cards import Card
+from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import micro_batches
 
 TOOLS = Path(__file__).resolve().parents[2]
 STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
-USABLE = 0.94  # of a card's memory: the rest is CUDA's own and what the allocator cannot hand out
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,14 @@ class Prediction:
         """The largest of all phases."""
         return max(self.peaks.values())
 
+    def fits(self, card: Card) -> bool:
+        """Whether the peak leaves as much of the card's memory free as a trial run has to."""
+        return self.peak <= MARGIN * card.memory
+
     def step_ms(self, card: Card) -> tuple[float, float]:
-        """A step takes at least the products at the card's peak, and at most about these and then
-        all bytes of the operators one by one at its bandwidth; the exchange is in neither."""
-        least = 1000 * sum(self.flops.values()) / card.flops
-        return least, least + 1000 * self.moved / card.bandwidth
+        """Milliseconds of a step's products at the card's peak, and of all that its operators read
+        and write at its bandwidth."""
+        return 1000 * sum(self.flops.values()) / card.flops, 1000 * self.moved / card.bandwidth
 
 
 def predict(script: Script, card: Card, world_size: int, settings: dict[str, object]) -> Prediction:
@@ -110,12 +113,12 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
     usual = script.hyperparameters["micro_batch_size"]
     small, large = run(sizes[0]), run(min(sizes, key=lambda size: (abs(size - usual / 4), size)))
     if small.micro_batch == large.micro_batch:
-        return small if small.peak <= USABLE * card.memory else None
+        return small if small.fits(card) else None
     slope = (large.peak - small.peak) / (large.micro_batch - small.micro_batch)
-    room = USABLE * card.memory - small.peak
+    room = MARGIN * card.memory - small.peak
     fitting = [size for size in sizes if slope * (size - small.micro_batch) <= room]
     while fitting:
         found = run(fitting.pop())
-        if found.peak <= USABLE * card.memory:
+        if found.fits(card):
             return found
     return None
