@@ -32,12 +32,13 @@ MICRO_RATES = dict(
     momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
     tile_size=4,
 )
+MICRO_LAYERS = dict(num_value_embeds=1, layer_without_attention=1)  # of the two, where named
 MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
 
 
 def _rates(milestone):
     fields = default_hyperparameters(milestone.script)
-    rates = MICRO_RATES | (MICRO_RATES_UNTIED if "head_lr" in fields else {})
+    rates = MICRO_RATES | MICRO_LAYERS | (MICRO_RATES_UNTIED if "head_lr" in fields else {})
     return {name: value for name, value in rates.items() if name in fields}
 
 
@@ -120,7 +121,9 @@ def micro_args(milestone, folder, log_dir, **more):
 
 def micro_sizes(module, **more):
     """Hyperparameters of a micro model, for a test that does not train."""
-    return module.Hyperparameters(**MICRO | more)
+    layers = {name: size for name, size in MICRO_LAYERS.items()
+              if hasattr(module.Hyperparameters, name)}
+    return module.Hyperparameters(**MICRO | layers | more)
 
 
 def train(module, args):

@@ -209,23 +209,23 @@ def attention_mask(inputs, window, args):
     """
     B, T = inputs.shape
     tile = args.tile_size
-    assert T % tile == 0, f"{T} tokens are no whole tiles of {tile}: change seq_len or tile_size"
     assert args.compile or not args.use_flex_attention, (
         "without compilation FlexAttention sees all tiles: add --use_flex_attention=False")
     assert args.use_flex_attention or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
-    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers, (B, T)
+    inputs = F.pad(inputs, (0, -T % tile))  # to N whole tiles
+    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
 
     def visible(b, h, q_idx, k_idx):
         q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
         return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
 
-    # Documents are numbered in order, so those at the ends of two tiles tell what is between.
-    first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N) for N tiles
-    k_tile = torch.arange(T // tile, dtype=torch.int32, device=inputs.device)
+    # Documents are numbered in order: those at the ends of two tiles tell what is visible between.
+    first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
+    k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
     q_tile = k_tile[:, None]
-    partly = (q_tile >= k_tile) & (first[:, :, None] <= last[:, None])  # (B, N, N)
-    fully = (q_tile > k_tile) & (last[:, :, None] == first[:, None])
+    any_pair = (q_tile >= k_tile) & (first[:, :, None] <= last[:, None])  # (B, N, N)
+    all_pairs = (q_tile > k_tile) & (last[:, :, None] == first[:, None])
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
@@ -234,11 +234,11 @@ def attention_mask(inputs, window, args):
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 
     if args.use_flex_attention:
-        return BlockMask.from_kv_blocks(*listed(partly & ~fully), *listed(fully), BLOCK_SIZE=tile,
-                                        mask_mod=visible)
+        return BlockMask.from_kv_blocks(*listed(any_pair & ~all_pairs), *listed(all_pairs),
+                                        BLOCK_SIZE=tile, mask_mod=visible)
     b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
-    tiles = (partly & near).repeat_interleave(tile, 1).repeat_interleave(tile, 2)  # (B, T, T)
-    return (tiles & visible(b[:, None, None], None, t[:, None], t))[:, None]
+    tiles = (any_pair & near).repeat_interleave(tile, 1).repeat_interleave(tile, 2)
+    return (tiles[:, :T, :T] & visible(b[:, None, None], None, t[:, None], t))[:, None]
 
 
 class CausalSelfAttention(nn.Module):
