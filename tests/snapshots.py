@@ -32,7 +32,7 @@ MICRO_RATES = dict(
     momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
     tile_size=4,
 )
-MICRO_LAYERS = dict(num_value_embeds=1, layer_without_attention=1)  # of the two, where named
+MICRO_LAYERS = dict(num_value_embeds=1, layer_without_attention=1, window_pattern="SL")  # of two
 MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
 
 

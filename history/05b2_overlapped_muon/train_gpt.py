@@ -115,7 +115,7 @@ def newton_schulz(matrices, dtype):
 
 def wide(matrix):
     """The matrix or, where it has more rows than columns, its transpose: a view."""
-    return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
+    return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
 
 
 def nesterov_update(grad, momentum_buffer, momentum):
@@ -165,7 +165,7 @@ class Muon(torch.optim.Optimizer):
             gather.wait()
             params = group["params"]
             for param, update in zip(params, gathered[: len(params)], strict=True):
-                rows, cols = param.shape
+                rows, cols = param.shape[-2:]
                 # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 wide(param).add_(update, alpha=-group["lr"] * scale)

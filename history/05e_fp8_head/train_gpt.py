@@ -127,7 +127,7 @@ def newton_schulz(matrices, dtype):
 
 def wide(matrix):
     """The matrix or, where it has more rows than columns, its transpose: a view."""
-    return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
+    return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
 
 
 def nesterov_update(grad, momentum_buffer, momentum):
@@ -177,7 +177,7 @@ class Muon(torch.optim.Optimizer):
             gather.wait()
             params = group["params"]
             for param, update in zip(params, gathered[: len(params)], strict=True):
-                rows, cols = param.shape
+                rows, cols = param.shape[-2:]
                 # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 wide(param).add_(update, alpha=-group["lr"] * scale)
@@ -189,11 +189,16 @@ def norm(x):
     return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for any x.dtype
 
 
+def init_uniform(weight):
+    """Fills a weight (..., out, in) evenly, with standard deviation 0.5 / sqrt(in)."""
+    bound = 0.5 * (3 / weight.size(-1)) ** 0.5
+    return nn.init.uniform_(weight, -bound, bound)
+
+
 class Linear(nn.Linear):
     """A linear map without bias that casts its float32 weight to the dtype of its input."""
     def reset_parameters(self):
-        bound = 0.5 * (3 / self.in_features) ** 0.5  # standard deviation 0.5 / sqrt(in_features)
-        nn.init.uniform_(self.weight, -bound, bound)
+        init_uniform(self.weight)
 
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
