@@ -212,7 +212,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, at first the identity, because both c_proj start at zero."""
+    """One transformer layer, at first the identity, because both output maps start at zero."""
     def __init__(self, args, rotary):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
