@@ -139,7 +139,8 @@ def test_stands_alone(milestone):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             modules.add(node.module)
-    assert {module.split(".")[0] for module in modules} <= ALLOWED_IMPORTS
+    allowed = ALLOWED_IMPORTS | ({"triton"} if "@triton.jit" in source_of(milestone) else set())
+    assert {module.split(".")[0] for module in modules} <= allowed
 
 
 @every_snapshot

@@ -2,7 +2,7 @@
 
 A block is the card (docstring), the import statements together, a section heading, any other
 top-level statement with the comments directly above it, or a part of `main` between two markers
-`# ---- setup ----`.
+`# ---- setup ----`. What a top-level `if` defines last names the block.
 """
 
 import ast
@@ -122,6 +122,8 @@ def _is_own_comment(line):
 def _name(node, line):
     if isinstance(node, ast.If) and "__main__" in line:
         return "main guard"
+    if isinstance(node, ast.If):  # a definition that some machines cannot make
+        return _name(node.body[-1], line)
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return ", ".join(ast.unparse(target) for target in targets)
