@@ -154,8 +154,7 @@ class Muon(torch.optim.Optimizer):
                 momenta.append(wide(nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])))
             # All ranks send equally much: after the last matrix there is filler.
-            updates = torch.zeros(share, *wide(params[0]).shape, dtype=self.dtype,
-                                  device=params[0].device)
+            updates = params[0].new_zeros(share, *wide(params[0]).shape, dtype=self.dtype)
             if momenta:
                 updates[: len(momenta)] = self.newton_schulz(torch.stack(momenta), self.dtype)
             gathered = updates.new_empty(world_size * share, *updates.shape[1:])

@@ -166,8 +166,7 @@ class Muon(torch.optim.Optimizer):
                 momenta.append(wide(nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])))
             # All ranks send equally much: after the last matrix there is filler.
-            updates = torch.zeros(share, *wide(params[0]).shape, dtype=self.dtype,
-                                  device=params[0].device)
+            updates = params[0].new_zeros(share, *wide(params[0]).shape, dtype=self.dtype)
             if momenta:
                 updates[: len(momenta)] = self.newton_schulz(torch.stack(momenta), self.dtype)
             gathered = updates.new_empty(world_size * share, *updates.shape[1:])
@@ -254,10 +253,9 @@ class Head(Linear):
         self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
 
     def forward(self, x):  # (B, T, C)
-        if self.use_fp8 and torch.is_grad_enabled():
-            return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).unflatten(
-                0, x.shape[:2])
-        return super().forward(x)
+        if not (self.use_fp8 and torch.is_grad_enabled()):
+            return super().forward(x)
+        return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
 
 
 class Rotary(nn.Module):

@@ -118,8 +118,7 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
     @triton.autotune(key=["M", "K"], configs=[
         triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=depth), warps, stages)
         for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
-        for depth in (64, 128)
-        for stages, warps in ((3, 4), (3, 8), (4, 4))])
+        for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
     @triton.jit
     def symmetric_kernel(x, addend, out, M, K, alpha, beta,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
@@ -129,8 +128,7 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
         """
         BAND: tl.constexpr = 8  # rows of tiles that are computed together read the same of x
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
-        matrix = tl.program_id(0) // (tile_rows * tile_columns)
-        tile = tl.program_id(0) % (tile_rows * tile_columns)
+        tile, matrix = tl.program_id(0), tl.program_id(1)
         first_row = tile // (BAND * tile_columns) * BAND
         band = min(tile_rows - first_row, BAND)
         row = (first_row + tile % (BAND * tile_columns) % band) * ROWS
@@ -139,7 +137,7 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
             return  # above the diagonal: another tile's mirror image
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix.to(tl.int64) * M * K
+        x += matrix * M * K
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -149,7 +147,7 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
         total *= alpha
 
         inside = (i < M) & (j < M)
-        square = matrix.to(tl.int64) * M * M
+        square = matrix * M * M
         if addend is not None:
             total += beta * tl.load(addend + square + i * M + j, mask=inside, other=0.0)
         total = total.to(out.dtype.element_ty)
@@ -165,11 +163,9 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     N, M, K = x.shape
     out = x.new_empty(N, M, M)
-
-    def programs(tile):
-        return (N * triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]),)
-
-    symmetric_kernel[programs](x.contiguous(), addend, out, M, K, alpha, beta)
+    symmetric_kernel[lambda tile: (
+        triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N)](
+        x.contiguous(), addend, out, M, K, alpha, beta)
     return out
 
 
@@ -226,8 +222,7 @@ class Muon(torch.optim.Optimizer):
                 momenta.append(nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"]))
             # All ranks send equally much: after the last matrix there is filler.
-            updates = torch.zeros(share, *params[0].shape, dtype=self.dtype,
-                                  device=params[0].device)
+            updates = params[0].new_zeros(share, *params[0].shape, dtype=self.dtype)
             if momenta:
                 updates[: len(momenta)] = self.newton_schulz(
                     torch.stack(momenta), self.dtype, self.use_triton)
@@ -312,10 +307,9 @@ class Head(Linear):
         self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
 
     def forward(self, x):  # (B, T, C)
-        if self.use_fp8 and torch.is_grad_enabled():
-            return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).unflatten(
-                0, x.shape[:2])
-        return super().forward(x)
+        if not (self.use_fp8 and torch.is_grad_enabled()):
+            return super().forward(x)
+        return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
 
 
 class Rotary(nn.Module):
