@@ -1,7 +1,7 @@
 """Runs a script's own main() on fake devices and writes what it saw as one JSON object.
 
 A program of its own, because the fake device changes the process for good:
-python -m speedrun.predict.fake_run SCRIPT WORLD_SIZE DEVICE_NAME OUT --NAME=VALUE ...
+python -m speedrun.predict.fake_run SCRIPT WORLD_SIZE DEVICE_NAME COMPILED OUT --NAME=VALUE ...
 """
 
 import functools
@@ -25,11 +25,14 @@ from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
 from speedrun.scripts.load import load_snapshot
 
 
-def main(script: str, world_size: int, device_name: str, *options: str) -> dict[str, object]:
+def main(script: str, world_size: int, device_name: str, compiled: bool,
+         *options: str) -> dict[str, object]:
     """What the script does on rank 0 of `world_size` fake devices, eagerly, with its own
     hyperparameters and these --name=value: peak bytes of the warm-up, the training steps and the
     validation; what is in memory after them; per step FLOPs, bytes moved and collectives."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size))
+    if compiled:
+        sys.exit("compiled runs are not predicted yet")
     install(world_size, device_name)
     module = load_snapshot(Path(script))
     module.DistributedDataParallel = functools.partial(_distributed, module.DistributedDataParallel)
@@ -69,7 +72,7 @@ def main(script: str, world_size: int, device_name: str, *options: str) -> dict[
         args.val_files = _shard(folder, "val", args.val_tokens + 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
             module.main(args)
-    return {"micro_batch": args.micro_batch_size, **seen}
+    return {"micro_batch": args.micro_batch_size, **seen, "launches": [], "graphs": 0}
 
 
 def _distributed(parallel, model, **kwargs):
@@ -128,8 +131,8 @@ def _shard(folder, name, tokens) -> str:
 if __name__ == "__main__":
     if reason := reason_against():
         sys.exit(reason)
-    script, world_size, device_name, out, *options = sys.argv[1:]
-    found = main(script, int(world_size), device_name, *options)
+    script, world_size, device_name, compiled, out, *options = sys.argv[1:]
+    found = main(script, int(world_size), device_name, compiled == "True", *options)
     replace_file(Path(out), json.dumps(found).encode())
     sys.stdout.flush()
     os._exit(0)  # at a normal end torch would ask the devices that are not there to finish

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.predict.cards import Card
+from speedrun.predict.launches import Kernel, Launch
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import micro_batches
@@ -24,7 +25,8 @@ class Prediction:
     micro_batch: sequences per forward pass. peaks {phase: bytes}; memory {part: bytes} of what
     stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, without attention's
     pairs; moved: bytes read and written if every operator goes to memory; collectives {kind and
-    dtype: bytes}.
+    dtype: bytes}. Only of a compiled run: what a step launches, graphs that were compiled, and the
+    kernels as the card's assembler makes them.
     """
 
     micro_batch: int
@@ -33,6 +35,9 @@ class Prediction:
     flops: dict[str, float]
     moved: float
     collectives: dict[str, float]
+    launches: tuple[Launch, ...] = ()
+    graphs: int = 0
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -49,33 +54,36 @@ class Prediction:
         return 1000 * sum(self.flops.values()) / card.flops, 1000 * self.moved / card.bandwidth
 
 
-def predict(script: Script, card: Card, world_size: int, settings: dict[str, object]) -> Prediction:
+def predict(script: Script, card: Card, world_size: int, settings: dict[str, object],
+            compiled: bool = False) -> Prediction:
     """Runs the script's main() on `world_size` fake cards, with its own hyperparameters and these.
 
-    Takes seconds. All micro-steps of a step are alike, so of more than two only two are run.
-    Raises UserError, one line: where fake cards cannot be (see fake_cuda), or with the script's
-    last words.
+    Takes seconds, compiled a minute or two. All micro-steps of a step are alike, so of more than
+    two only two are run. Raises UserError, one line: where fake cards cannot be (see fake_cuda), or
+    with the script's last words.
     """
     values = {**script.hyperparameters, **settings}
     micro_tokens = values["micro_batch_size"] * values["seq_len"] * world_size
     micro_steps = values["total_batch_size"] // micro_tokens
     if micro_steps <= 2:
-        return observe(script, card, world_size, settings)
+        return observe(script, card, world_size, settings, compiled)
     one, two = (
-        observe(script, card, world_size, {**settings, "total_batch_size": n * micro_tokens})
+        observe(script, card, world_size, {**settings, "total_batch_size": n * micro_tokens},
+                compiled)
         for n in (1, 2))
     more = micro_steps - 2
     return replace(two, moved=two.moved + more * (two.moved - one.moved), flops={
         dtype: flops + more * (flops - one.flops[dtype]) for dtype, flops in two.flops.items()})
 
 
-def observe(script: Script, card: Card, world_size: int, settings: dict[str, object]) -> Prediction:
+def observe(script: Script, card: Card, world_size: int, settings: dict[str, object],
+            compiled: bool = False) -> Prediction:
     """As `predict`, from a run with all of its micro-steps."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "seen.json")
         ended = subprocess.run(
             [sys.executable, "-m", "speedrun.predict.fake_run", str(script.path.resolve()),
-             str(world_size), card.name, str(out),
+             str(world_size), card.name, str(compiled), str(out),
              *(f"--{name}={value}" for name, value in settings.items())],
             cwd=TOOLS, capture_output=True, encoding="utf-8", errors="replace",
         )
@@ -91,11 +99,13 @@ def observe(script: Script, card: Card, world_size: int, settings: dict[str, obj
         flops={dtype: flops / STEPS for dtype, flops in training["flops"].items()},
         moved=training["moved"] / STEPS,
         collectives={name: size / STEPS for name, size in training["collectives"].items()},
+        launches=tuple(Launch(**launch) for launch in seen["launches"]),
+        graphs=seen["graphs"],
     )
 
 
 def largest_micro_batch(script: Script, card: Card, world_size: int,
-                        settings: dict[str, object]) -> Prediction | None:
+                        settings: dict[str, object], compiled: bool = False) -> Prediction | None:
     """The prediction with the largest micro batch whose peak fits the card and which divides the
     batch; None if not even one sequence fits.
 
@@ -106,7 +116,7 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
         tokens = 2 * micro_batch * values["seq_len"] * world_size
         return observe(script, card, world_size, {
             **settings, "micro_batch_size": micro_batch,
-            "total_batch_size": min(tokens, values["total_batch_size"])})
+            "total_batch_size": min(tokens, values["total_batch_size"])}, compiled)
 
     values = {**script.hyperparameters, **settings}
     sizes = micro_batches(values, world_size)
