@@ -22,6 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--nproc", type=positive, default=8, metavar="N", help="GPUs (default: 8)")
     parser.add_argument("--device-batch", type=positive, metavar="N",
                         help="sequences per forward pass on a GPU (default: the script's)")
+    parser.add_argument("--compiled", action="store_true",
+                        help="what torch.compile makes of it (a minute or two; needs triton)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
@@ -31,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
 
     script, card = find_script(args.target), CARDS[args.gpu]
     settings = {"micro_batch_size": args.device_batch} if args.device_batch else {}
-    found = predict(script, card, args.nproc, settings)
-    largest = largest_micro_batch(script, card, args.nproc, settings)
+    found = predict(script, card, args.nproc, settings, args.compiled)
+    largest = largest_micro_batch(script, card, args.nproc, settings, args.compiled)
     show = to_json if args.json else to_text
     print(show(script.name, card, args.nproc, found, largest))
     return 0

@@ -1,7 +1,12 @@
 """Attention as its fused kernels leave it in memory, for scripts that run on fake devices."""
 
+import dataclasses
+from unittest.mock import patch
+
 import torch
 import torch.nn.functional as F
+
+ROWS = 16
 
 
 class FusedAttention(torch.autograd.Function):
@@ -28,6 +33,9 @@ def fused(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, b
         q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"attention of {q.dtype}, {k.dtype} and {v.dtype}")
+    if torch.compiler.is_compiling():
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(q, k, v, dropout_p, is_causal, scale=scale)[0]
     return FusedAttention.apply(q, k, v)
 
 
@@ -45,9 +53,42 @@ def block_mask(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
     return BlockMask.from_kv_blocks(counts, tiles, BLOCK_SIZE=BLOCK_SIZE, mask_mod=rule)
 
 
-def replace(module) -> None:
-    """Puts fused attention in place of what a script's module uses."""
+def keys_per_query(module, args, step: int) -> float | None:
+    """Keys for each query in the tiles that a script's mask lists in `step`, counted with its own
+    rule in every ROWS-th row of tiles; None for a script without such a mask.
+
+    The sequence is one document, so this is an upper bound: borders leave fewer tiles.
+    """
+    if not hasattr(module, "create_block_mask"):
+        return None
+
+    class Counted(Exception):
+        pass
+
+    def count(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
+        keys, zero = torch.arange(KV_LEN), torch.tensor(0)
+        rows = torch.arange(Q_LEN).view(-1, BLOCK_SIZE, 1)[::ROWS]
+        tiles = [rule(zero, zero, row, keys).view(BLOCK_SIZE, -1, BLOCK_SIZE).any(0).any(1).sum()
+                 for row in rows]
+        raise Counted(BLOCK_SIZE * sum(tiles).item() / len(rows))
+
+    narrow = dataclasses.replace(args, model_dim=2 * args.num_heads, vocab_size=2)
+    model = module.GPT(narrow)
+    if hasattr(model, "window"):
+        model.window.fill_(module.window_size(step, args))
+    with patch.object(module, "create_block_mask", count):
+        try:
+            model(torch.zeros((1, args.seq_len), dtype=torch.int64))
+        except Counted as found:
+            return found.args[0]
+
+
+def replace(module, compiled: bool) -> None:
+    """Puts fused attention in place of what a script's module uses; FlexAttention is fused by
+    itself where it is compiled."""
     F.scaled_dot_product_attention = fused
+    if compiled:
+        return
     for name, function in (("flex_attention", fused), ("create_block_mask", block_mask)):
         if hasattr(module, name):
             setattr(module, name, function)

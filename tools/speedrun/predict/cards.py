@@ -7,24 +7,41 @@ from speedrun.run.gpus import peak_flops
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: its name as CUDA tells it, bytes of memory, bytes per second to and from it."""
+    """A GPU: its name as CUDA tells it, bytes of memory, bytes per second to and from it, CUDA's
+    compute capability times ten, multiprocessors."""
 
     name: str
     memory: float
     bandwidth: float
+    sm: int
+    multiprocessors: int
 
     @property
     def flops(self) -> float:
         """Dense bfloat16 FLOP/s."""
         return peak_flops(self.name)
 
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that one block of threads can have."""
+        return SHARED[self.sm]
 
-# Memory and bandwidth are those of NVIDIA's data sheets.
+    @property
+    def threads(self) -> int:
+        """Threads that a multiprocessor holds at a time."""
+        return 2048 if self.sm in (80, 90) else 1536
+
+
+# From the technical specifications per compute capability in NVIDIA's CUDA C++ Programming Guide.
+SHARED = {80: 163 * 2**10, 86: 99 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 120: 99 * 2**10}
+
+
+# From NVIDIA's data sheets and architecture white papers.
 CARDS = {
-    "h100": Card("NVIDIA H100 80GB HBM3", 80 * 2**30, 3.35e12),
-    "h200": Card("NVIDIA H200", 141e9, 4.8e12),
-    "a100": Card("NVIDIA A100-SXM4-80GB", 80 * 2**30, 2.039e12),
-    "5090": Card("NVIDIA GeForce RTX 5090", 32 * 2**30, 1.792e12),
-    "4090": Card("NVIDIA GeForce RTX 4090", 24 * 2**30, 1.008e12),
-    "3090": Card("NVIDIA GeForce RTX 3090", 24 * 2**30, 0.936e12),
+    "h100": Card("NVIDIA H100 80GB HBM3", 80 * 2**30, 3.35e12, 90, 132),
+    "h200": Card("NVIDIA H200", 141e9, 4.8e12, 90, 132),
+    "a100": Card("NVIDIA A100-SXM4-80GB", 80 * 2**30, 2.039e12, 80, 108),
+    "5090": Card("NVIDIA GeForce RTX 5090", 32 * 2**30, 1.792e12, 120, 170),
+    "4090": Card("NVIDIA GeForce RTX 4090", 24 * 2**30, 1.008e12, 89, 128),
+    "3090": Card("NVIDIA GeForce RTX 3090", 24 * 2**30, 0.936e12, 86, 82),
 }

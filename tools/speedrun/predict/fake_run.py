@@ -1,55 +1,66 @@
-"""Runs a script's own main() on fake devices and writes what it saw as one JSON object.
-
-A program of its own, because the fake device changes the process for good:
-python -m speedrun.predict.fake_run SCRIPT WORLD_SIZE DEVICE_NAME COMPILED OUT --NAME=VALUE ...
-"""
+"""Runs a script's own main() on fake devices, in a process that does nothing else."""
 
 import functools
-import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
+import torch._dynamo  # noqa: F401 - FakeTensorMode would import it in every fork of the server
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from speedrun.base.files import replace_file
-from speedrun.predict import attention
-from speedrun.predict.fake_cuda import install, reason_against
+from speedrun.base.errors import UserError
+from speedrun.predict import attention, fake_compiler, fake_cuda
+from speedrun.predict.cards import Card
 from speedrun.predict.observer import Observer
 from speedrun.predict.prediction import STEPS
 from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
 from speedrun.scripts.load import load_snapshot
 
 
-def main(script: str, world_size: int, device_name: str, compiled: bool,
+def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: bool,
          *options: str) -> dict[str, object]:
-    """What the script does on rank 0 of `world_size` fake devices, eagerly, with its own
-    hyperparameters and these --name=value: peak bytes of the warm-up, the training steps and the
-    validation; what is in memory after them; per step FLOPs, bytes moved and collectives."""
+    """What the script does on rank 0 of `world_size` fake cards, compiled or operator by operator,
+    with its own hyperparameters and these --name=value.
+
+    Peak bytes of the warm-up, the training steps and the validation; what is in memory after them;
+    FLOPs, bytes moved and collectives of all steps. If compiled, launches of the last step, graphs
+    of warm-up and training, those of training alone, and, if `assembled`, the Triton kernels.
+    Raises UserError where that cannot be, and what the script raises.
+    """
+    if reason := fake_cuda.reason_against() or (compiled and fake_compiler.reason_against()):
+        raise UserError(reason)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size))
+    observer, models, optimizers = Observer(), [], {}
+    seen = {"launches": [], "graphs": 0, "recompiled": 0, "kernels": []}
+    fake_cuda.install(world_size, card.name)
     if compiled:
-        sys.exit("compiled runs are not predicted yet")
-    install(world_size, device_name)
-    module = load_snapshot(Path(script))
-    module.DistributedDataParallel = functools.partial(_distributed, module.DistributedDataParallel)
-    attention.replace(module)
-    torch.compile = lambda function, **kwargs: function
-    observer, seen, models, optimizers = Observer(), {}, [], {}
+        compiler = fake_compiler.install(card, observer)
+    else:
+        torch.compile = lambda function, **kwargs: function
+    module = load_snapshot(script)
+    module.DistributedDataParallel = functools.partial(
+        _distributed, module.DistributedDataParallel, observer)
+    attention.replace(module, compiled)
 
     def observed(phase, function):
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
             if phase == "validation":
                 seen["training"] = observer.totals()
-                seen["training"]["memory"] = _parts(models[0], optimizers.values())
+                seen["training"]["memory"] = _parts(models[-1], optimizers.values())
+                if compiled:
+                    seen["launches"] = observer.launches.copy()
+                    seen["recompiled"] = compiler.graphs - seen["graphs"]
+                    seen["graphs"] = compiler.graphs
             observer.reset()
             result = function(*args, **kwargs)
             seen[phase] = observer.totals()
             observer.reset()
+            if phase == "warm-up" and compiled:
+                seen["graphs"] = compiler.graphs
             return result
         return wrapper
 
@@ -61,6 +72,7 @@ def main(script: str, world_size: int, device_name: str, compiled: bool,
     module.GPT = GPT
     module.warm_up = observed("warm-up", module.warm_up)
     module.validate = observed("validation", module.validate)
+    torch.Tensor.backward = _backward(torch.Tensor.backward, observer)
     register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: optimizers.setdefault(id(optimizer), optimizer))
     with tempfile.TemporaryDirectory() as folder:
@@ -70,19 +82,40 @@ def main(script: str, world_size: int, device_name: str, compiled: bool,
         args.val_tokens = args.micro_batch_size * args.seq_len * world_size
         args.train_files = _shard(folder, "train", STEPS * args.total_batch_size + 1)
         args.val_files = _shard(folder, "val", args.val_tokens + 1)
+        if compiled:
+            compiler.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
             module.main(args)
-    return {"micro_batch": args.micro_batch_size, **seen, "launches": [], "graphs": 0}
+    if assembled:
+        from speedrun.predict.assemble import assemble  # needs triton
+        seen["kernels"] = assemble(compiler.sources)
+    return {"micro_batch": args.micro_batch_size, **seen}
 
 
-def _distributed(parallel, model, **kwargs):
+def _distributed(parallel, observer, model, **kwargs):
     """The script's DistributedDataParallel, without what needs data: the exchange of first values,
     its log, and buckets that are built again in the order in which gradients came."""
     parallel = parallel(model, init_sync=False, **kwargs)
     parallel.logger = _Silent()
     parallel.register_comm_hook(None, _all_reduce)
     parallel.reducer = _Reducer(parallel.reducer)
+    forward = parallel.forward
+
+    def forward_of_the_last_micro_step(*args, **kwargs):
+        observer.launches.clear()
+        observer.phase = "forward"
+        return forward(*args, **kwargs)
+
+    parallel.forward = forward_of_the_last_micro_step
     return parallel
+
+
+def _backward(function, observer):
+    def wrapper(*args, **kwargs):
+        observer.phase = "backward"
+        function(*args, **kwargs)
+        observer.phase = "optimizer"
+    return wrapper
 
 
 def _all_reduce(state, bucket):
@@ -127,12 +160,3 @@ def _shard(folder, name, tokens) -> str:
         out.truncate(HEADER_BYTES + 2 * tokens)
     return str(file)
 
-
-if __name__ == "__main__":
-    if reason := reason_against():
-        sys.exit(reason)
-    script, world_size, device_name, compiled, out, *options = sys.argv[1:]
-    found = main(script, int(world_size), device_name, compiled == "True", *options)
-    replace_file(Path(out), json.dumps(found).encode())
-    sys.stdout.flush()
-    os._exit(0)  # at a normal end torch would ask the devices that are not there to finish

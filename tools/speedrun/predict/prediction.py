@@ -1,11 +1,9 @@
 """What a run at record scale would need of each GPU, from a run on devices that are not there."""
 
-import json
-import subprocess
+import multiprocessing
+import os
 import sys
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.predict.cards import Card
@@ -14,7 +12,6 @@ from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import micro_batches
 
-TOOLS = Path(__file__).resolve().parents[2]
 STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
 
 
@@ -25,8 +22,8 @@ class Prediction:
     micro_batch: sequences per forward pass. peaks {phase: bytes}; memory {part: bytes} of what
     stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, without attention's
     pairs; moved: bytes read and written if every operator goes to memory; collectives {kind and
-    dtype: bytes}. Only of a compiled run: what a step launches, graphs that were compiled, and the
-    kernels as the card's assembler makes them.
+    dtype: bytes}. Only of a compiled run: what a step launches; graphs that were compiled, and
+    how many of them only after the first step; kernels as the card's assembler makes them.
     """
 
     micro_batch: int
@@ -37,6 +34,7 @@ class Prediction:
     collectives: dict[str, float]
     launches: tuple[Launch, ...] = ()
     graphs: int = 0
+    recompiled: int = 0
     kernels: tuple[Kernel, ...] = ()
 
     @property
@@ -66,10 +64,10 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
     micro_tokens = values["micro_batch_size"] * values["seq_len"] * world_size
     micro_steps = values["total_batch_size"] // micro_tokens
     if micro_steps <= 2:
-        return observe(script, card, world_size, settings, compiled)
+        return observe(script, card, world_size, settings, compiled, assembled=compiled)
     one, two = (
         observe(script, card, world_size, {**settings, "total_batch_size": n * micro_tokens},
-                compiled)
+                compiled, assembled=compiled and n == 2)
         for n in (1, 2))
     more = micro_steps - 2
     return replace(two, moved=two.moved + more * (two.moved - one.moved), flops={
@@ -77,20 +75,10 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
 
 
 def observe(script: Script, card: Card, world_size: int, settings: dict[str, object],
-            compiled: bool = False) -> Prediction:
-    """As `predict`, from a run with all of its micro-steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "seen.json")
-        ended = subprocess.run(
-            [sys.executable, "-m", "speedrun.predict.fake_run", str(script.path.resolve()),
-             str(world_size), card.name, str(compiled), str(out),
-             *(f"--{name}={value}" for name, value in settings.items())],
-            cwd=TOOLS, capture_output=True, encoding="utf-8", errors="replace",
-        )
-        if ended.returncode != 0:
-            last = ended.stderr.strip().rpartition("\n")[2] or f"exit code {ended.returncode}"
-            raise UserError(f"{script.name} on the fake GPU: {last.removeprefix('[rank0]: ')}")
-        seen = json.loads(out.read_bytes())
+            compiled: bool = False, assembled: bool = False) -> Prediction:
+    """As `predict`, from a run with all of its micro-steps; its kernels only if `assembled`."""
+    seen = _apart(script, world_size, card, compiled, assembled,
+                  *(f"--{name}={value}" for name, value in settings.items()))
     training = seen["training"]
     return Prediction(
         micro_batch=seen["micro_batch"],
@@ -99,9 +87,50 @@ def observe(script: Script, card: Card, world_size: int, settings: dict[str, obj
         flops={dtype: flops / STEPS for dtype, flops in training["flops"].items()},
         moved=training["moved"] / STEPS,
         collectives={name: size / STEPS for name, size in training["collectives"].items()},
-        launches=tuple(Launch(**launch) for launch in seen["launches"]),
+        launches=tuple(seen["launches"]),
         graphs=seen["graphs"],
+        recompiled=seen["recompiled"],
+        kernels=tuple(seen["kernels"]),
     )
+
+
+def _apart(script, *arguments):
+    """What fake_run.main gives in a process of its own, which the fake devices change for good.
+
+    It is the fork of a server that has imported torch once for all runs.
+    """
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    context.set_forkserver_preload(["speedrun.predict.fake_run"])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, script.path.resolve(), *arguments),
+                              daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        seen, failure = ours.recv()
+    except EOFError:
+        process.join()
+        seen, failure = None, f"exit code {process.exitcode}"
+    if failure:
+        raise UserError(f"{script.name} on the fake GPU: {failure}")
+    return seen
+
+
+def _answer(answer, *arguments):
+    """Sends what fake_run.main gives, or the first line of its error."""
+    from speedrun.predict import fake_run
+
+    multiprocessing.set_start_method("fork", force=True)  # else locks of libraries are missed later
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(nowhere, stream.fileno())
+    try:
+        answer.send((fake_run.main(*arguments), None))
+    except BaseException as error:
+        answer.send((None, f"{type(error).__name__}: {error}".partition("\n")[0]))
+    os._exit(0)  # at a normal end torch would ask the devices that are not there to finish
 
 
 def largest_micro_batch(script: Script, card: Card, world_size: int,

@@ -1,0 +1,209 @@
+"""Inductor for a GPU that is not there: it lowers graphs as ever, and runs them on fake tensors
+with kernels that do nothing but tell of their launches.
+
+`install` changes this process for good, as in fake_cuda, and was written for its version of torch.
+"""
+
+import contextlib
+import importlib.util
+import re
+import types
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from speedrun.predict.cards import Card
+from speedrun.predict.observer import Observer
+
+
+def reason_against() -> str | None:
+    """Why nothing can be compiled here, beside fake_cuda's reasons, in one line; None if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "compiled predictions need triton: pip install --no-deps triton==3.7.1"
+    return None
+
+
+class Compiler:
+    """What Inductor made since `install`: graphs is their number, backward's and those of
+    DistributedDataParallel's pieces included; sources {source: name} are its Triton kernels.
+
+    keys_per_query: in the tiles that FlexAttention's masks list, to be set before they are used.
+    """
+
+    def __init__(self, observer: Observer):
+        self.observer = observer
+        self.graphs = 0
+        self.sources: dict[str, str] = {}
+        self.keys_per_query: float | None = None
+
+
+def install(card: Card, observer: Observer) -> Compiler:
+    """Lets torch.compile work for `card` and report to `observer`; after fake_cuda's install."""
+    compiler = Compiler(observer)
+    _describe(card)
+    _configure()
+    _keep_modes_out_of_dynamo()
+    _replace_kernels(compiler)
+    _replace_runtime(compiler)
+    return compiler
+
+
+def _describe(card):
+    """Answers what Dynamo, Inductor and Triton ask about the device."""
+    import triton
+    from torch._dynamo import device_interface
+    from torch._inductor.runtime import triton_helpers
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = divmod(card.sm, 10)
+    properties = types.SimpleNamespace(
+        name=card.name, major=major, minor=minor, total_memory=int(card.memory), warp_size=32,
+        multi_processor_count=card.multiprocessors, regs_per_multiprocessor=2**16,
+        max_threads_per_multi_processor=card.threads, max_threads_per_block=1024,
+        shared_memory_per_block_optin=card.shared, gcnArchName="")
+    answers = {
+        "get_device_properties": properties, "get_device_capability": (major, minor),
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8), "set_rng_state": None,
+        "current_stream": None, "memory_allocated": 0, "_lazy_init": None,
+        "_exchange_device": 0, "_maybe_exchange_device": 0,
+    }
+    for function, answer in answers.items():
+        setattr(torch.cuda, function, lambda *args, answer=answer, **kwargs: answer)
+    torch.cuda.device = torch.cuda._DeviceGuard = lambda index: contextlib.nullcontext()
+    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    interface = device_interface.CudaInterface  # has kept the functions as they were
+    for name in [name for name in vars(interface) if hasattr(torch.cuda, name)]:
+        if name not in ("Event", "Stream", "stream"):
+            setattr(interface, name, staticmethod(getattr(torch.cuda, name)))
+    interface.exchange_device = interface.maybe_exchange_device = staticmethod(lambda index: 0)
+    interface.get_raw_stream = staticmethod(lambda index: 0)
+
+    class Driver:
+        def get_current_target(self):
+            return GPUTarget("cuda", card.sm, 32)
+
+        def get_current_device(self):
+            return 0
+
+        def get_active_torch_device(self):
+            return torch.device("cuda", 0)
+
+    triton.runtime.driver.set_active(Driver())
+    triton_helpers.set_driver_to_gpu = lambda: None  # would look for a driver of the machine's
+
+
+def _configure():
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1  # workers would not know of the fake device
+    inductor.fx_graph_cache = functorch.enable_autograd_cache = False  # every graph is to be seen
+    inductor.joint_graph_constant_folding = False  # computes with values, and there are none
+    inductor.force_shape_pad = True  # without: padding is timed, and a vocabulary of 50,257 loses
+    inductor.use_static_triton_launcher = False  # keeps no assembled kernel to look into
+
+
+def _keep_modes_out_of_dynamo():
+    """Dynamo sets dispatch modes aside when it compiles, but not on DDPOptimizer's way into it."""
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    compile_frame = CatchErrorsWrapper.__call__
+
+    def without_modes(self, *args, **kwargs):
+        with _disable_current_modes():
+            return compile_frame(self, *args, **kwargs)
+
+    CatchErrorsWrapper.__call__ = without_modes
+
+
+def _replace_kernels(compiler):
+    """Triton kernels are kept as sources, and their launches are told to the observer."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codegen.triton import TritonKernel
+
+    describe = TritonKernel.inductor_meta_per_kernel
+
+    def describe_with_bytes(self):
+        return {**describe(self), "kernel_num_gb": self.estimate_kernel_num_bytes() / 1e9}
+
+    def kernel(self, name, source, *args, **kwargs):
+        compiler.sources[source] = name
+        return SilentKernel(name, source, compiler)
+
+    TritonKernel.inductor_meta_per_kernel = describe_with_bytes
+    AsyncCompile.triton = kernel
+
+
+def _replace_runtime(compiler):
+    """Graphs are counted; what they call of C++ gets a form that fake tensors understand."""
+    from torch._inductor.graph import GraphLowering
+
+    guards = torch._C._dynamo.guards
+    guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device="cuda:0")
+    guards._empty_strided_cpu = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype)
+    guards._reinterpret_tensor = lambda tensor, size, stride, offset=0: torch.as_strided(
+        tensor, size, stride, tensor.storage_offset() + offset)
+    guards.assert_size_stride = guards.assert_alignment = lambda *args: None
+    load = GraphLowering.compile_to_module
+
+    def load_observed(self):
+        module = load(self)
+        compiler.graphs += 1
+        call = module.call
+
+        def observed(args):
+            with torch.no_grad(), compiler.observer.within_compiled():
+                return call(args)
+
+        module.call = observed
+        return module
+
+    GraphLowering.compile_to_module = load_observed
+
+
+class SilentKernel:
+    """Stands for a Triton kernel of Inductor's; its launch is told to the observer and no more."""
+
+    def __init__(self, name: str, source: str, compiler: Compiler):
+        self.name, self.compiler = name, compiler
+        arguments = re.search(rf"def {name}\((.*?)\):", source, re.DOTALL)[1]
+        self.arguments = [argument.split(":")[0].strip() for argument in arguments.split(",")]
+        self.unread = {argument for argument in self.arguments
+                       if argument.startswith("in_out") and f"tl.load({argument}" not in source}
+        estimate = re.search(r"'kernel_num_gb': ([\d.e+-]+)", source)
+        fixed_shape = re.search(r"^ +\w+numel = \d+$", source, re.MULTILINE)
+        self.estimate = 1e9 * float(estimate[1]) if estimate and fixed_shape else None
+
+    def run(self, *values, **kwargs):
+        """A launch with these arguments of the kernel."""
+        tensors = {name: value for name, value in zip(self.arguments, values, strict=False)
+                   if isinstance(value, torch.Tensor)}
+        self.compiler.observer.launched(
+            "triton", self.name, self._moved(tensors), *self._work(tensors))
+
+    def _moved(self, tensors):
+        """Bytes read and written: Inductor's own estimate with three corrections.
+
+        A buffer that only takes over the memory of another (in_out) is not read; slices of one
+        buffer that overlap do not make more than the buffer; a kernel for changing shapes moves
+        what its arguments hold, for the estimate is of the first shape. A kernel without an
+        estimate (FlexAttention) reads or writes each argument once.
+        """
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        most = sum(size * (2 if name.startswith("in_out") and name not in self.unread else 1)
+                   for name, size in sizes.items())
+        if self.estimate is None:
+            return most
+        unread = sum(sizes[name] for name in self.unread)
+        return min(most, max(self.estimate - unread, self.estimate / 2))
+
+    def _work(self, tensors):
+        """FLOPs of FlexAttention and their dtype: two products forward; backward computes the
+        scores and their gradients once for queries and once for keys, seven products in all."""
+        if "arg_Q" not in tensors:
+            return 0, None
+        query, products = tensors["arg_Q"], 7 if "arg_DQ" in tensors else 2
+        flops = products * 2 * query.numel() * self.compiler.keys_per_query
+        return flops, str(query.dtype)[6:]
