@@ -1,20 +1,23 @@
-"""Every snapshot's CUDA path runs at record scale on devices that are not there, and faults that
-only CUDA would show are caught.
+"""Every snapshot's CUDA path runs at record scale on devices that are not there, one of them as
+torch.compile makes it, and faults that only CUDA would show are caught.
 
 Run: .venv/bin/python -m pytest tests/test_predict.py
 """
 
-import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from snapshots import known_values
+from snapshots import known_values, load_snapshot
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.predict import fake_compiler
+from speedrun.predict.attention import keys_per_query
 from speedrun.predict.cards import CARDS
 from speedrun.predict.fake_cuda import reason_against
+from speedrun.predict.observer import Observer
 from speedrun.predict.prediction import largest_micro_batch, observe, predict
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
@@ -24,6 +27,8 @@ pytestmark = pytest.mark.skipif(reason_against() is not None, reason=reason_agai
 WRITTEN = load_manifest().written()
 H100 = CARDS["h100"]
 SMALL = dict(num_layers=2, micro_batch_size=8, total_batch_size=65_536)
+compiles = pytest.mark.skipif(
+    fake_compiler.reason_against() is not None, reason=fake_compiler.reason_against() or "")
 
 
 @pytest.mark.parametrize("milestone", WRITTEN, ids=[m.id for m in WRITTEN])
@@ -71,7 +76,6 @@ def test_muon_in_float32_is_seen(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason="slow; set RUN_SLOW=1 to run it")
 def test_micro_steps_add_up():
     script, settings = find_script("01"), {**SMALL, "total_batch_size": 4 * 65_536}
     some, all_of_them = (way(script, H100, 8, settings) for way in (predict, observe))
@@ -81,7 +85,6 @@ def test_micro_steps_add_up():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason="slow; set RUN_SLOW=1 to run it")
 def test_largest_micro_batch_fits_and_the_next_does_not():
     script, card = find_script("01"), CARDS["4090"]
     settings = dict(num_layers=2)
@@ -89,6 +92,110 @@ def test_largest_micro_batch_fits_and_the_next_does_not():
     assert largest.peak <= MARGIN * card.memory
     more = predict(script, card, 1, {**settings, "micro_batch_size": 2 * largest.micro_batch})
     assert more.peak > MARGIN * card.memory and not more.fits(card)
+
+
+# ---- compiled ----
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """05a with two of its layers: FlexAttention forward and backward, a window that grows."""
+    return predict(find_script("05a"), H100, 8, dict(num_layers=2), compiled=True)
+
+
+@compiles
+def test_nothing_is_compiled_again_as_the_window_grows(compiled):
+    assert (compiled.graphs, compiled.recompiled) == (9, 0)  # DDP cuts the model into four pieces
+
+
+@compiles
+def test_compiled_products_and_attention_are_counted_as_by_hand(compiled):
+    tokens, model_dim = 65_536, 768
+    weights = 2 * 12 * model_dim**2 + 50_304 * model_dim
+    keys = 996  # of the window of 896 tokens: eight tiles of 128, and one in the first row of 32
+    flops = {group: sum(launch.flops for launch in compiled.launches if launch.group == group)
+             for group in ("products", "attention")}
+    assert flops["products"] == 6 * weights * tokens
+    assert flops["attention"] == 2 * (2 + 7) * 2 * tokens * model_dim * keys  # layers, products
+    assert {launch.dtype for launch in compiled.launches if launch.flops} == {"bfloat16"}
+    assert compiled.flops["bfloat16"] == sum(launch.flops for launch in compiled.launches)
+
+
+@compiles
+def test_compiled_code_keeps_no_logits_in_float32(compiled):
+    logits = 65_536 * 50_304 * 2  # bytes in bfloat16; their gradient has as many
+    assert logits < compiled.peak < 2 * logits
+    assert compiled.memory["parameters"] == 4 * 2 * 12 * 768**2 + (4 + 2) * 50_304 * 768 + 14
+
+
+@compiles
+def test_every_launched_kernel_is_assembled_and_fits(compiled):
+    launched = {launch.name for launch in compiled.launches if launch.kind == "triton"}
+    assert launched <= {kernel.name for kernel in compiled.kernels}
+    assert sum("tem_fused" in name for name in launched) >= 2  # FlexAttention's two ways
+    for kernel in compiled.kernels:
+        assert 0 < kernel.registers <= 255 and kernel.shared <= H100.shared
+
+
+@compiles
+@pytest.mark.slow
+def test_a_window_that_is_a_python_number_is_compiled_again(tmp_path):
+    source = load_manifest().get("05a").script.read_text(encoding="utf-8")
+    for right, wrong in (
+        ("self.register_buffer(\"window\", window, persistent=False)", "self.window = 1792"),
+        ("raw_model.window.fill_(window_size(step, args))",
+         "raw_model.window = window_size(step, args)"),
+    ):
+        assert source.count(right) == 1
+        source = source.replace(right, wrong)
+    script = tmp_path / "train_gpt.py"
+    script.write_text(source, encoding="utf-8")
+    settings = dict(num_layers=2, total_batch_size=65_536)
+    found = observe(find_script(str(script)), H100, 1, settings, compiled=True)
+    assert found.recompiled == 4  # forward and backward for each of two windows
+
+
+@pytest.mark.parametrize(("milestone", "step", "keys"), [
+    ("05", 0, 640),  # a window of 1,024 reaches nine tiles back, in the first row there is one
+    ("05a", 0, 192),  # 64 tokens: two tiles
+    ("05a", 1750, 1024),  # 1,792 tokens: fifteen
+])
+def test_keys_per_query_are_those_of_the_tiles_that_the_mask_lists(milestone, step, keys):
+    module = load_snapshot(load_manifest().get(milestone))
+    args = module.Hyperparameters(
+        seq_len=4096, num_layers=2, compile=True, use_flex_attention=True)
+    assert keys_per_query(module, args, step) == keys
+
+
+SOURCE = """
+@triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 0.0001, 'num_load': 2})
+@triton.jit
+def triton_poi_fused_add_0(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    xnumel = 10000
+    tmp0 = tl.load(in_ptr0 + x0, None)
+"""
+
+
+@pytest.mark.parametrize(("change", "moved"), [
+    (("", ""), 60_000),  # the estimate less one reading of in_out_ptr0
+    (("tmp0 =", "tmp1 = tl.load(in_out_ptr0 + x0, None)\n    tmp0 ="), 100_000),  # the estimate
+    (("0.0001", "0.0009"), 120_000),  # of slices that overlap: no more than the arguments
+    (("xnumel = 10000", "pass"), 120_000),  # of another shape: the arguments
+])
+def test_bytes_of_a_kernel_are_corrected(change, moved):
+    compiler = fake_compiler.Compiler(Observer())
+    kernel = fake_compiler.SilentKernel("triton_poi_fused_add_0", SOURCE.replace(*change), compiler)
+    kernel.run(*(torch.empty(10_000) for _pointer in range(3)), 10_000, stream=0)
+    [launch] = compiler.observer.launches
+    assert launch.kind == "triton" and launch.moved == pytest.approx(moved)
+
+
+def test_without_triton_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr("speedrun.predict.fake_compiler.TRITON", "0.0")
+    assert "pip install --no-deps triton==0.0" in fake_compiler.reason_against()
+
+
+# ---- where it cannot be ----
 
 
 def test_what_prevents_a_prediction_is_one_line():

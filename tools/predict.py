@@ -4,11 +4,13 @@
     python tools/predict.py 04                                  eight H100s, as the record
     python tools/predict.py 04 --gpu 4090 --nproc 1             one card at home
     python tools/predict.py 02 --device-batch 16 --json
+    python tools/predict.py 05 --compiled               what torch.compile makes of it
 
-The script's own main() runs on tensors without data, operator by operator.
+The script's own main() runs on tensors without data, operator by operator or compiled for the GPU.
 """
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor
 
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.predict.cards import CARDS
@@ -23,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device-batch", type=positive, metavar="N",
                         help="sequences per forward pass on a GPU (default: the script's)")
     parser.add_argument("--compiled", action="store_true",
-                        help="what torch.compile makes of it (a minute or two; needs triton)")
+                        help="as torch.compile makes it (takes minutes, needs triton)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
@@ -33,8 +35,10 @@ def main(argv: list[str] | None = None) -> int:
 
     script, card = find_script(args.target), CARDS[args.gpu]
     settings = {"micro_batch_size": args.device_batch} if args.device_batch else {}
-    found = predict(script, card, args.nproc, settings, args.compiled)
-    largest = largest_micro_batch(script, card, args.nproc, settings, args.compiled)
+    with ThreadPoolExecutor() as pool:
+        found, largest = pool.map(
+            lambda way: way(script, card, args.nproc, settings, args.compiled),
+            (predict, largest_micro_batch))
     show = to_json if args.json else to_text
     print(show(script.name, card, args.nproc, found, largest))
     return 0

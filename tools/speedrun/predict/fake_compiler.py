@@ -5,7 +5,7 @@ with kernels that do nothing but tell of their launches.
 """
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import re
 import types
 
@@ -15,11 +15,18 @@ from torch.utils._python_dispatch import _disable_current_modes
 from speedrun.predict.cards import Card
 from speedrun.predict.observer import Observer
 
+TRITON = "3.7.1"  # that fake_cuda's torch was built with
+
 
 def reason_against() -> str | None:
     """Why nothing can be compiled here, beside fake_cuda's reasons, in one line; None if it can."""
-    if importlib.util.find_spec("triton") is None:
-        return "compiled predictions need triton: pip install --no-deps triton==3.7.1"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        version = "missing"
+    if version != TRITON:
+        return (f"compiled predictions need triton {TRITON}; here it is {version}: "
+                f"pip install --no-deps triton=={TRITON}")
     return None
 
 

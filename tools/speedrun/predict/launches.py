@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+# Of forward and backward: matrix products, attention, what Inductor fused, the rest (gradients
+# copied and added between graphs); and all of the optimizer.
+GROUPS = ("products", "attention", "fused", "other", "optimizer")
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -18,6 +22,15 @@ class Launch:
     moved: float
     flops: float
     dtype: str | None
+
+    @property
+    def group(self) -> str:
+        """What it belongs to, one of GROUPS."""
+        if self.phase == "optimizer":
+            return "optimizer"
+        if self.flops:
+            return "attention" if "attention" in self.name else "products"
+        return "fused" if self.kind == "triton" else "other"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from speedrun.base.errors import UserError
@@ -23,7 +24,7 @@ class Prediction:
     stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, without attention's
     pairs; moved: bytes read and written if every operator goes to memory; collectives {kind and
     dtype: bytes}. Only of a compiled run: what a step launches; graphs that were compiled, and
-    how many of them only after the first step; kernels as the card's assembler makes them.
+    how many of them after the warm-up; kernels as the card's assembler makes them.
     """
 
     micro_batch: int
@@ -103,22 +104,21 @@ def _apart(script, *arguments):
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload(["speedrun.predict.fake_run"])
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, script.path.resolve(), *arguments),
-                              daemon=True)
+    process = context.Process(target=_answer, args=(theirs, script, *arguments), daemon=True)
     process.start()
     theirs.close()
     try:
         seen, failure = ours.recv()
     except EOFError:
         process.join()
-        seen, failure = None, f"exit code {process.exitcode}"
+        seen, failure = None, f"{script.name} on the fake GPU: exit code {process.exitcode}"
     if failure:
-        raise UserError(f"{script.name} on the fake GPU: {failure}")
+        raise UserError(failure)
     return seen
 
 
-def _answer(answer, *arguments):
-    """Sends what fake_run.main gives, or the first line of its error."""
+def _answer(answer, script, *arguments):
+    """Sends what fake_run.main gives and None, or None and a line about its error."""
     from speedrun.predict import fake_run
 
     multiprocessing.set_start_method("fork", force=True)  # else locks of libraries are missed later
@@ -127,9 +127,12 @@ def _answer(answer, *arguments):
         stream.flush()
         os.dup2(nowhere, stream.fileno())
     try:
-        answer.send((fake_run.main(*arguments), None))
+        answer.send((fake_run.main(script.path.resolve(), *arguments), None))
+    except UserError as error:
+        answer.send((None, str(error)))
     except BaseException as error:
-        answer.send((None, f"{type(error).__name__}: {error}".partition("\n")[0]))
+        line = f"{script.name} on the fake GPU: {type(error).__name__}: {error}".partition("\n")[0]
+        answer.send((None, line))
     os._exit(0)  # at a normal end torch would ask the devices that are not there to finish
 
 
@@ -150,7 +153,9 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
     values = {**script.hyperparameters, **settings}
     sizes = micro_batches(values, world_size)
     usual = script.hyperparameters["micro_batch_size"]
-    small, large = run(sizes[0]), run(min(sizes, key=lambda size: (abs(size - usual / 4), size)))
+    with ThreadPoolExecutor() as pool:
+        small, large = pool.map(
+            run, (sizes[0], min(sizes, key=lambda size: (abs(size - usual / 4), size))))
     if small.micro_batch == large.micro_batch:
         return small if small.fits(card) else None
     slope = (large.peak - small.peak) / (large.micro_batch - small.micro_batch)

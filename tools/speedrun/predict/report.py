@@ -4,12 +4,20 @@ import json
 from dataclasses import asdict
 
 from speedrun.predict.cards import Card
+from speedrun.predict.launches import GROUPS
 from speedrun.predict.prediction import Prediction
 from speedrun.run.fit_batch import MARGIN
 
+NEAR = 0.9  # of a card's shared memory
+MOST_REGISTERS = 255  # that a thread can have, on every card
 LEFT_OUT = (
     "Not in it: what compilation fuses (it takes less memory and fewer bytes), attention's pairs,",
     "the exchange over the links, launches, the host, and what the allocator cannot hand out.",
+)
+COMPILED_LEFT_OUT = (
+    "A mask's tiles are counted as if each sequence was one document, and a kernel is assembled in",
+    "the first form that tuning would try. Not in it: the exchange over the links, the host,",
+    "workspaces of libraries, and what the allocator cannot hand out.",
 )
 
 
@@ -18,7 +26,7 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
     """What a step needs of each GPU, a fact a line; `largest` is the largest micro batch's."""
     p = prediction
     lines = [f"{title} on {world_size} x {card.name}, {p.micro_batch} sequences per forward pass; "
-             "operator by operator"]
+             f"{'compiled' if p.graphs else 'operator by operator'}"]
     fits = "fits" if p.fits(card) else "does not fit"
     lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}: {fits} "
                  f"({MARGIN:.0%} may be used)")
@@ -35,16 +43,57 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
               p.flops.items()]
     lines.append(f"  memory traffic {p.moved / 1e12:.2f} TB")
     lines += [f"  {name:14} {size / 1e6:.1f} MB" for name, size in p.collectives.items()]
+    lines += _time_lines(p, card)
+    if p.graphs:
+        lines += [*_compiled_lines(p), *_kernel_lines(p, card)]
+    return "\n".join([*lines, *(COMPILED_LEFT_OUT if p.graphs else LEFT_OUT)])
+
+
+def _time_lines(p, card):
     products, traffic = p.step_ms(card)
-    lines.append(f"  at full speed  products {products:.0f} ms, memory traffic {traffic:.0f} ms")
-    return "\n".join([*lines, *LEFT_OUT])
+    return [f"  at full speed  products {products:.0f} ms, memory traffic {traffic:.0f} ms"]
+
+
+def _compiled_lines(p):
+    """Graphs, and what a pass and the optimizer launch, by group."""
+    lines = [f"graphs           {p.graphs}, {p.recompiled or 'none'} of them after the warm-up",
+             "launches         of one forward and backward pass, and of the optimizer"]
+    for group, (count, moved, flops) in _by_group(p).items():
+        lines.append(f"  {group:14} {count:5,} {moved / 1e9:8.1f} GB {flops / 1e12:7.1f} TFLOP")
+    return lines
+
+
+def _by_group(p):
+    """{group: (launches, bytes, FLOPs)}."""
+    groups = {group: [launch for launch in p.launches if launch.group == group] for group in GROUPS}
+    return {group: (len(of), sum(launch.moved for launch in of), sum(launch.flops for launch in of))
+            for group, of in groups.items()}
+
+
+def _kernel_lines(p, card):
+    """How many kernels Triton made, and those that spill, use all that the card has, or more."""
+    notable = [kernel for kernel in p.kernels
+               if kernel.spilled or kernel.registers == MOST_REGISTERS
+               or kernel.shared > NEAR * card.shared]
+    too_large = sum(kernel.shared > card.shared for kernel in p.kernels)
+    fit = f"{too_large} of them do not fit" if too_large else "all fit"
+    lines = [f"kernels          {len(p.kernels)} of Triton's: {fit}, "
+             f"{sum(kernel.spilled > 0 for kernel in p.kernels)} spill"]
+    for kernel in dict.fromkeys(notable):
+        lines += [f"  {kernel.name}",
+                  f"    {kernel.registers} registers, {kernel.spilled} bytes spilled, "
+                  f"{kernel.shared:,} of {card.shared:,} bytes shared"]
+    return lines
 
 
 def to_json(title: str, card: Card, world_size: int, prediction: Prediction,
             largest: Prediction | None) -> str:
-    """The same as one JSON object; bytes, FLOPs and milliseconds."""
+    """The same as one JSON object; bytes, FLOPs and milliseconds; launches by group."""
+    launches = {group: dict(zip(("launches", "moved", "flops"), totals, strict=True))
+                for group, totals in _by_group(prediction).items()}
     return json.dumps(dict(
-        script=title, gpu=card.name, world_size=world_size, **asdict(prediction),
+        script=title, gpu=card.name, world_size=world_size,
+        **asdict(prediction) | dict(launches=launches),
         products_and_traffic_ms=prediction.step_ms(card),
         largest_micro_batch=largest and largest.micro_batch,
     ), indent=2)
