@@ -151,13 +151,14 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
             "total_batch_size": min(tokens, values["total_batch_size"])}, compiled)
 
     values = {**script.hyperparameters, **settings}
-    sizes = micro_batches(values, world_size)
+    sizes = micro_batches(values, world_size) or [values["micro_batch_size"]]  # which is refused
     usual = script.hyperparameters["micro_batch_size"]
+    if len(sizes) < 2:
+        only = run(*sizes)
+        return only if only.fits(card) else None
+    middle = min(sizes[1:], key=lambda size: (abs(size - usual / 4), size))
     with ThreadPoolExecutor() as pool:
-        small, large = pool.map(
-            run, (sizes[0], min(sizes, key=lambda size: (abs(size - usual / 4), size))))
-    if small.micro_batch == large.micro_batch:
-        return small if small.fits(card) else None
+        small, large = pool.map(run, (sizes[0], middle))
     slope = (large.peak - small.peak) / (large.micro_batch - small.micro_batch)
     room = MARGIN * card.memory - small.peak
     fitting = [size for size in sizes if slope * (size - small.micro_batch) <= room]
