@@ -19,6 +19,7 @@ from speedrun.predict.cards import CARDS
 from speedrun.predict.fake_cuda import reason_against
 from speedrun.predict.observer import Observer
 from speedrun.predict.prediction import largest_micro_batch, observe, predict
+from speedrun.predict.silent_kernel import SilentKernel
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
 
@@ -183,10 +184,10 @@ def triton_poi_fused_add_0(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.c
     (("xnumel = 10000", "pass"), 120_000),  # of another shape: the arguments
 ])
 def test_bytes_of_a_kernel_are_corrected(change, moved):
-    compiler = fake_compiler.Compiler(Observer())
-    kernel = fake_compiler.SilentKernel("triton_poi_fused_add_0", SOURCE.replace(*change), compiler)
+    observer = Observer()
+    kernel = SilentKernel("triton_poi_fused_add_0", SOURCE.replace(*change), observer, None)
     kernel.run(*(torch.empty(10_000) for _pointer in range(3)), 10_000, stream=0)
-    [launch] = compiler.observer.launches
+    [launch] = observer.launches
     assert launch.kind == "triton" and launch.moved == pytest.approx(moved)
 
 

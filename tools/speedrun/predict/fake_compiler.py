@@ -6,7 +6,6 @@ with kernels that do nothing but tell of their launches.
 
 import contextlib
 import importlib.metadata
-import re
 import types
 
 import torch
@@ -14,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from speedrun.predict.cards import Card
 from speedrun.predict.observer import Observer
+from speedrun.predict.silent_kernel import SilentKernel
 
 TRITON = "3.7.1"  # that fake_cuda's torch was built with
 
@@ -34,25 +34,22 @@ class Compiler:
     """What Inductor made since `install`: graphs is their number, backward's and those of
     DistributedDataParallel's pieces included; sources {source: name} are its Triton kernels.
 
-    keys_per_query: in the tiles that FlexAttention's masks list, to be set before they are used.
+    keys_per_query: as SilentKernel wants it, to be set before a mask is used.
     """
 
-    def __init__(self, observer: Observer):
-        self.observer = observer
+    def __init__(self):
         self.graphs = 0
         self.sources: dict[str, str] = {}
         self.keys_per_query: float | None = None
 
 
-def install(card: Card, observer: Observer) -> Compiler:
-    """Lets torch.compile work for `card` and report to `observer`; after fake_cuda's install."""
-    compiler = Compiler(observer)
+def install(card: Card, compiler: Compiler, observer: Observer) -> None:
+    """Lets torch.compile work for `card` and tell of it; after fake_cuda's install."""
     _describe(card)
     _configure()
     _keep_modes_out_of_dynamo()
-    _replace_kernels(compiler)
-    _replace_runtime(compiler)
-    return compiler
+    _replace_kernels(compiler, observer)
+    _replace_runtime(compiler, observer)
 
 
 def _describe(card):
@@ -106,7 +103,7 @@ def _configure():
     inductor.compile_threads = 1  # workers would not know of the fake device
     inductor.fx_graph_cache = functorch.enable_autograd_cache = False  # every graph is to be seen
     inductor.joint_graph_constant_folding = False  # computes with values, and there are none
-    inductor.force_shape_pad = True  # without: padding is timed, and a vocabulary of 50,257 loses
+    inductor.force_shape_pad = True  # otherwise it is tried out on the device
     inductor.use_static_triton_launcher = False  # keeps no assembled kernel to look into
 
 
@@ -123,7 +120,7 @@ def _keep_modes_out_of_dynamo():
     CatchErrorsWrapper.__call__ = without_modes
 
 
-def _replace_kernels(compiler):
+def _replace_kernels(compiler, observer):
     """Triton kernels are kept as sources, and their launches are told to the observer."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codegen.triton import TritonKernel
@@ -135,13 +132,13 @@ def _replace_kernels(compiler):
 
     def kernel(self, name, source, *args, **kwargs):
         compiler.sources[source] = name
-        return SilentKernel(name, source, compiler)
+        return SilentKernel(name, source, observer, compiler.keys_per_query)
 
     TritonKernel.inductor_meta_per_kernel = describe_with_bytes
     AsyncCompile.triton = kernel
 
 
-def _replace_runtime(compiler):
+def _replace_runtime(compiler, observer):
     """Graphs are counted; what they call of C++ gets a form that fake tensors understand."""
     from torch._inductor.graph import GraphLowering
 
@@ -161,56 +158,10 @@ def _replace_runtime(compiler):
         call = module.call
 
         def observed(args):
-            with torch.no_grad(), compiler.observer.within_compiled():
+            with torch.no_grad(), observer.within_compiled():
                 return call(args)
 
         module.call = observed
         return module
 
     GraphLowering.compile_to_module = load_observed
-
-
-class SilentKernel:
-    """Stands for a Triton kernel of Inductor's; its launch is told to the observer and no more."""
-
-    def __init__(self, name: str, source: str, compiler: Compiler):
-        self.name, self.compiler = name, compiler
-        arguments = re.search(rf"def {name}\((.*?)\):", source, re.DOTALL)[1]
-        self.arguments = [argument.split(":")[0].strip() for argument in arguments.split(",")]
-        self.unread = {argument for argument in self.arguments
-                       if argument.startswith("in_out") and f"tl.load({argument}" not in source}
-        estimate = re.search(r"'kernel_num_gb': ([\d.e+-]+)", source)
-        fixed_shape = re.search(r"^ +\w+numel = \d+$", source, re.MULTILINE)
-        self.estimate = 1e9 * float(estimate[1]) if estimate and fixed_shape else None
-
-    def run(self, *values, **kwargs):
-        """A launch with these arguments of the kernel."""
-        tensors = {name: value for name, value in zip(self.arguments, values, strict=False)
-                   if isinstance(value, torch.Tensor)}
-        self.compiler.observer.launched(
-            "triton", self.name, self._moved(tensors), *self._work(tensors))
-
-    def _moved(self, tensors):
-        """Bytes read and written: Inductor's own estimate with three corrections.
-
-        A buffer that only takes over the memory of another (in_out) is not read; slices of one
-        buffer that overlap do not make more than the buffer; a kernel for changing shapes moves
-        what its arguments hold, for the estimate is of the first shape. A kernel without an
-        estimate (FlexAttention) reads or writes each argument once.
-        """
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        most = sum(size * (2 if name.startswith("in_out") and name not in self.unread else 1)
-                   for name, size in sizes.items())
-        if self.estimate is None:
-            return most
-        unread = sum(sizes[name] for name in self.unread)
-        return min(most, max(self.estimate - unread, self.estimate / 2))
-
-    def _work(self, tensors):
-        """FLOPs of FlexAttention and their dtype: two products forward; backward computes the
-        scores and their gradients once for queries and once for keys, seven products in all."""
-        if "arg_Q" not in tensors:
-            return 0, None
-        query, products = tensors["arg_Q"], 7 if "arg_DQ" in tensors else 2
-        flops = products * 2 * query.numel() * self.compiler.keys_per_query
-        return flops, str(query.dtype)[6:]

@@ -26,18 +26,18 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     with its own hyperparameters and these --name=value.
 
     Peak bytes of the warm-up, the training steps and the validation; what is in memory after them;
-    FLOPs, bytes moved and collectives of all steps. If compiled, launches of the last step, graphs
-    of warm-up and training, those of training alone, and, if `assembled`, the Triton kernels.
-    Raises UserError where that cannot be, and what the script raises.
+    FLOPs, bytes moved and collectives of all steps. If compiled, graphs until the end of each phase
+    and launches of the last step, and if `assembled`, the Triton kernels. Raises UserError where
+    that cannot be, and what the script raises.
     """
     if reason := fake_cuda.reason_against() or (compiled and fake_compiler.reason_against()):
         raise UserError(reason)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size))
-    observer, models, optimizers = Observer(), [], {}
-    seen = {"launches": [], "graphs": 0, "recompiled": 0, "kernels": []}
+    observer, compiler, seen = Observer(), fake_compiler.Compiler(), {}
+    models, optimizers = [], {}
     fake_cuda.install(world_size, card.name)
     if compiled:
-        compiler = fake_compiler.install(card, observer)
+        fake_compiler.install(card, compiler, observer)
     else:
         torch.compile = lambda function, **kwargs: function
     module = load_snapshot(script)
@@ -49,18 +49,13 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
             if phase == "validation":
-                seen["training"] = observer.totals()
+                seen["training"] = observer.totals() | {"graphs": compiler.graphs}
                 seen["training"]["memory"] = _parts(models[-1], optimizers.values())
-                if compiled:
-                    seen["launches"] = observer.launches.copy()
-                    seen["recompiled"] = compiler.graphs - seen["graphs"]
-                    seen["graphs"] = compiler.graphs
+                seen["launches"] = observer.launches.copy() if compiled else []
             observer.reset()
             result = function(*args, **kwargs)
-            seen[phase] = observer.totals()
+            seen[phase] = observer.totals() | {"graphs": compiler.graphs}
             observer.reset()
-            if phase == "warm-up" and compiled:
-                seen["graphs"] = compiler.graphs
             return result
         return wrapper
 
@@ -86,10 +81,11 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
             compiler.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
             module.main(args)
+    kernels = []
     if assembled:
         from speedrun.predict.assemble import assemble  # needs triton
-        seen["kernels"] = assemble(compiler.sources)
-    return {"micro_batch": args.micro_batch_size, **seen}
+        kernels = assemble(compiler.sources)
+    return {"micro_batch": args.micro_batch_size, "kernels": kernels, **seen}
 
 
 def _distributed(parallel, observer, model, **kwargs):

@@ -15,9 +15,9 @@ LEFT_OUT = (
     "the exchange over the links, launches, the host, and what the allocator cannot hand out.",
 )
 COMPILED_LEFT_OUT = (
-    "A mask's tiles are counted as if each sequence was one document, and a kernel is assembled in",
-    "the first form that tuning would try. Not in it: the exchange over the links, the host,",
-    "workspaces of libraries, and what the allocator cannot hand out.",
+    "A mask's tiles are counted halfway through training, as if each sequence was one document;",
+    "a kernel is assembled in the first form that tuning would try. Not in it: the exchange over",
+    "the links, the host, workspaces of libraries, and what the allocator cannot hand out.",
 )
 
 
