@@ -21,10 +21,10 @@ class Prediction:
     """Of rank 0; bytes where nothing else is said.
 
     micro_batch: sequences per forward pass. peaks {phase: bytes}; memory {part: bytes} of what
-    stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, without attention's
-    pairs; moved: bytes read and written if every operator goes to memory; collectives {kind and
-    dtype: bytes}. Only of a compiled run: what a step launches; graphs that were compiled, and
-    how many of them after the warm-up; kernels as the card's assembler makes them.
+    stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, with attention's
+    only if compiled; moved: bytes that operators or kernels read and write; collectives {kind and
+    dtype: bytes}. Only of a compiled run: what a step launches; graphs that were compiled, and how
+    many of them after the warm-up; kernels as the card's assembler makes them.
     """
 
     micro_batch: int
@@ -66,10 +66,10 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
     micro_steps = values["total_batch_size"] // micro_tokens
     if micro_steps <= 2:
         return observe(script, card, world_size, settings, compiled, assembled=compiled)
-    one, two = (
-        observe(script, card, world_size, {**settings, "total_batch_size": n * micro_tokens},
-                compiled, assembled=compiled and n == 2)
-        for n in (1, 2))
+    with ThreadPoolExecutor() as pool:
+        one, two = pool.map(lambda n: observe(
+            script, card, world_size, {**settings, "total_batch_size": n * micro_tokens}, compiled,
+            assembled=compiled and n == 2), (1, 2))
     more = micro_steps - 2
     return replace(two, moved=two.moved + more * (two.moved - one.moved), flops={
         dtype: flops + more * (flops - one.flops[dtype]) for dtype, flops in two.flops.items()})
