@@ -113,7 +113,7 @@ def test_nothing_is_compiled_again_as_the_window_grows(compiled):
 def test_compiled_products_and_attention_are_counted_as_by_hand(compiled):
     tokens, model_dim = 65_536, 768
     weights = 2 * 12 * model_dim**2 + 50_304 * model_dim
-    keys = 996  # of the window of 896 tokens: eight tiles of 128, and one in the first row of 32
+    keys = 8 * 128  # tiles in which the window of 896 tokens lies, halfway to 1,792
     flops = {group: sum(launch.flops for launch in compiled.launches if launch.group == group)
              for group in ("products", "attention")}
     assert flops["products"] == 6 * weights * tokens
@@ -157,9 +157,9 @@ def test_a_window_that_is_a_python_number_is_compiled_again(tmp_path):
 
 
 @pytest.mark.parametrize(("milestone", "step", "keys"), [
-    ("05", 0, 640),  # a window of 1,024 reaches nine tiles back, in the first row there is one
-    ("05a", 0, 192),  # 64 tokens: two tiles
-    ("05a", 1750, 1024),  # 1,792 tokens: fifteen
+    ("05", 0, 9 * 128),  # 1,024 tokens lie in nine tiles
+    ("05a", 0, 2 * 128),  # 64 tokens in two
+    ("05a", 1750, 15 * 128),  # 1,792 tokens in fifteen
 ])
 def test_keys_per_query_are_those_of_the_tiles_that_the_mask_lists(milestone, step, keys):
     module = load_snapshot(load_manifest().get(milestone))

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-ROWS = 16  # a rule's tiles are alike from row to row
+ROWS = 32  # of tiles, of which one is asked: most are alike
 
 
 class FusedAttention(torch.autograd.Function):
@@ -44,43 +44,52 @@ def block_mask(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
 
     The rule is tried on one pair, so that a fault in it shows.
     """
+    rule(*(torch.zeros(1, dtype=torch.int64, device=device) for _index in range(4)))
+    counts = torch.zeros(-(-Q_LEN // BLOCK_SIZE), dtype=torch.int32, device=device)
+    return _listing(counts, rule, KV_LEN, BLOCK_SIZE)
+
+
+def _listing(counts, rule, KV_LEN, BLOCK_SIZE):
+    """A BlockMask that lists so many tiles in each of its rows, whichever they are."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    rule(*(torch.zeros(1, dtype=torch.int64, device=device) for _index in range(4)))
-    rows, columns = -(-Q_LEN // BLOCK_SIZE), -(-KV_LEN // BLOCK_SIZE)
-    counts = torch.zeros((1, 1, rows), dtype=torch.int32, device=device)
-    tiles = torch.zeros((1, 1, rows, columns), dtype=torch.int32, device=device)
-    return BlockMask.from_kv_blocks(counts, tiles, BLOCK_SIZE=BLOCK_SIZE, mask_mod=rule)
+    room = counts.new_zeros((1, 1, len(counts), -(-KV_LEN // BLOCK_SIZE)))
+    return BlockMask.from_kv_blocks(counts[None, None], room, BLOCK_SIZE=BLOCK_SIZE, mask_mod=rule)
 
 
 def keys_per_query(module, args, step: int) -> float | None:
-    """Keys for each query in the tiles that a script's mask lists in `step`, counted with its own
-    rule in every ROWS-th row of tiles; None for a script without such a mask.
+    """Keys for each query in the tiles that a script's masks list in `step`, the mean over its
+    layers; None without FlexAttention.
 
-    The sequence is one document, so this is an upper bound: borders leave fewer tiles.
+    Its model runs, made narrow, on one sequence. That is one document, so this is an upper bound:
+    borders leave fewer tiles. A rule is asked about one of ROWS rows of tiles.
     """
-    if not hasattr(module, "create_block_mask"):
+    if not hasattr(module, "flex_attention"):
         return None
+    keys = []
 
-    class Counted(Exception):
-        pass
+    def sampled_mask(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
+        zero, every = torch.tensor(0), torch.arange(KV_LEN)
+        rows, tiles = torch.arange(Q_LEN).split(BLOCK_SIZE), []
+        for row in rows[min(ROWS, len(rows)) // 2 :: ROWS]:
+            visible = F.pad(rule(zero, zero, row[:, None], every), (0, -KV_LEN % BLOCK_SIZE))
+            tiles.append(visible.view(len(row), -1, BLOCK_SIZE).any(0).any(1).sum())
+        return _listing(torch.stack(tiles).int(), rule, KV_LEN, BLOCK_SIZE)
 
-    def count(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
-        keys, zero = torch.arange(KV_LEN), torch.tensor(0)
-        rows = torch.arange(Q_LEN).view(-1, BLOCK_SIZE, 1)[::ROWS]
-        tiles = [rule(zero, zero, row, keys).view(BLOCK_SIZE, -1, BLOCK_SIZE).any(0).any(1).sum()
-                 for row in rows]
-        raise Counted(BLOCK_SIZE * sum(tiles).item() / len(rows))
+    def noted(q, k, v, block_mask):
+        counts = (block_mask.kv_num_blocks, block_mask.full_kv_num_blocks)
+        tiles = sum(count.float().mean().item() for count in counts if count is not None)
+        keys.append(tiles * block_mask.BLOCK_SIZE[1])
+        return v
 
-    narrow = dataclasses.replace(args, model_dim=2 * args.num_heads, vocab_size=2)
-    model = module.GPT(narrow)
+    model = module.GPT(
+        dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, bf16=False))
     if hasattr(model, "window"):
         model.window.fill_(module.window_size(step, args))
-    with patch.object(module, "create_block_mask", count):
-        try:
-            model(torch.zeros((1, args.seq_len), dtype=torch.int64))
-        except Counted as found:
-            return found.args[0]
+    with (patch.object(module, "create_block_mask", sampled_mask, create=True),
+          patch.object(module, "flex_attention", noted), torch.no_grad()):
+        model(torch.zeros((1, args.seq_len), dtype=torch.int64))
+    return sum(keys) / len(keys)
 
 
 def replace(module, compiled: bool) -> None:
