@@ -4,13 +4,12 @@
     python tools/predict.py 04                                  eight H100s, as the record
     python tools/predict.py 04 --gpu 4090 --nproc 1             one card at home
     python tools/predict.py 02 --device-batch 16 --json
-    python tools/predict.py 05 --compiled               what torch.compile makes of it
+    python tools/predict.py 05 --compiled                       what torch.compile makes of it
 
 The script's own main() runs on tensors without data, operator by operator or compiled for the GPU.
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.predict.cards import CARDS
@@ -35,10 +34,8 @@ def main(argv: list[str] | None = None) -> int:
 
     script, card = find_script(args.target), CARDS[args.gpu]
     settings = {"micro_batch_size": args.device_batch} if args.device_batch else {}
-    with ThreadPoolExecutor() as pool:
-        found, largest = pool.map(
-            lambda way: way(script, card, args.nproc, settings, args.compiled),
-            (predict, largest_micro_batch))
+    found = predict(script, card, args.nproc, settings, args.compiled)
+    largest = largest_micro_batch(script, card, args.nproc, settings, args.compiled)
     show = to_json if args.json else to_text
     print(show(script.name, card, args.nproc, found, largest))
     return 0
