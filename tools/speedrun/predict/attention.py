@@ -84,7 +84,7 @@ def keys_per_query(module, args, step: int) -> float | None:
 
     model = module.GPT(
         dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, bf16=False))
-    if hasattr(model, "window"):
+    if isinstance(getattr(model, "window", None), torch.Tensor):
         model.window.fill_(module.window_size(step, args))
     with (patch.object(module, "create_block_mask", sampled_mask, create=True),
           patch.object(module, "flex_attention", noted), torch.no_grad()):
