@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+from bisect import bisect
 from dataclasses import asdict
 
 import pytest
 
-from snapshots import MICRO, WRITTEN, load_snapshot, micro_overrides, where
+from snapshots import MICRO, WRITTEN, known_values, load_snapshot, micro_overrides, where
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import parse_target
 from speedrun.compare.plot import curves_of, draw_comparison
@@ -177,13 +178,12 @@ def test_picture(tmp_path):
 
 @where("Model", "Hyperparameters")
 def test_flops_of_the_records(milestone):
-    args = load_snapshot(milestone).Hyperparameters()
+    args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
     T, V = args.seq_len, args.vocab_size
-    visible = (T + 1) / 2
-    # the mean over the steps of the schedule
-    windows = {"05": [1024], "05a": [64 * (1 + 27 * step // 1750) for step in range(1750)]}
-    if windows := windows.get(milestone.id):
-        visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
+    windows = [known["record"].get("window", T)]
+    if table := known.get("window"):  # the mean over the steps of the schedule
+        windows = [table["unit"] * bisect(table["changes"], s) for s in range(args.train_steps)]
+    visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
     expected = 6 * (12 * 12 * 768**2 + V * 768) + 12 * 12 * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 

@@ -208,7 +208,7 @@ def test_one_document_in_a_long_window_is_the_parent(milestone):
 # ---- the window's schedule ----
 
 
-@where("window_size")
+@where("window_size", "Hyperparameters", known="window")
 def test_window_table(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)["window"]
     args = module.Hyperparameters()
@@ -216,7 +216,7 @@ def test_window_table(milestone):
     changes = [step for step in range(len(windows))
                if step == 0 or windows[step] != windows[step - 1]]
     assert changes == known["changes"]
-    assert [windows[step] for step in changes] == list(range(64, 1793, 64))
+    assert [windows[step] for step in changes] == list(range(known["unit"], 1793, known["unit"]))
     assert windows[::125] == known["validations"]
 
 
