@@ -119,6 +119,14 @@ def micro_args(milestone, folder, log_dir, **more):
     return load_snapshot(milestone).Hyperparameters(**overrides)
 
 
+def constant_momentum(milestone):
+    """What lets the momentum stand still: then a sum and a mean of gradients, of which the second
+    is a multiple of the first, are one direction."""
+    fields = default_hyperparameters(milestone.script)
+    named = "muon_momentum_start" in fields
+    return {"muon_momentum_start": fields["muon_momentum"]} if named else {}
+
+
 def micro_sizes(module, **more):
     """Hyperparameters of a micro model, for a test that does not train."""
     layers = {name: size for name, size in MICRO_LAYERS.items()

@@ -180,6 +180,40 @@ class Muon(torch.optim.Optimizer):
                 handle.wait()
                 p.sub_(group["lr"] * update)
 '''
+# Rounds of one matrix for each rank, each sent while the next round is computed.
+OTHER_ROUNDS = '''
+class Muon(torch.optim.Optimizer):
+    def __init__(self, params, lr, momentum, bf16, compiled):
+        params = sorted(params, key=torch.numel)
+        groups = [dict(params=list(some)) for _, some in itertools.groupby(params, torch.numel)]
+        super().__init__(groups, dict(lr=lr, momentum=momentum))
+        self.dtype = (torch.float32, torch.bfloat16)[bf16]
+        self.orthogonal = torch.compile(newton_schulz, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        last = []
+        for group in self.param_groups:
+            for i in range(0, len(group["params"]), dist.get_world_size()):
+                some = group["params"][i : i + dist.get_world_size()]
+                update = torch.zeros_like(wide(some[0]), dtype=self.dtype).contiguous()
+                if dist.get_rank() < len(some):
+                    p = some[dist.get_rank()]
+                    buffer = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    update = nesterov_update(p.grad, buffer, group["momentum"])
+                    update = self.orthogonal(wide(update)[None], self.dtype)[0].contiguous()
+                self.apply(*last)
+                parts = [torch.empty_like(update) for _ in range(dist.get_world_size())]
+                last = group["lr"], some, parts, dist.all_gather(parts, update, async_op=True)
+        self.apply(*last)
+
+    def apply(self, lr=0, some=(), parts=(), handle=None):
+        if handle:
+            handle.wait()
+        for p, update in zip(some, parts):
+            p.sub_(lr * max(1, p.size(0) / p.size(1)) ** 0.5 * (
+                update if p.size(0) <= p.size(1) else update.mT))
+'''
 OTHER_ROTARY = '''
 class Rotary(nn.Module):
     def __init__(self, width, length):
@@ -297,6 +331,7 @@ RIGHT = {
          "v + self.value_lambda * (first_v - v)")]),
     "skips by index": ("04", {}, [
         ("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
+    "rounds of updates": ("05b2", {"Muon": OTHER_ROUNDS}, []),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),
     "FlexAttention by its module's name": ("05a", {}, [
         ("import BlockMask, create_block_mask, flex_attention\n",

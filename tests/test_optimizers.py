@@ -11,7 +11,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranks import start_ranks
-from snapshots import MANIFEST, declaring, known_values, load_snapshot, micro_args, train, where
+from snapshots import (
+    MANIFEST,
+    constant_momentum,
+    declaring,
+    known_values,
+    load_snapshot,
+    micro_args,
+    train,
+    where,
+)
 
 # ---- unit-norm gradients ----
 
@@ -84,18 +93,6 @@ def test_newton_schulz_band(milestone):
 
 
 @where("newton_schulz")
-def test_newton_schulz_multiplies_by_the_smaller_gram_matrix(milestone):
-    def flops(shape):
-        with FlopCounterMode(display=False) as counter:
-            load_snapshot(milestone).newton_schulz(torch.ones(shape), torch.float32)
-        return counter.get_total_flops()
-
-    m, n = 4, 32
-    each = 2 * m * m * n + 2 * m**3 + 2 * m * m * n  # XX', AA and BX
-    assert flops((3, m, n)) == flops((3, n, m)) == 3 * 5 * each
-
-
-@where("newton_schulz")
 def test_newton_schulz_ignores_scale_and_survives_zero(milestone):
     torch.manual_seed(0)
     newton_schulz, matrices = load_snapshot(milestone).newton_schulz, torch.randn(3, 8, 5)
@@ -122,15 +119,21 @@ def test_nesterov_momentum(milestone):
 
 
 class World:
-    """One of several ranks, alone: what it hands to all_reduce comes back as it is."""
+    """One of several ranks, alone: the others send zeros."""
 
     def __init__(self, rank=0, world_size=1):
-        self.dist = SimpleNamespace(get_rank=lambda: rank, get_world_size=lambda: world_size,
-                                    all_reduce=self.all_reduce)
-        self.reduced = []
+        self.dist = SimpleNamespace(
+            get_rank=lambda: rank, get_world_size=lambda: world_size, all_reduce=self.all_reduce,
+            all_gather_into_tensor=self.all_gather_into_tensor)
+        self.rank, self.arrived = rank, []  # what each exchange ends with
 
     def all_reduce(self, tensor):
-        self.reduced.append(tensor.clone())
+        self.arrived.append(tensor.clone())
+
+    def all_gather_into_tensor(self, gathered, tensor, async_op):
+        gathered.zero_()[self.rank * len(tensor) : (self.rank + 1) * len(tensor)] = tensor
+        self.arrived.append(gathered.clone())
+        return SimpleNamespace(wait=lambda: None)
 
 
 def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None):
@@ -176,7 +179,19 @@ def test_muon_orthogonalizes_matrices_of_one_shape_in_one_batch(milestone, monke
 
     monkeypatch.setattr(module, "newton_schulz", spy)
     step_of_muon(milestone, [torch.ones(shape) for shape in ((4, 4), (8, 4), (4, 4), (4, 8))])
-    assert sorted(batches) == [(1, 4, 8), (1, 8, 4), (2, 4, 4)]
+    assert sorted(map(list, batches)) == known_values(milestone.id)["muon_batches"]
+
+
+@where("newton_schulz", "Muon")
+def test_muon_multiplies_by_the_smaller_gram_matrix(milestone):
+    def flops(*shape):
+        with FlopCounterMode(display=False) as counter:
+            step_of_muon(milestone, 3 * [torch.ones(shape)])
+        return counter.get_total_flops()
+
+    m, n = 4, 32
+    each = 2 * m * m * n + 2 * m**3 + 2 * m * m * n  # XX', AA and BX
+    assert flops(m, n) == flops(n, m) == 3 * 5 * each
 
 
 def former_newton_schulz(matrix, steps=5):
@@ -213,6 +228,7 @@ def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkey
                     param.sub_(group["lr"] * update)
 
     sizes = dict(train_steps=20, total_batch_size=256, val_tokens=256, kernel_warmup_steps=0)
+    sizes |= constant_momentum(milestone)
     losses = [train(module, micro_args(milestone, shards, tmp_path / "batched", **sizes))]
     monkeypatch.setattr(module, "Muon", FormerMuon)
     losses.append(train(module, micro_args(milestone, shards, tmp_path / "former", **sizes)))
@@ -243,17 +259,17 @@ DISTRIBUTED = declaring("Muon", known="owners")
 @pytest.mark.parametrize("milestone", DISTRIBUTED, ids=lambda m: m.name)
 def test_owners(milestone):
     owners = np.array(known_values(milestone.id)["owners"])
-    owners = np.concatenate([owners] * 3).flatten()  # of 12 layers
+    owners = np.tile(owners, (12 // len(owners), 1)).flatten()  # of 12 layers
     shapes = 12 * [*4 * [(4, 4)], (16, 4), (4, 16)]
     gradients = [torch.randn(shape) for shape in shapes]
     filled = 0
     for rank in range(8):
         world = World(rank, 8)
         params, muon = step_of_muon(milestone, gradients, world=world)
-        order = {param: i for i, param in enumerate(muon.param_groups[0]["params"])}
-        owned = sorted(order[param] for param in muon.state)
+        owned = [i for i, move in enumerate(params) if move.any()]
         assert owned == np.flatnonzero(owners == rank).tolist()
-        (flat,) = world.reduced
+        assert len(muon.state) == len(owned)  # it keeps no other momentum
+        flat = torch.cat([tensor.flatten() for tensor in world.arrived])
         assert flat.count_nonzero() == flat.numel() // 8  # equal shares, the rest stays zero
         filled = filled + (flat != 0).int()
     assert (filled == 1).all()

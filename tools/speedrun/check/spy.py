@@ -21,8 +21,9 @@ from torch.optim import optimizer as optim
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter",
-               "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "reduce", "gather",
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor",
+               "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
+               "reduce_scatter_single", "all_to_all_single", "all_to_all", "reduce", "gather",
                "scatter", "send", "recv", "isend", "irecv")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 CLOCKS = ("perf_counter", "time", "monotonic", "process_time")
@@ -64,14 +65,31 @@ def dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
+class Message:
+    """An optimizer's collective that does not block, under way until the script waits for it."""
+
+    def __init__(self, spy, handle):
+        self.spy, self.handle = spy, handle
+        spy.under_way.add(self)
+
+    def wait(self, *args, **kwargs):
+        """Waits."""
+        self.spy.under_way.discard(self)
+        return self.handle.wait(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.handle, name)
+
+
 class Meter(TorchDispatchMode):
-    """Counts matrix products, those in bfloat16 and those in compiled code, and readings of numbers
-    inside the model."""
+    """Counts matrix products, those in bfloat16, those in compiled code and those beside messages,
+    and readings of numbers inside the model."""
 
     def __init__(self, spy):
         super().__init__()
         self.spy, self.readings = spy, 0
-        self.work, self.low, self.compiled = Counter(), Counter(), Counter()  # {phase: operations}
+        self.work, self.low = Counter(), Counter()  # {phase: operations}
+        self.compiled, self.beside = Counter(), Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -82,6 +100,7 @@ class Meter(TorchDispatchMode):
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
             self.compiled[phase] += operations * (self.spy.compiled > 0)
+            self.beside[phase] += operations * bool(self.spy.under_way)
         elif name == "_local_scalar_dense":
             self.readings += phase in self.spy.kinds
         return out
@@ -105,6 +124,7 @@ class Spy:
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
+        self.under_way = set()  # messages
         self.masks = []  # of each call of flex_attention
         self.meter = Meter(self)
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
@@ -185,7 +205,8 @@ class Spy:
             size = largest.numel() * largest.element_size()
             what = "optimizers" if self.depth else "gradients and losses"
             self.sent[what, dtype_name(largest.dtype)] += size
-        return function(*args, **kwargs)
+        handle = function(*args, **kwargs)
+        return Message(self, handle) if self.depth and hasattr(handle, "wait") else handle
 
     def distribute(self, function, net, *args, **kwargs):
         """DistributedDataParallel is made; its messages go where collectives are counted."""

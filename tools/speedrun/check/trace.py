@@ -282,6 +282,8 @@ def ranks(module, values, note, folder, rank, **_):
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
               spy.meter.work["optimizers"] // steps, 1.8)
+    beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
+    note.note(f"share of them while updates travel, rank {rank}", "at least", round(beside, 2), 0.5)
     for what, factor in (("optimizers", 2.6), ("gradients and losses", 1.6)):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
         note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
