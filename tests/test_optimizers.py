@@ -126,6 +126,7 @@ class World:
             get_rank=lambda: rank, get_world_size=lambda: world_size, all_reduce=self.all_reduce,
             all_gather_into_tensor=self.all_gather_into_tensor)
         self.rank, self.arrived = rank, []  # what each exchange ends with
+        self.events = []
 
     def all_reduce(self, tensor):
         self.arrived.append(tensor.clone())
@@ -133,7 +134,8 @@ class World:
     def all_gather_into_tensor(self, gathered, tensor, async_op):
         gathered.zero_()[self.rank * len(tensor) : (self.rank + 1) * len(tensor)] = tensor
         self.arrived.append(gathered.clone())
-        return SimpleNamespace(wait=lambda: None)
+        self.events.append("sent")
+        return SimpleNamespace(wait=lambda: self.events.append("awaited"))
 
 
 def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None):
@@ -180,6 +182,20 @@ def test_muon_orthogonalizes_matrices_of_one_shape_in_one_batch(milestone, monke
     monkeypatch.setattr(module, "newton_schulz", spy)
     step_of_muon(milestone, [torch.ones(shape) for shape in ((4, 4), (8, 4), (4, 4), (4, 8))])
     assert sorted(map(list, batches)) == known_values(milestone.id)["muon_batches"]
+
+
+@where("Muon", known="all_gather")
+def test_updates_travel_while_the_next_are_computed(milestone, monkeypatch):
+    module, world = load_snapshot(milestone), World()
+    newton_schulz = module.newton_schulz
+
+    def spy(matrices, dtype):
+        world.events.append("computed")
+        return newton_schulz(matrices, dtype)
+
+    monkeypatch.setattr(module, "newton_schulz", spy)
+    step_of_muon(milestone, [torch.ones(4, 4), torch.ones(8, 4)], world=world)
+    assert world.events == ["computed", "sent", "computed", "sent", "awaited", "awaited"]
 
 
 @where("newton_schulz", "Muon")
