@@ -184,7 +184,11 @@ def test_flops_of_the_records(milestone):
     if table := known.get("window"):  # the mean over the steps of the schedule
         windows = [table["unit"] * bisect(table["changes"], s) for s in range(args.train_steps)]
     visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
-    expected = 6 * (12 * 12 * 768**2 + V * 768) + 12 * 12 * 768 * visible
+    if tile := known["record"].get("tile_size"):  # in the last tile of a window half is seen
+        visible -= sum((T - w) / T for w in windows) / len(windows) * (tile - 1) / 2
+    attentions = 12 - ("layer_without_attention" in known["record"])
+    weights = (attentions * 4 + 12 * 8) * 768**2 + V * 768
+    expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 
 
@@ -192,6 +196,10 @@ def test_visible_pairs():
     for T, window in [(7, 3), (7, 7), (7, 20), (7, 1)]:
         pairs = sum(0 <= q - k < window for q in range(T) for k in range(T))
         assert visible_pairs(T, window) == pairs
+    for T, window, tile in [(12, 4, 4), (12, 8, 4), (12, 12, 4), (12, 16, 4), (6, 2, 1)]:
+        pairs = sum(q >= k and (q // tile - k // tile) * tile < window
+                    for q in range(T) for k in range(T))
+        assert visible_pairs(T, window, tile) == pairs
 
 
 def test_measured_peak():

@@ -4,13 +4,22 @@ Run: .venv/bin/python -m pytest tests/test_masks.py
 """
 
 import inspect
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import flex_attention
 
-from snapshots import MANIFEST, known_values, load_snapshot, micro_args, micro_sizes, where
+from snapshots import (
+    MANIFEST,
+    by_id,
+    declaring,
+    known_values,
+    load_snapshot,
+    micro_args,
+    micro_sizes,
+    where,
+)
 from speedrun.figures import attention_cost
 from speedrun.figures.attention_cost import count_tiles
 
@@ -26,23 +35,37 @@ def documents(T, *starts):
     return inputs
 
 
-def mask_of(milestone, inputs, window, flex):
+def counts_tiles(module):
+    """Whether the window is whole tiles. Then FlexAttention needs compilation: without, torch asks
+    the rule of each pair and ignores which tiles are listed."""
+    return hasattr(module.Hyperparameters, "tile_size")
+
+
+COUNTING = [m for m in declaring("attention_mask") if counts_tiles(load_snapshot(m))]
+
+
+def mask_of(milestone, inputs, window, flex, tile_size=None):
     """The milestone's mask: FlexAttention's, or the fallback's (B, 1, T, T) booleans."""
     module = load_snapshot(milestone)
-    args = micro_sizes(module, bos_id=1, use_flex_attention=flex)
+    tiles = dict(tile_size=tile_size or TILE) if counts_tiles(module) else {}
+    args = micro_sizes(module, bos_id=1, use_flex_attention=flex, **tiles | dict(compile=flex))
     if "window" in inspect.signature(module.attention_mask).parameters:
         return module.attention_mask(inputs, torch.tensor(window, dtype=torch.int32), args)
     args.window = window
     return module.attention_mask(inputs, args)
 
 
-def by_definition(inputs, window):
-    """The rule token by token: no later one, none of another document, the last `window`."""
+def by_definition(inputs, window, tile_size=1):
+    """The rule token by token: no later one, none of another document, the last `window`, which
+    begins where a tile does."""
     B, T = inputs.shape
     visible = torch.zeros(B, T, T, dtype=torch.bool)
     for b in range(B):
         for q in range(T):
-            for k in range(q, max(q - window, -1), -1):
+            first = q - window + 1
+            if tile_size > 1:
+                first = (q // tile_size + 1 - math.ceil(window / tile_size)) * tile_size
+            for k in range(q, max(first, 0) - 1, -1):
                 visible[b, q, k] = True
                 if inputs[b, k] == 1:  # the first token of q's document
                     break
@@ -58,17 +81,46 @@ def tiles_of(mask, b=0):
             rows(mask.full_kv_num_blocks, mask.full_kv_indices))
 
 
+def applied(mask, T):
+    """What a compiled FlexAttention makes of a block mask, (B, 1, T, T): the rule in partial tiles.
+    All in tensors, so that it can be compiled."""
+    def shown(counts, columns):
+        N, tile = columns.size(-1), mask.BLOCK_SIZE[0]
+        listed = torch.where(torch.arange(N) < counts[..., None], columns, N).long()
+        tiles = torch.zeros(*columns.shape[:-1], N + 1, dtype=torch.bool).scatter(-1, listed, True)
+        tiles = tiles[..., :N].repeat_interleave(tile, -1).repeat_interleave(tile, -2)
+        return tiles[..., :T, :T]
+
+    b, q = torch.arange(mask.shape[0])[:, None, None, None], torch.arange(T)[:, None]
+    rule = mask.mask_mod(b, torch.tensor(0), q, torch.arange(T))
+    return (shown(mask.kv_num_blocks, mask.kv_indices) & rule
+            | shown(mask.full_kv_num_blocks, mask.full_kv_indices))
+
+
+@pytest.fixture(autouse=True)
+def flex_attention_by_tiles(request, monkeypatch):
+    """Where the window is whole tiles, FlexAttention computes as if it were compiled."""
+    def attend(q, k, v, block_mask):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=applied(block_mask, q.size(2)))
+
+    if "milestone" in request.fixturenames:
+        module = load_snapshot(request.getfixturevalue("milestone"))
+        if counts_tiles(module):
+            monkeypatch.setattr(module, "flex_attention", attend)
+
+
 @where("attention_mask")
 @pytest.mark.parametrize("window", [1, 5, 128, 129, 300, 1000])
 def test_masks_follow_the_definition(milestone, window):
     torch.manual_seed(0)
-    T = 384
+    T, whole = 384, counts_tiles(load_snapshot(milestone))
     inputs = (torch.rand(3, T) < torch.tensor([[0.002], [0.02], [0.3]])).long()
-    visible = by_definition(inputs, window)
+    visible = by_definition(inputs, window, TILE if whole else 1)
     assert mask_of(milestone, inputs, window, flex=False)[:, 0].equal(visible)
     mask = mask_of(milestone, inputs, window, flex=True)
+    assert applied(mask, T)[:, 0].equal(visible)
     b, q, k = torch.meshgrid(torch.arange(3), torch.arange(T), torch.arange(T), indexing="ij")
-    assert mask.mask_mod(b, torch.tensor(0), q, k).equal(visible)
+    assert whole or mask.mask_mod(b, torch.tensor(0), q, k).equal(visible)  # also uncompiled
     for b in range(3):
         partial, full = tiles_of(mask, b)
         for row in range(T // TILE):
@@ -82,7 +134,7 @@ def test_masks_follow_the_definition(milestone, window):
 def test_known_masks(milestone):
     for case in known_values(milestone.id)["mask"]:
         inputs = documents(case["tokens"], *case["starts"])
-        dense = mask_of(milestone, inputs, case["window"], flex=False)[0, 0]
+        dense = mask_of(milestone, inputs, case["window"], False, case.get("tile_size"))[0, 0]
         assert [row.nonzero().flatten().tolist() for row in dense] == case["visible"]
 
 
@@ -92,19 +144,30 @@ def test_uniform_attention_averages_the_visible_positions(milestone):
     inputs = documents(32, *known["starts"])
     q = k = torch.zeros(1, 1, 32, 16)
     v = torch.arange(32.0).view(1, 1, 32, 1).expand(1, 1, 32, 16)
+    attend, tile_size = load_snapshot(milestone).flex_attention, known.get("tile_size")
     for window, expected in known["windows"]:
-        dense, block = (mask_of(milestone, inputs, window, flex) for flex in (False, True))
+        dense, block = (mask_of(milestone, inputs, window, flex, tile_size)
+                        for flex in (False, True))
         for means in (F.scaled_dot_product_attention(q, k, v, attn_mask=dense),
-                      flex_attention(q, k, v, block_mask=block)):
+                      attend(q, k, v, block_mask=block)):
             assert means[0, 0, known["tokens"], 0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
 @where("attention_mask")
 def test_known_tiles(milestone):
-    for case in known_values(milestone.id)["tiles"]:
-        inputs = documents(2048, *case["starts"])
-        partial, full = tiles_of(mask_of(milestone, inputs, case["window"], flex=True))
-        assert [list(map(len, rows)) for rows in (partial, full)] == [case["partial"], case["full"]]
+    for case in known_values(milestone.id)["tiles"]:  # their columns, or how many there are
+        inputs = documents(case.get("tokens", 2048), *case["starts"])
+        mask = mask_of(milestone, inputs, case["window"], True, case.get("tile_size"))
+        for found, expected in zip(tiles_of(mask), (case["partial"], case["full"]), strict=True):
+            assert expected in (found, list(map(len, found)))
+
+
+@pytest.mark.parametrize("milestone", COUNTING, ids=by_id)
+def test_flex_attention_that_would_see_all_tiles_is_refused(milestone):
+    module = load_snapshot(milestone)
+    args = micro_sizes(module, use_flex_attention=True, compile=False)
+    with pytest.raises(AssertionError, match="without compilation FlexAttention sees all tiles"):
+        module.attention_mask(documents(32), torch.tensor(8), args)
 
 
 @where("attention_mask")
@@ -120,8 +183,11 @@ def small_models(milestone, **overrides):
     """Models with the same random weights, with a dense mask and with a block mask."""
     torch.manual_seed(0)
     module = load_snapshot(milestone)
-    models = [module.GPT(micro_sizes(module, bos_id=1, use_flex_attention=flex, **overrides))
-              for flex in (False, True)]
+    if counts_tiles(module):
+        overrides["tile_size"] = 4
+    models = [module.GPT(micro_sizes(
+        module, bos_id=1, use_flex_attention=flex, **overrides | dict(compile=flex)))
+        for flex in (False, True)]
     for param in models[0].parameters():
         torch.nn.init.normal_(param, std=0.2)
     models[1].load_state_dict(models[0].state_dict())
@@ -224,7 +290,12 @@ def test_window_table(milestone):
 def test_window_is_never_empty(milestone):
     module = load_snapshot(milestone)
     for start, end, steps in [(3, 100, 7), (64, 64, 5), (64, 127, 3)]:
-        args = module.Hyperparameters(window_start=start, window_end=end, train_steps=steps)
+        sizes = dict(window_end=end, train_steps=steps)
+        if counts_tiles(module):
+            sizes["tile_size"], end = start, math.ceil(end / start) * start
+        else:
+            sizes["window_start"] = start
+        args = module.Hyperparameters(**sizes)
         windows = [module.window_size(step, args) for step in range(steps + 1)]
         assert windows == sorted(windows) and start <= windows[0] and windows[-1] <= end
 
@@ -240,9 +311,12 @@ def test_training_and_validation_use_the_window_of_the_step(
         return attention_mask(inputs, window, args)
 
     monkeypatch.setattr(module, "attention_mask", spy)
+    sizes = dict(window_start=2, window_end=10)
+    if counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
+        sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(
         milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=2,
-        kernel_warmup_steps=0, window_start=2, window_end=10, micro_batch_size=32))
+        kernel_warmup_steps=0, micro_batch_size=32, **sizes))
     training, validating = ([w for grad, w in seen if grad == phase] for phase in (True, False))
     assert training == [2, 4, 6, 8]  # steps 0 to 3
     assert validating == [2, 6, 10]

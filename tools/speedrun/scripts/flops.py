@@ -31,10 +31,12 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     return 3 * (per_token + per_pair * _mean_visible(module, args, T))
 
 
-def visible_pairs(T: int, window: int) -> int:
-    """Pairs (query, key) of a sequence of T tokens with 0 <= query - key < window."""
+def visible_pairs(T: int, window: int, tile: int = 1) -> int:
+    """Pairs (query, key) of a sequence of T tokens with 0 <= query - key < window. With a tile, of
+    which window and T are multiples, the window begins where a tile does."""
     window = min(window, T)
-    return window * T - window * (window - 1) // 2
+    cut = (T - window) // tile * tile * (tile - 1) // 2  # a triangle of each row's last tile
+    return window * T - window * (window - 1) // 2 - cut
 
 
 def _plain(hyperparameters):
@@ -64,7 +66,8 @@ def _mean_visible(module, args, T):
         windows = [module.window_size(step, args) for step in steps]
     else:
         windows = [getattr(args, "window", T)]
-    return sum(visible_pairs(T, window) for window in windows) / (T * len(windows))
+    tile = getattr(args, "tile_size", 1)
+    return sum(visible_pairs(T, window, tile) for window in windows) / (T * len(windows))
 
 
 def measured_peak() -> tuple[str, float]:
