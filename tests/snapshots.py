@@ -129,9 +129,13 @@ def constant_momentum(milestone):
 
 def micro_sizes(module, **more):
     """Hyperparameters of a micro model, for a test that does not train."""
-    layers = {name: size for name, size in MICRO_LAYERS.items()
-              if hasattr(module.Hyperparameters, name)}
-    return module.Hyperparameters(**MICRO | layers | more)
+    return module.Hyperparameters(**MICRO | micro_layers(module) | more)
+
+
+def micro_layers(module):
+    """Which of a few layers has what, where that is a hyperparameter."""
+    return {name: number for name, number in MICRO_LAYERS.items()
+            if hasattr(module.Hyperparameters, name)}
 
 
 def train(module, args):

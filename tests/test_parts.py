@@ -15,7 +15,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from snapshots import known_values, load_snapshot, micro_args, micro_sizes, train, where
+from snapshots import (
+    known_values,
+    load_snapshot,
+    micro_args,
+    micro_layers,
+    micro_sizes,
+    train,
+    where,
+)
 
 # ---- whole models ----
 
@@ -109,9 +117,10 @@ def fill(model, amplitude, fused_qkv=False):
 
 def small_model(milestone, amplitude, bf16=False):
     """The small model, filled."""
-    module = load_snapshot(milestone)
-    model = module.GPT(module.Hyperparameters(**SMALL | dict(bf16=bf16), **without_flex(module)))
-    fill(model, amplitude, **known_values(milestone.id).get("small_model", {}))
+    module, known = load_snapshot(milestone), known_values(milestone.id)
+    sizes = SMALL | known.get("small_sizes", {}) | dict(bf16=bf16)
+    model = module.GPT(module.Hyperparameters(**sizes, **without_flex(module)))
+    fill(model, amplitude, **known.get("small_model", {}))
     return model
 
 
@@ -135,9 +144,10 @@ def train_small(milestone, train_steps, log_dir):
         patched.setattr(module, "token_batches",
                         lambda *args, **kwargs: itertools.repeat((INPUTS, TARGETS)))
         losses = train(module, module.Hyperparameters(
-            **SMALL, **without_flex(module), **known.get("small_training_rates", {}),
-            micro_batch_size=2, total_batch_size=16, val_tokens=16, train_steps=train_steps,
-            val_loss_every=1, kernel_warmup_steps=0, log_dir=str(log_dir)))
+            **SMALL | known.get("small_sizes", {}), **without_flex(module),
+            **known.get("small_training_rates", {}), micro_batch_size=2, total_batch_size=16,
+            val_tokens=16, train_steps=train_steps, val_loss_every=1, kernel_warmup_steps=0,
+            log_dir=str(log_dir)))
     return losses, before, models[0]
 
 
@@ -255,11 +265,19 @@ def test_rotary_values(milestone):
     module = load_snapshot(milestone)
     for case in known_values(milestone.id)["rotary"]:
         D = case["head_dim"]
-        vector = torch.tensor(case["vector"], dtype=torch.float32)
+        vector = torch.tensor(case.get("vector", [j / D for j in range(D)]), dtype=torch.float32)
         length = 1 + max(position for position, _ in case["turned"])
         turned = module.Rotary(head_dim=D, seq_len=length)(vector.expand(1, length, 1, D))[0, :, 0]
         for position, values in case["turned"]:
-            assert turned[position].tolist() == pytest.approx(values, abs=2e-5)
+            found = turned[position][case.get("entries", range(D))]
+            assert found.tolist() == pytest.approx(values, abs=2e-5)
+
+
+@where("Rotary", known="rotary_in_float32")
+def test_rotary_turns_bfloat16_in_float32(milestone):
+    torch.manual_seed(0)
+    x, rotary = torch.randn(1, 8, 1, 16), load_snapshot(milestone).Rotary(head_dim=16, seq_len=8)
+    assert rotary(x.bfloat16()).equal(rotary(x.bfloat16().float()).bfloat16())
 
 
 @where("Rotary")
@@ -293,9 +311,14 @@ def fresh(milestone):
     module = load_snapshot(milestone)
     args = module.Hyperparameters(
         vocab_size=64, num_layers=4, num_heads=2, model_dim=32, seq_len=8, compile=False,
-        bf16=False, **without_flex(module))
+        bf16=False, **micro_layers(module), **without_flex(module))
     tokens = torch.randint(60, (2, 9))
     return module, module.GPT(args), tokens[:, :-1], tokens[:, 1:]
+
+
+def attentions(model):
+    """The attention of each layer that has one."""
+    return [block.attn for block in model.blocks if block.attn is not None]
 
 
 @where("Model", known="moving")
@@ -345,10 +368,10 @@ def test_attention_scores_are_bounded(milestone, fresh, monkeypatch):
 
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
     with torch.no_grad():
-        for block in model.blocks:
-            block.attn.c_q.weight.mul_(1e3)
+        for attn in attentions(model):
+            attn.c_q.weight.mul_(1e3)
         model(inputs)
-    assert len(seen) == 4
+    assert len(seen) == len(attentions(model)) >= 3
     for q, k in seen:  # (B, H, T, D), each of unit RMS
         assert q.shape == (2, 2, 8, 16)
         for x in (q, k):
@@ -382,18 +405,20 @@ def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
 
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
     with torch.no_grad():
-        for block in model.blocks:
-            if hasattr(block.attn, "value_lambda"):
-                block.attn.value_lambda.fill_(0.25)
+        for attn in attentions(model):
+            if hasattr(attn, "value_lambda"):
+                attn.value_lambda.fill_(0.25)
             else:
-                block.attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
+                attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
         model(inputs)
     x = module.norm(module.norm(model.embed(inputs)))  # all that a block sees at init
-    raw = [block.attn.c_v(x).view(2, 8, 2, 16) for block in model.blocks]
+    raw = [attn.c_v(x).view(2, 8, 2, 16) for attn in attentions(model)]
+    others = dict(first=raw[0], nowhere=torch.zeros(()))
+    others |= {i: table(inputs).view_as(raw[0])
+               for i, table in enumerate(getattr(model, "value_embeds", ()))}
     for own, found, source in zip(raw, mixed, known_values(milestone.id)["values_from"],
                                   strict=True):
-        other = raw[0] if source == "first" else model.value_embeds[source](inputs).view_as(own)
-        torch.testing.assert_close(found, 0.75 * own + 0.25 * other)
+        torch.testing.assert_close(found, 0.75 * own + 0.25 * others[source])
 
 
 @where("GPT", known="softcap")
