@@ -743,7 +743,7 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
         hint = hints.hint_of(name, milestone)
         assert hint.nudge and hint.steps, name
         assert not milestone.changes or name == "Hyperparameters" or hint.since == id or all(
-            id not in h.since for h in hints.load_hints() if h.block == name), name
+            h.since != id for h in hints.load_hints() if h.block == name), name
         for level in (1, hint.next_level(2), 3, 4):
             hints.print_hint(hint, milestone, level)
         shown = capsys.readouterr().out

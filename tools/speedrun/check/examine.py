@@ -28,8 +28,12 @@ FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of th
 
 def odd_values(milestone: Milestone) -> dict[str, object]:
     """The hyperparameters at which the milestone and scripts like it are traced."""
-    values, fixed, tiny = {}, SIZES["common"], load_manifest().overrides(milestone, "tiny")
-    for name, default in default_hyperparameters(milestone.script).items():
+    values, tiny = {}, load_manifest().overrides(milestone, "tiny")
+    defaults = default_hyperparameters(milestone.script)
+    fixed = SIZES["common"].copy()
+    for name in SIZES["with"].keys() & defaults.keys():
+        fixed |= SIZES["with"][name]
+    for name, default in defaults.items():
         value = fixed.get(name, tiny.get(name, default))
         if isinstance(value, float) and name not in fixed:
             value *= ODD

@@ -3,6 +3,7 @@
 Nothing here knows a milestone; what takes long or cannot be seen from outside is replaced.
 """
 
+import copy
 import dataclasses
 import functools
 import os
@@ -194,7 +195,10 @@ class Spy:
     def attend(self, function, *args, **kwargs):
         """flex_attention is called, which works eagerly on a CPU."""
         mask = kwargs.get("block_mask")
-        self.masks.append(str(mask.shape[0]) if hasattr(mask, "shape") else "no block mask")
+        self.masks.append("no block mask")
+        if isinstance(mask, flex_attention.BlockMask):
+            kwargs["block_mask"], twice = _as_compiled(mask)
+            self.masks[-1] = f"{mask.shape[0]}{', and tiles are listed twice' * twice}"
         return function(*args, **kwargs)
 
     def send(self, function, *args, **kwargs):
@@ -264,6 +268,30 @@ def _kind(value):
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)} tensor of {value.ndim} dimensions"
     return type(value).__name__
+
+
+def _as_compiled(mask):
+    """A block mask whose rule knows which tiles are listed, and whether one is listed twice:
+    without compilation FlexAttention asks the rule of all pairs."""
+    def listed(counts, columns):
+        N = columns.size(-1)
+        some = torch.where(torch.arange(N) < counts[..., None], columns, N).long()
+        return torch.zeros(*columns.shape[:-1], N + 1, dtype=torch.bool).scatter(-1, some, True)
+
+    partial = listed(mask.kv_num_blocks, mask.kv_indices)
+    full = torch.zeros_like(partial)
+    if mask.full_kv_num_blocks is not None:
+        full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    B, H, *_ = partial.shape
+    rows, cols = mask.BLOCK_SIZE
+
+    def rule(b, h, q, k):
+        tile = b % B, h % H, q // rows, k // cols
+        return partial[tile] & mask.mask_mod(b, h, q, k) | full[tile]
+
+    seen = copy.copy(mask)
+    seen.mask_mod = rule
+    return seen, bool((partial & full)[..., :-1].any())
 
 
 def told(function, method):

@@ -181,7 +181,8 @@ def model(module, values, note, calls, machine, **_):
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
     longer = inputs.repeat(1, LONGER)  # bfloat16 is too coarse for large angles, say
     for field in machine:
-        what, switched = f"logits with {field}=True", {field: True, "seq_len": longer.size(1)}
+        what = f"logits with {field}=True"
+        switched = {field: True, "compile": True, "seq_len": longer.size(1)}
         with note.guard(what), torch.no_grad():
             net = module.GPT(arguments(module, {**values, **switched}))
             note.note(f"dtypes of the parameters with {field}=True", "same", {
