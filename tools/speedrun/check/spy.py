@@ -91,12 +91,16 @@ class Meter(TorchDispatchMode):
         self.spy, self.readings = spy, 0
         self.work, self.low = Counter(), Counter()  # {phase: operations}
         self.compiled, self.beside = Counter(), Counter()
+        self.eight_bits = Counter()  # products, {dtypes: so many}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name, phase = func.overloadpacket.__name__, self.spy.phase
         if name in PRODUCTS:
-            a, b = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)][-2:]
+            tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+            a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
+            if a.dtype.itemsize == 1:
+                self.eight_bits[f"{dtype_name(a.dtype)} by {dtype_name(b.dtype)}"] += 1
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)

@@ -77,7 +77,8 @@ def contract(module, values, note, **_):
     note.note("names", "has", names | {n: "" for n in CONTRACT if hasattr(module, n)})
     with note.guard("the fields of Hyperparameters"):
         note.note("the fields of Hyperparameters", "has", _fields(module.Hyperparameters))
-    gpu = mock.patch.object(torch.cuda, "is_available", lambda: True)
+    gpu = mock.patch.multiple(torch.cuda, is_available=lambda: True,
+                              get_device_capability=lambda *_: (9, 0))  # an H100's
     with note.guard("the defaults on a machine with a GPU"), gpu:
         other = runpy.run_path(module.__file__)["Hyperparameters"]
         note.note("the defaults on a machine with a GPU", "has", _fields(other))
@@ -196,6 +197,17 @@ def model(module, values, note, calls, machine, **_):
             note.fact(f"flex_attention is called with {field}=True", bool(spy.masks))
             if spy.masks:
                 note.fact("rows that FlexAttention's mask is made for", spy.masks[-1])
+        where = f"call 1 of the model with {field}=True"
+        with note.guard(where), Spy().meter as meter:
+            args, kwargs = calls[0]
+            net = make(**{field: True, "compile": True})
+            loss = net(*args, **kwargs)
+            loss.backward()
+            note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
+            note.note(f"the gradient in {where}", "tensors", {
+                name: p.grad.float() for name, p in net.named_parameters()}, 5e-2)
+            note.fact(f"products of eight bits in {where}", ", ".join(
+                f"{count} of {dtypes}" for dtypes, count in sorted(meter.eight_bits.items())))
 
 
 def _is_rounded(values):
