@@ -14,6 +14,7 @@ from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts import load
 from speedrun.scripts.find import default_hyperparameters
+from speedrun.scripts.sizes import length_names
 
 MANIFEST = load_manifest()
 WRITTEN = MANIFEST.written()
@@ -30,7 +31,7 @@ MICRO = dict(
 MICRO_RATES = dict(
     adam_lr=6e-3, warmup_steps=2, cooldown_steps=5, muon_lr=1e-2, embed_lr=3e-3, scalar_lr=0.0,
     momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
-    tile_size=4,
+    tile_size=4, val_seq_len=64,
 )
 MICRO_LAYERS = dict(num_value_embeds=1, layer_without_attention=1, window_pattern="SL")  # of two
 MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
@@ -107,10 +108,17 @@ def load_snapshot(milestone):
     return load.load_snapshot(milestone.script)
 
 
+def sized(sizes, fields):
+    """The sizes, with seq_len under the names by which a script of these fields knows it."""
+    named = dict.fromkeys(length_names(fields), sizes["seq_len"])
+    return {name: value for name, value in sizes.items() if name != "seq_len"} | named
+
+
 def micro_overrides(milestone, folder, log_dir, **more):
     """Hyperparameters of a micro run on the shards in `folder`."""
     files = dict(train_files=f"{folder}/*_train_*.bin", val_files=f"{folder}/*_val_*.bin")
-    return {**files, "log_dir": str(log_dir), **MICRO, **MICRO_OF[milestone.id], **more}
+    sizes = sized(MICRO, default_hyperparameters(milestone.script))
+    return {**files, "log_dir": str(log_dir), **sizes, **MICRO_OF[milestone.id], **more}
 
 
 def micro_args(milestone, folder, log_dir, **more):
@@ -129,7 +137,8 @@ def constant_momentum(milestone):
 
 def micro_sizes(module, **more):
     """Hyperparameters of a micro model, for a test that does not train."""
-    return module.Hyperparameters(**MICRO | micro_layers(module) | more)
+    sizes = MICRO | micro_layers(module) | more
+    return module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
 
 
 def micro_layers(module):

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 import run_milestone
-from snapshots import MICRO, MICRO_OF, WRITTEN, every_snapshot
+from snapshots import MICRO, MICRO_OF, WRITTEN, every_snapshot, sized
 from speedrun.base.errors import UserError
 from speedrun.run import fit_batch, gpus
 from speedrun.run.failure import Failure
@@ -22,7 +22,8 @@ from speedrun.run.fit_batch import fit_micro_batch, largest_fitting, trial_optio
 from speedrun.run.log import RULE, read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
-from speedrun.scripts.sizes import SCHEDULE, micro_batches
+from speedrun.scripts.find import default_hyperparameters
+from speedrun.scripts.sizes import SCHEDULE, micro_batches, trial_sizes
 
 GPU = "NVIDIA Simulated"
 
@@ -76,6 +77,18 @@ def test_other_errors_pass():
 def test_micro_batches_divide_a_step_and_a_validation(batch, val_tokens, world_size, sizes):
     hyperparameters = dict(total_batch_size=batch, val_tokens=val_tokens, seq_len=100)
     assert micro_batches(hyperparameters, world_size) == sizes
+
+
+def test_training_and_validation_may_have_lengths_of_their_own():
+    sizes = dict(total_batch_size=1200, val_tokens=1600, train_seq_len=100, val_seq_len=400)
+    assert micro_batches(sizes, 1) == [1, 2, 4] and micro_batches(sizes, 2) == [1, 2]
+    assert micro_batches({**sizes, "val_tokens": 500}, 1) == []
+    del sizes["val_seq_len"]
+    assert micro_batches(sizes, 1) == []
+    sizes |= dict(val_seq_len=400, train_steps=9, micro_batch_size=1)
+    assert trial_sizes(sizes, 3, 2) == dict(
+        train_steps=2, micro_batch_size=3, total_batch_size=1200, val_tokens=2400)
+    assert trial_sizes(sizes, 2, 2)["total_batch_size"] == 800
 
 
 # ---- the GPUs' memory ----
@@ -152,7 +165,8 @@ def machine(monkeypatch, tmp_path, shards):
         monkeypatch.setattr(fit_batch, "visible_memory", lambda: list(memory))
         trials = trials or Trials(min(memory, default=0))
         monkeypatch.setattr(fit_batch, "execute", trials)
-        overrides = {**SIZES, **MICRO_OF.get(milestone.id, {})}
+        fields = default_hyperparameters(milestone.script)
+        overrides = {**sized(SIZES, fields), **MICRO_OF.get(milestone.id, {})}
         fixed = overrides.keys() - {"micro_batch_size", "train_steps", *SCHEDULE}
         settings = [*(f"{name}={overrides[name]}" for name in fixed), *settings]
         options = dict(device_batch=AUTO, data=shards, out=tmp_path / "run") | options

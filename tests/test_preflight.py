@@ -170,6 +170,21 @@ def test_long_sequences_want_a_compiled_flex_attention(switches, fits):
             check_values(values, {}, 8, on_gpu=True)
 
 
+@pytest.mark.parametrize("change, message", [
+    (dict(val_tokens=1088), r"^val_tokens=1088 is .* \* val_seq_len \* ranks = 2 \* 64 \* 2;"),
+    (dict(total_batch_size=1056),
+     r"^total_batch_size=1056 is .* \* train_seq_len \* ranks = 2 \* 32 \* 2;"),
+    (dict(val_seq_len=32_768, val_tokens=131_072, flex_attention=False),
+     "^val_seq_len=32768 is too long for a dense mask"),
+])
+def test_each_length_of_sequences_is_looked_at(change, message):
+    values = dict(train_seq_len=32, val_seq_len=64, micro_batch_size=2, total_batch_size=1152,
+                  val_tokens=1024)
+    check_values(values, {}, 2, on_gpu=False)
+    with pytest.raises(UserError, match=message):
+        check_values(values | change, {}, 2, on_gpu=False)
+
+
 # ---- shards ----
 
 

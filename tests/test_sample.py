@@ -158,6 +158,17 @@ def test_the_context_has_a_limit(fake):
     assert load_run(fake(seq_len=512)).context == 512
 
 
+def test_the_context_is_that_of_training(fake):
+    run = fake()
+    lengths = dict(train_seq_len=16, val_seq_len=64)
+    hyperparameters = torch.load(run / "checkpoint.pt")["hyperparameters"] | lengths
+    del hyperparameters["seq_len"]
+    save(run, hyperparameters)
+    script = FAKE.replace(" seq_len: int = 8", " train_seq_len: int = 8\n    val_seq_len: int = 8")
+    (run / "train_gpt.py").write_text(script, encoding="utf-8")
+    assert load_run(run).context == 16
+
+
 def test_an_empty_prompt_starts_from_the_document_token(fake, text_of):
     assert text_of(fake(), "--prompt", "", "--tokens", 3)[0] == "\0\1\2\n"
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -174,6 +175,10 @@ def test_overrides_are_the_common_ones_then_the_milestones_own(tmp_path):
     assert manifest.overrides(base, "record") == {}
     with pytest.raises(ManifestError, match='no scale "huge"; one of record, tiny'):
         manifest.overrides(base, "huge")
+    apart = replace(child, tiny=dict(train_seq_len=8, val_seq_len=16))
+    scales = replace(manifest, scales=dict(tiny=dict(seq_len=32, seed=2)))
+    assert scales.overrides(base, "tiny") == {"seq_len": 32, "seed": 2}
+    assert scales.overrides(apart, "tiny") == {"seed": 2, "train_seq_len": 8, "val_seq_len": 16}
 
 
 # ---- the figures of the history ----

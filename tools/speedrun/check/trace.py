@@ -23,6 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speedrun.check.spy import Spy, arguments, dtype_name, fill, run
+from speedrun.scripts.sizes import length_names
 
 LONGER = 32  # sequences, where a machine's switches are tried
 UNMASKED = 16_640  # tokens: a dense mask for so many takes gigabytes
@@ -154,6 +155,7 @@ def model(module, values, note, calls, machine, **_):
         note.fact("the number of parameters at the record's sizes",
                   f"{sum(p.numel() for p in net.parameters()):,}")
     calls = torch.load(calls, weights_only=True)
+    inputs = calls[0][0][0]
     for number, (args, kwargs) in enumerate(calls, start=1):
         where = f"call {number} of the model"
         with note.guard(where):
@@ -167,10 +169,9 @@ def model(module, values, note, calls, machine, **_):
                 for name, p in net.named_parameters()}, 2e-3)
     with note.guard("the loss of the vocabulary's last tokens"), torch.no_grad():
         size = module.Hyperparameters().vocab_size
-        tokens = torch.arange(size - values["seq_len"] * 8, size).view(8, -1)
+        tokens = torch.arange(size - inputs.size(1) * 8, size).view(8, -1)
         note.note("the loss of the vocabulary's last tokens", "numbers",
                   {"": make(vocab_size=size)(tokens, tokens).item()}, 1e-4)
-    inputs = calls[0][0][0]
     for what, some, scale, tolerance in (
             ("logits", inputs, 1.0, 1e-4),
             ("logits of a short prompt", inputs[:1, :7], 1.0, 1e-4),
@@ -183,7 +184,8 @@ def model(module, values, note, calls, machine, **_):
     longer = inputs.repeat(1, LONGER)  # bfloat16 is too coarse for large angles, say
     for field in machine:
         what = f"logits with {field}=True"
-        switched = {field: True, "compile": True, "seq_len": longer.size(1)}
+        lengths = dict.fromkeys(length_names(values), longer.size(1))
+        switched = {field: True, "compile": True, **lengths}
         with note.guard(what), torch.no_grad():
             net = module.GPT(arguments(module, {**values, **switched}))
             note.note(f"dtypes of the parameters with {field}=True", "same", {
@@ -347,7 +349,8 @@ def refusals(module, values, note, folder, shards, machine, trials, **_):
     for switch in ("", "compile", *machine):
         # No data, no memory. What cannot be run in this way is not compared.
         with FakeTensorMode(), torch.no_grad(), suppress(Exception):
-            net = module.GPT(arguments(module, {**values, "seq_len": UNMASKED, switch: True}))
+            lengths = dict.fromkeys(length_names(values), UNMASKED)
+            net = module.GPT(arguments(module, {**values, **lengths, switch: True}))
             what = f"{UNMASKED:,} tokens{switch and f' with {switch}=True'}"
             try:
                 net(*torch.ones(2, 1, UNMASKED, dtype=torch.int64))

@@ -130,14 +130,18 @@ class Manifest:
         """Return the hyperparameters, {name: value}, that run `milestone` at `scale`.
 
         "record" is the snapshot's own defaults, so {}. Elsewhere the scale's common values come
-        first and the milestone's own replace them. Raises ManifestError for an unknown scale.
+        first and the milestone's own replace them; a length of training sequences replaces that of
+        all. Raises ManifestError for an unknown scale.
         """
         if scale == "record":
             return {}
         if scale not in self.scales:
             known = ", ".join(["record", *self.scales])
             raise ManifestError(f'no scale "{scale}"; one of {known}')
-        return {**self.scales[scale], **getattr(milestone, scale)}
+        values = {**self.scales[scale], **getattr(milestone, scale)}
+        if "train_seq_len" in values:
+            values.pop("seq_len", None)
+        return values
 
 
 @dataclass(frozen=True)

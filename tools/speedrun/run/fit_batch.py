@@ -25,12 +25,12 @@ from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
 from speedrun.run.log import read_log
 from speedrun.run.plan import Plan
-from speedrun.scripts.sizes import SCHEDULE, micro_batches, trial_sizes
+from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches, trial_sizes
 
 # Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
 MARGIN = 0.85
 CACHE = REPOSITORY / "runs" / ".device_batch"  # a file [micro batch, its peak in MiB] per answer
-NEEDED = ("micro_batch_size", "total_batch_size", "seq_len", "train_steps")
+NEEDED = ("micro_batch_size", "total_batch_size", "train_steps")
 TAKE_NO_MEMORY = ("train_files", "val_files", "seed", *SCHEDULE)
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED", re.IGNORECASE)
 
@@ -104,7 +104,8 @@ def trial_options(plan: Plan, micro_batch: int) -> dict[str, object]:
 def _candidates(plan):
     """The micro batches to choose from, and the memory in MiB of the smallest GPU of the run;
     UserError where the plan cannot be tried."""
-    missing = [name for name in NEEDED if name not in plan.script.hyperparameters]
+    known = plan.script.hyperparameters
+    missing = [name for name in dict.fromkeys(NEEDED + length_names(known)) if name not in known]
     if missing:
         raise UserError(f"--device-batch auto: {plan.script.path} has no {', '.join(missing)}")
     if plan.nodes.count > 1:
@@ -134,11 +135,11 @@ def _search(plan, candidates, memory, names, stream):
 
     best = largest_fitting(fits, candidates, plan.hyperparameters["micro_batch_size"])
     if best is None:
-        seq_len = plan.hyperparameters["seq_len"]
+        lengths = {name: plan.hyperparameters[name] for name in length_names(plan.hyperparameters)}
+        shorter = " ".join(f"--set {name}={length // 2}" for name, length in lengths.items())
         raise UserError(
-            f"not even one sequence of {seq_len} tokens fits into {MARGIN:.0%} of the"
-            f" {memory / 1024:.1f} GiB of {names}; try --set seq_len={seq_len // 2} or a"
-            " smaller model_dim")
+            f"not even one sequence of {max(lengths.values())} tokens fits into {MARGIN:.0%} of the"
+            f" {memory / 1024:.1f} GiB of {names}; try {shorter} or a smaller model_dim")
     return best, peaks[best]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.run.data import HEADER_BYTES, fetch_command, shard_length, steps_per_shard
-from speedrun.scripts.sizes import SCHEDULE, training_tokens
+from speedrun.scripts.sizes import SCHEDULE, length_names, training_tokens
 
 MAY_BE_ZERO = ("_steps", "_every", "_id", "seed")  # how the names of such whole numbers end
 DIVISORS = ("train_steps", *SCHEDULE)  # ... and these may not all the same
@@ -44,11 +44,12 @@ def check_values(
     for one, other, fit, words in PAIRS:
         if _known(values, one, other) and not fit(values[one], values[other]):
             raise UserError(words.format(values[one], values[other]))
-    sizes = values.get("micro_batch_size"), values.get("seq_len"), world_size
-    for name in ("total_batch_size", "val_tokens"):
-        if _known(values, name, "micro_batch_size", "seq_len") and values[name] % math.prod(sizes):
-            raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size * seq_len"
-                            f" * ranks = {' * '.join(map(str, sizes))}; change one of them")
+    for name, length in zip(("total_batch_size", "val_tokens"), length_names(values), strict=True):
+        sizes = values.get("micro_batch_size"), values.get(length), world_size
+        if _known(values, name, "micro_batch_size", length) and values[name] % math.prod(sizes):
+            raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size *"
+                            f" {length} * ranks = {' * '.join(map(str, sizes))}; change one of"
+                            " them")
     _check_attention(values, on_gpu)
 
 
@@ -113,11 +114,14 @@ def _check_attention(values, on_gpu):
     is on where there is a GPU."""
     switches = {name: on_gpu if value is None else value for name, value in values.items()
                 if name.endswith("flex_attention") or name == "compile"}
-    compiled, seq_len = switches.pop("compile", True), values.get("seq_len")
+    compiled = switches.pop("compile", True)
     for name, flex in switches.items():
         if flex and not on_gpu:
             raise UserError(f"{name}=True: FlexAttention has no backward pass without CUDA; leave "
                             "it out")
-        if _known(values, "seq_len") and seq_len > MOST_DENSE and not (flex and compiled):
-            raise UserError(f"seq_len={seq_len} is too long for a dense mask, and only a compiled"
-                           f" FlexAttention does without; lower it to {MOST_DENSE} or less")
+        for length in length_names(values):
+            if (_known(values, length) and values[length] > MOST_DENSE
+                    and not (flex and compiled)):
+                raise UserError(f"{length}={values[length]} is too long for a dense mask, and only"
+                                " a compiled FlexAttention does without; lower it to"
+                                f" {MOST_DENSE} or less")

@@ -12,6 +12,7 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.sizes import length_names
 
 CHECKPOINT = "checkpoint.pt"
 MAX_CONTEXT = 16_384  # tokens; a dense attention mask grows with their square
@@ -51,7 +52,7 @@ def load_run(run: Path) -> Trained:
         args = module.Hyperparameters(**{**hyperparameters, **known})
         model = module.GPT(args)
         model.load_state_dict(checkpoint["model"], strict=True)
-        context = hyperparameters.get("train_seq_len") or args.seq_len
+        context = getattr(args, length_names(hyperparameters)[0])
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
         raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")

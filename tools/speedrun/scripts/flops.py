@@ -9,6 +9,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.sizes import length_names
 
 LONGEST = 16_384  # tokens; a dense mask of more is refused
 
@@ -24,7 +25,7 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     """
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
-    T = getattr(args, "train_seq_len", args.seq_len)
+    T = getattr(args, length_names(vars(args))[0])
     half = min(T, LONGEST) // 2
     per_token, per_pair = _solve(half, _forward_flops(module, args, half),
                                  2 * half, _forward_flops(module, args, 2 * half))

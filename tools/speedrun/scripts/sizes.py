@@ -3,10 +3,17 @@
 They are {name: value} of a script's defaults and overrides, values as numbers or as text.
 """
 
-import math
+from collections.abc import Iterable
 
 # phases that some records count in steps; scripts divide by them
 SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
+
+
+def length_names(hyperparameters: Iterable[str]) -> tuple[str, str]:
+    """The names of the hyperparameters that tell how many tokens a sequence of training and one of
+    validation has: one name twice in a script that has one length."""
+    apart = "train_seq_len" in hyperparameters
+    return ("train_seq_len", "val_seq_len") if apart else ("seq_len", "seq_len")
 
 
 def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> int | None:
@@ -29,13 +36,13 @@ def scaled_phases(hyperparameters: dict[str, object], steps: int) -> dict[str, t
 def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[int]:
     """Every micro_batch_size with which a step and a validation divide among the ranks, ascending;
     none where there is no way (speedrun.run.preflight says what is wrong)."""
-    names = ("total_batch_size", "val_tokens", "seq_len")
-    batch, val_tokens, seq_len = (whole(hyperparameters.get(name)) for name in names)
-    if not (batch and seq_len):
+    names = ("total_batch_size", "val_tokens", *length_names(hyperparameters))
+    batch, val_tokens, *lengths = (whole(hyperparameters.get(name)) for name in names)
+    if not (batch and all(lengths)):
         return []
-    tokens = math.gcd(batch, val_tokens or 0)  # gcd(batch, 0) is batch
-    sequences, rest = divmod(tokens, seq_len * world_size)  # per rank
-    return [] if rest else [n for n in range(1, sequences + 1) if sequences % n == 0]
+    train, val = (length * world_size for length in lengths)  # tokens of one sequence per rank
+    return [n for n in range(1, batch // train + 1)
+            if batch % (n * train) == 0 and (val_tokens or 0) % (n * val) == 0]
 
 
 def fitting_micro_batch(hyperparameters: dict[str, object], world_size: int) -> int | None:
@@ -57,9 +64,9 @@ def trial_sizes(
     states from the second step on, beside them the copies that the kernel warm-up puts back.
     """
     sizes = {name: whole(value) or 0 for name, value in hyperparameters.items()}
-    tokens = micro_batch * sizes["seq_len"] * world_size
+    tokens, val_tokens = (micro_batch * sizes[name] * world_size for name in length_names(sizes))
     trial = dict(
-        micro_batch_size=micro_batch, val_tokens=tokens, train_steps=2, warmup_steps=1,
+        micro_batch_size=micro_batch, val_tokens=val_tokens, train_steps=2, warmup_steps=1,
         total_batch_size=min(2 * tokens, sizes["total_batch_size"]),
         kernel_warmup_steps=min(2, sizes.get("kernel_warmup_steps", 0)),
         val_loss_every=0, train_loss_every=0, save_checkpoint=False,
