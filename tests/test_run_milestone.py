@@ -597,6 +597,19 @@ def test_launch_hands_on_lines_and_exit_code(tmp_path):
     assert (tmp_path / "report").read_text(encoding="utf-8").strip() == "why"
 
 
+def test_old_names_of_collectives_are_used_in_silence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")
+    code = "from warnings import warn\n" + "".join(
+        f"warn('`torch.distributed.{name}` is deprecated. Please', FutureWarning)\n"
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "another"))
+    with stop_signals() as stop:
+        command = [sys.executable, "-c", f"{code}warn('x', DeprecationWarning)"]
+        launch(command, tmp_path / "report", print, stop)
+    report = (tmp_path / "report").read_text(encoding="utf-8")
+    assert "_tensor` is" not in report and ".another` is" in report
+    assert report.endswith("DeprecationWarning: x\n")
+
+
 @posix
 def test_a_stop_lets_the_launcher_end_its_ranks(tmp_path):
     code = (

@@ -14,6 +14,10 @@ RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own 
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
 STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them all
                 if signum.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
+# torch 2.13 has new names for these, and warns on every rank; torch 2.11 knows the old ones alone,
+# so scripts keep them.
+RENAMED = ("all_gather_into_tensor", "reduce_scatter_tensor")
+QUIET = [f"ignore:`torch.distributed.{name}` is deprecated:FutureWarning" for name in RENAMED]
 
 
 class Stop:
@@ -59,6 +63,7 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None], sto
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
         **os.environ,
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
+        "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
         RUN_MARK: mark,
     }
     with open(report, "wb") as stderr:
