@@ -139,7 +139,7 @@ def test_this_machine(report):
     code, lines = report()
     assert code in (0, 1)
     assert lines["torch"]["text"].startswith(torch.__version__)
-    assert {line["text"].split(",")[0] for line in lines["all"]["milestones"]} == {"CPU"}
+    assert {line["text"].split(":")[0] for line in lines["all"]["milestones"]} == {"CPU"}
 
 
 def test_a_cpu(computer, report):
@@ -149,8 +149,8 @@ def test_a_cpu(computer, report):
     assert lines["05_flex_attention"]["switches"] == dict(
         compile=False, bf16=False, use_flex_attention=False)
     assert lines["05_flex_attention"]["text"].startswith(
-        "CPU, float32, no flex_attention (on a CPU it has no backward pass)")
-    assert lines["01_muon"]["text"] == "CPU, float32; 0 of 33 shards"
+        "CPU: float32, not compiled, no flex_attention (on a CPU it has no backward pass)")
+    assert lines["01_muon"]["text"] == "CPU: float32, not compiled; 0 of 33 shards"
     assert lines["FineWeb"]["status"] == "none" and lines["FineWeb"]["do"] is None
 
 
@@ -165,8 +165,8 @@ def test_eight_h100(computer, report):
     assert lines["FP8"]["status"] == "ok"
     assert lines["FlashAttn-3"]["text"].startswith("through flash_attn_interface; used by ")
     assert all(all(lines[name]["switches"].values()) for name in NAMES)
-    assert lines["00_baseline"]["text"] == "CUDA, bf16, compiled; 65 of 65 shards"
-    assert lines["05_flex_attention"]["text"].startswith("CUDA, bf16, compiled, flex_attention;")
+    assert lines["00_baseline"]["text"] == "CUDA: bf16, compiled; 65 of 65 shards"
+    assert lines["05_flex_attention"]["text"].startswith("CUDA: bf16, compiled, flex_attention;")
     assert lines["FlexAttention"]["text"] == (
         f"there; used by {', '.join(m.id for m in WITH_FLEX)}")
     assert lines["Triton"]["text"] == "there; used by all milestones"
@@ -286,7 +286,7 @@ def test_gpus_that_torch_does_not_use(computer, report, shards, status):
     assert lines["GPU"]["status"] == status and code == (status == "fix")
     assert lines["GPU"]["text"] == f"8 x {H100}, but this torch is a build without CUDA"
     assert lines["GPU"]["do"] == "pip install --force-reinstall torch==2.13.0"
-    assert {line["text"].split(",")[0] for line in lines["all"]["milestones"]} == {"CPU"}
+    assert {line["text"].split(":")[0] for line in lines["all"]["milestones"]} == {"CPU"}
     computer.has_torch("2.13.0", "13.0", backends=("nccl", "gloo"))
     assert report()[1]["GPU"]["text"].endswith("torch cannot use CUDA")
 
@@ -406,7 +406,8 @@ def test_the_switches_are_those_of_the_script(computer, tmp_path):
     manifest = SimpleNamespace(overrides=lambda milestone, scale: {})
     line = milestone_check(milestone, torch, manifest, "tiny", ranks=1)
     assert line.switches == dict(bf16=False, use_nothing=False, fp8_head=True)
-    assert (line.status, line.text) == ("ok", "CPU, float32, no nothing (of this), fp8_head")
+    assert (line.status, line.text) == (
+        "ok", "CPU: float32 (because), no nothing (of this), fp8_head")
 
     sys.modules.pop(f"snapshot {script.resolve()}")
     script.write_text(

@@ -520,6 +520,24 @@ def test_plain_lines_pass_unchanged(script, shards, tmp_path):
     assert stream.getvalue() == "step:1/2 [bold] train_time:9ms step_avg:9ms\n"
 
 
+@pytest.mark.parametrize("device, setting, paths", [
+    ("cpu", [], "CPU: float32, not compiled, no flex_attention (on a CPU it has no backward pass)"),
+    ("NVIDIA H100", [], "CUDA: bf16, compiled, flex_attention"),
+    ("NVIDIA H100", ["use_flex_attention=False"],
+     "CUDA: bf16, compiled, no flex_attention (as set)"),
+])
+def test_the_paths_of_a_run_are_told(monkeypatch, tmp_path, device, setting, paths):
+    monkeypatch.setenv("COLUMNS", "120")
+    plan = make_plan("05", settings=setting, out=tmp_path / "run")
+    values = dict(bf16=device != "cpu", compile=device != "cpu",
+                  use_flex_attention=device != "cpu" and not setting)
+    for stream in (io.StringIO(), Terminal()):
+        with follow(plan, stream) as show:
+            show(f"environment:{json.dumps(dict(device=device))}")
+            show(f"hyperparameters:{json.dumps(values)}")
+        assert paths in stream.getvalue()
+
+
 # ---- the summary ----
 
 

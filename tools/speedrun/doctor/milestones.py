@@ -2,7 +2,6 @@
 
 import ast
 import operator
-import re
 from textwrap import shorten
 from types import ModuleType
 
@@ -11,11 +10,9 @@ from speedrun.doctor.software import INSTALL
 from speedrun.doctor.storage import count_shards, fetch
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.run.data import shards_read
+from speedrun.run.paths import paths_taken, switches
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import micro_batches
-
-# A hyperparameter whose default asks the machine, and the script's words beside it.
-SWITCH = re.compile(r"^    (\w+): bool = (?!True|False)[^#\n]+(?:# (.*))?$", re.MULTILINE)
 
 
 def milestone_check(
@@ -45,9 +42,8 @@ def milestone_check(
     if missing := missing_names(ast.parse(source), module):
         return line(FIX, f"torch {torch.__version__} lacks {', '.join(missing)}", INSTALL)
 
-    comments = dict(SWITCH.findall(source))
-    switches = facts["switches"] = {name: hyperparameters[name] for name in comments}
-    text = _path(switches, comments, torch.cuda.is_available())
+    facts["switches"] = {name: hyperparameters[name] for name in switches(source)}
+    text = paths_taken(source, hyperparameters, torch.cuda.is_available())
     sizes = hyperparameters | manifest.overrides(milestone, scale)
     possible = [n for n in range(1, ranks + 1) if micro_batches(sizes, n)]
     if ranks not in possible:
@@ -76,14 +72,3 @@ def missing_names(tree: ast.AST, module: ModuleType) -> list[str]:
             missing.add(f"{owner.__name__}.{node.attr}")
     return sorted(missing)
 
-
-def _path(switches, comments, on_gpus):
-    """What a milestone will run as: device, precision, and its other switches."""
-    words = ["CUDA" if on_gpus else "CPU", "bf16" if switches.get("bf16") else "float32"]
-    if switches.get("compile"):
-        words.append("compiled")
-    for name in [name for name in switches if name not in ("bf16", "compile")]:
-        comment = f" ({comments[name]})" if comments[name] else ""
-        part = name.removeprefix("use_")
-        words.append(part if switches[name] else f"no {part}{comment}")
-    return ", ".join(words)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from speedrun.run.log import RULE, RunLog, Step
+from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Plan
 
 WIDE = 70  # columns from which on the live line also has a bar and tokens/s
@@ -12,9 +13,21 @@ WIDE = 70  # columns from which on the live line also has a bar and tokens/s
 
 @contextmanager
 def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """Inside the block, its value shows each line that rank 0 printed on the text stream."""
+    """Inside the block, its value shows each line that rank 0 printed on the text stream, and after
+    the hyperparameters which paths they mean."""
+    log, source = RunLog(), plan.script.path.read_text(encoding="utf-8")
+
+    def paths():
+        on_gpu = log.environment.get("device", "cpu") != "cpu"
+        return paths_taken(source, log.hyperparameters, on_gpu, chosen=plan.options)
+
+    def pass_on(line):
+        print(line, file=stream, flush=True)
+        if log.feed(line) == "hyperparameters":
+            print(paths(), file=stream, flush=True)
+
     if not stream.isatty():
-        yield lambda line: print(line, file=stream, flush=True)
+        yield pass_on
         return
     from rich import progress
     from rich.console import Console
@@ -27,13 +40,15 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
     bar = progress.Progress(
         *columns, console=console, transient=True, refresh_per_second=5, expand=True)
     batch = plan.hyperparameters.get("total_batch_size")
-    task, log, val_loss = bar.add_task("starting", total=None, speed=""), RunLog(), ""
+    task, val_loss = bar.add_task("starting", total=None, speed=""), ""
 
     def show(line):
         nonlocal val_loss
         told = log.feed(line)
         if told is None and line.strip() and line != RULE:  # facts are in the log and the summary
             console.print(line, markup=False)
+        if told == "hyperparameters":
+            console.print(paths(), markup=False)
         if not isinstance(told, Step):
             return
         if told.val_loss is not None:

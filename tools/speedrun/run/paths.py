@@ -1,0 +1,31 @@
+"""Says in a few words which paths a script takes on a machine, and why not the others."""
+
+import re
+from collections.abc import Container
+
+# A hyperparameter whose default asks the machine, and the script's words beside it.
+SWITCH = re.compile(r"^    (\w+): bool = (?!True|False)[^#\n]+(?:# (.*))?$", re.MULTILINE)
+PLAIN = {"bf16": ("bf16", "float32"), "compile": ("compiled", "not compiled")}  # on, off
+
+
+def switches(source: str) -> dict[str, str]:
+    """The switches of a script that follow the machine, {name: the script's words, or ""}."""
+    return dict(SWITCH.findall(source))
+
+
+def paths_taken(
+    source: str, values: dict[str, object], on_gpu: bool, chosen: Container[str] = ()
+) -> str:
+    """What a script's switches come to, as in `CPU: float32, not compiled, no fp8 (as set)`.
+
+    values: hyperparameters, {name: value}; chosen: names of those that were set by hand. The
+    reason for a path that is not taken is the device, or in brackets the script's own.
+    """
+    words, reasons = [], switches(source)
+    plain = [name for name in PLAIN if name in reasons]
+    for name in dict.fromkeys([*plain, *reasons]):
+        part = name.removeprefix("use_")
+        on, off = PLAIN.get(name, (part, f"no {part}"))
+        reason = "as set" if name in chosen else reasons[name]
+        words.append(on if values.get(name) else f"{off} ({reason})" if reason else off)
+    return f"{'CUDA' if on_gpu else 'CPU'}: {', '.join(words) or 'no switches'}"
