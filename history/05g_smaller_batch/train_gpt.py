@@ -602,8 +602,7 @@ def main(args):
             break
 
         train_loss = torch.zeros((), device=device)
-        for micro_step in range(grad_accum_steps):
-            inputs, targets = next(train_batches)
+        for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets) / grad_accum_steps
             loss.backward()
             train_loss += loss.detach() / world_size
