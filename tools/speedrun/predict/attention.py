@@ -6,6 +6,8 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+from speedrun.scripts.sizes import length_names
+
 ROWS = 32  # of tiles, of which one is asked: most are alike
 
 
@@ -76,7 +78,7 @@ def keys_per_query(module, args, step: int) -> float | None:
             tiles.append(visible.view(len(row), -1, BLOCK_SIZE).any(0).any(1).sum())
         return _listing(torch.stack(tiles).int(), rule, KV_LEN, BLOCK_SIZE)
 
-    def noted(q, k, v, block_mask):
+    def noted(q, k, v, block_mask, scale=None):
         counts = (block_mask.kv_num_blocks, block_mask.full_kv_num_blocks)
         tiles = sum(count.float().mean().item() for count in counts if count is not None)
         keys.append(tiles * block_mask.BLOCK_SIZE[1])
@@ -88,7 +90,8 @@ def keys_per_query(module, args, step: int) -> float | None:
         model.window.fill_(module.window_size(step, args))
     with (patch.object(module, "create_block_mask", sampled_mask, create=True),
           patch.object(module, "flex_attention", noted), torch.no_grad()):
-        model(torch.zeros((1, args.seq_len), dtype=torch.int64))
+        seq_len = getattr(args, length_names(vars(args))[0])
+        model(torch.zeros((1, seq_len), dtype=torch.int64))
     return sum(keys) / len(keys)
 
 

@@ -66,7 +66,7 @@ def _describe(card):
         max_threads_per_multi_processor=card.threads, max_threads_per_block=1024,
         shared_memory_per_block_optin=card.shared, gcnArchName="")
     answers = {
-        "get_device_properties": properties, "get_device_capability": (major, minor),
+        "get_device_properties": properties,
         "get_rng_state": torch.zeros(16, dtype=torch.uint8), "set_rng_state": None,
         "current_stream": None, "memory_allocated": 0, "_lazy_init": None,
         "_exchange_device": 0, "_maybe_exchange_device": 0,

@@ -14,6 +14,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from speedrun.predict.cards import Card
+
 TORCH = "2.13.0"
 
 # Slots in the table of virtual functions of torch's CUDA hooks, and in the registry of device
@@ -35,15 +37,16 @@ def reason_against() -> str | None:
     return None
 
 
-def install(world_size: int, name: str) -> None:
-    """Makes this process believe that it is rank 0 of `world_size`, each with a GPU called `name`.
+def install(world_size: int, card: Card) -> None:
+    """Makes this process believe that it is rank 0 of `world_size`, each with such a card.
 
     Only where `reason_against` gives no reason.
     """
     _give_autograd_a_device()
     answers = {
         "is_available": True, "is_initialized": True, "device_count": world_size,
-        "current_device": 0, "get_device_name": name, "is_bf16_supported": True,
+        "current_device": 0, "get_device_name": card.name, "is_bf16_supported": True,
+        "get_device_capability": divmod(card.sm, 10),
         "max_memory_allocated": 0, "reset_peak_memory_stats": None, "set_device": None,
         "synchronize": None,
     }

@@ -18,6 +18,7 @@ from speedrun.predict.observer import Observer
 from speedrun.predict.prediction import STEPS
 from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
 from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.sizes import length_names
 
 
 def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: bool,
@@ -35,14 +36,14 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size))
     observer, compiler, seen = Observer(), fake_compiler.Compiler(), {}
     models, optimizers = [], {}
-    fake_cuda.install(world_size, card.name)
+    fake_cuda.install(world_size, card)
     if compiled:
         fake_compiler.install(card, compiler, observer)
-    else:
-        torch.compile = lambda function, **kwargs: function
+    torch.compile = _compile(torch.compile if compiled else None, observer)
     module = load_snapshot(script)
-    module.DistributedDataParallel = functools.partial(
-        _distributed, module.DistributedDataParallel, observer)
+    if hasattr(module, "DistributedDataParallel"):
+        module.DistributedDataParallel = functools.partial(
+            _distributed, module.DistributedDataParallel)
     attention.replace(module, compiled)
 
     def observed(phase, function):
@@ -74,9 +75,14 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         args = module.parse_args([
             *options, f"--train_steps={STEPS}", "--val_loss_every=0",
             "--train_loss_every=0", "--kernel_warmup_steps=1", f"--log_dir={folder}/log"])
-        args.val_tokens = args.micro_batch_size * args.seq_len * world_size
-        args.train_files = _shard(folder, "train", STEPS * args.total_batch_size + 1)
-        args.val_files = _shard(folder, "val", args.val_tokens + 1)
+        seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
+        args.val_tokens = args.micro_batch_size * val_seq_len * world_size
+        first_token = getattr(args, "bos_id", 0)
+        args.train_files = _shard(
+            folder, "train", STEPS * args.total_batch_size + 1, seq_len, first_token)
+        args.val_files = _shard(folder, "val", args.val_tokens + 1, val_seq_len, first_token)
+        if not compiled and hasattr(args, "use_triton"):
+            args.use_triton = False  # a kernel by itself wants a device
         if compiled:
             compiler.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
@@ -88,21 +94,29 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     return {"micro_batch": args.micro_batch_size, "kernels": kernels, **seen}
 
 
-def _distributed(parallel, observer, model, **kwargs):
+def _compile(function, observer):
+    """In place of torch.compile: with `function`, or without compiling; a model's calls begin to
+    note the launches anew, so that those of the last micro-step stay."""
+    def begin(*args):
+        observer.launches.clear()
+        observer.phase = "forward"
+
+    def compile_noted(model, **kwargs):
+        compiled = function(model, **kwargs) if function else model
+        if isinstance(model, torch.nn.Module):
+            compiled.register_forward_pre_hook(begin)
+        return compiled
+
+    return compile_noted
+
+
+def _distributed(parallel, model, **kwargs):
     """The script's DistributedDataParallel, without what needs data: the exchange of first values,
     its log, and buckets that are built again in the order in which gradients came."""
     parallel = parallel(model, init_sync=False, **kwargs)
     parallel.logger = _Silent()
     parallel.register_comm_hook(None, _all_reduce)
     parallel.reducer = _Reducer(parallel.reducer)
-    forward = parallel.forward
-
-    def forward_of_the_last_micro_step(*args, **kwargs):
-        observer.launches.clear()
-        observer.phase = "forward"
-        return forward(*args, **kwargs)
-
-    parallel.forward = forward_of_the_last_micro_step
     return parallel
 
 
@@ -147,12 +161,16 @@ def _parts(model, optimizers) -> dict[str, int]:
                                    if state.device.type == "cuda")}
 
 
-def _shard(folder, name, tokens) -> str:
-    """A shard of zeros that takes no room on the disk; returns its path."""
+def _shard(folder, name, tokens, seq_len, first_token) -> str:
+    """A shard of zeros in which documents have `seq_len` tokens and begin with `first_token`; it
+    takes next to no room on the disk. Returns its path."""
     file = Path(folder, f"{name}.bin")
     header = b"".join(number.to_bytes(4, "little") for number in (MAGIC, VERSION, tokens))
     with open(file, "wb") as out:
         out.write(header)
         out.truncate(HEADER_BYTES + 2 * tokens)
+        for start in range(0, tokens, seq_len):
+            out.seek(HEADER_BYTES + 2 * start)
+            out.write(first_token.to_bytes(2, "little"))
     return str(file)
 

@@ -11,7 +11,7 @@ from speedrun.predict.cards import Card
 from speedrun.predict.launches import Kernel, Launch
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import Script
-from speedrun.scripts.sizes import micro_batches
+from speedrun.scripts.sizes import length_names, micro_batches
 
 STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
 
@@ -62,7 +62,7 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
     with the script's last words.
     """
     values = {**script.hyperparameters, **settings}
-    micro_tokens = values["micro_batch_size"] * values["seq_len"] * world_size
+    micro_tokens = values["micro_batch_size"] * values[length_names(values)[0]] * world_size
     micro_steps = values["total_batch_size"] // micro_tokens
     if micro_steps <= 2:
         return observe(script, card, world_size, settings, compiled, assembled=compiled)
@@ -145,7 +145,7 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
     Raises as `predict`.
     """
     def run(micro_batch):
-        tokens = 2 * micro_batch * values["seq_len"] * world_size
+        tokens = 2 * micro_batch * values[length_names(values)[0]] * world_size
         return observe(script, card, world_size, {
             **settings, "micro_batch_size": micro_batch,
             "total_batch_size": min(tokens, values["total_batch_size"])}, compiled)
