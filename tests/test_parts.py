@@ -124,7 +124,7 @@ def small_model(milestone, amplitude, bf16=False):
     return model
 
 
-def train_small(milestone, train_steps, log_dir):
+def train_small(milestone, train_steps, log_dir, **more):
     """Trains the small model on its one batch through the milestone's own `main`, at the record's
     rates, without a schedule; returns the loss before each step and after the last, the weights
     before and those after, {name: tensor}."""
@@ -147,7 +147,7 @@ def train_small(milestone, train_steps, log_dir):
             **SMALL | known.get("small_sizes", {}), **without_flex(module),
             **known.get("small_training_rates", {}), micro_batch_size=2, total_batch_size=16,
             val_tokens=16, train_steps=train_steps, val_loss_every=1, kernel_warmup_steps=0,
-            log_dir=str(log_dir)))
+            log_dir=str(log_dir), **more))
     return losses, before, models[0]
 
 
