@@ -31,9 +31,10 @@ MICRO = dict(
 MICRO_RATES = dict(
     adam_lr=6e-3, warmup_steps=2, cooldown_steps=5, muon_lr=1e-2, embed_lr=3e-3, scalar_lr=0.0,
     momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
-    tile_size=4, val_seq_len=64,
+    tile_size=4, val_seq_len=16,
 )
-MICRO_LAYERS = dict(num_value_embeds=1, layer_without_attention=1, window_pattern="SL")  # of two
+MICRO_LAYERS = dict(  # of the few
+    num_value_embeds=1, layer_without_attention=1, window_pattern="SL" * 6)
 MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
 
 

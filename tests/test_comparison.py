@@ -28,6 +28,7 @@ from speedrun.figures.records_plot import stored_hash
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.log import RULE
 from speedrun.scripts.flops import measured_peak, training_flops_per_token, visible_pairs
+from speedrun.scripts.sizes import length_names
 
 BY_ID = {milestone.id: milestone for milestone in WRITTEN}
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "compare_milestones.py")]
@@ -179,10 +180,13 @@ def test_picture(tmp_path):
 @where("Model", "Hyperparameters")
 def test_flops_of_the_records(milestone):
     args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
-    T, V = args.seq_len, args.vocab_size
+    T, V = getattr(args, length_names(vars(args))[0]), args.vocab_size
     windows = [known["record"].get("window", T)]
     if table := known.get("window"):  # the mean over the steps of the schedule
         windows = [table["unit"] * bisect(table["changes"], s) for s in range(args.train_steps)]
+    if kinds := known.get("layers"):  # of a short window half the tiles, at least one
+        short = [max(128, w // 2 // 128 * 128) for w in windows]
+        windows = [w for kind, *_ in kinds for w in (windows if kind == "long" else short)]
     visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
     if tile := known["record"].get("tile_size"):  # in the last tile of a window half is seen
         visible -= sum((T - w) / T for w in windows) / len(windows) * (tile - 1) / 2

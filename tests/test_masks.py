@@ -100,8 +100,9 @@ def applied(mask, T):
 @pytest.fixture(autouse=True)
 def flex_attention_by_tiles(request, monkeypatch):
     """Where the window is whole tiles, FlexAttention computes as if it were compiled."""
-    def attend(q, k, v, block_mask):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=applied(block_mask, q.size(2)))
+    def attend(q, k, v, block_mask, scale=None):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=applied(block_mask, q.size(2)), scale=scale)
 
     if "milestone" in request.fixturenames:
         module = load_snapshot(request.getfixturevalue("milestone"))
@@ -271,6 +272,35 @@ def test_one_document_in_a_long_window_is_the_parent(milestone):
     assert model.blocks[1].attn.c_q.weight.grad.abs().max() > 1e-3
 
 
+@where("Block", "GPT", known="layers")
+@torch.no_grad()
+def test_how_far_each_layer_sees(milestone, monkeypatch):
+    module, tiles = load_snapshot(milestone), 4
+    args = module.Hyperparameters()
+    model = module.GPT(micro_sizes(module, **{name: getattr(args, name) for name in (
+        "num_layers", "layer_without_attention", "num_value_embeds", "window_pattern")},
+        tile_size=4))
+    seen = []
+
+    def attend(self, x, value_embed, window):
+        tables = [table(inputs) for table in model.value_embeds]
+        found = [j for j, table in enumerate(tables) if value_embed is not None
+                 and value_embed.equal(table)]
+        seen.append([window, *found])
+        return torch.zeros_like(x)
+
+    monkeypatch.setattr(module, "attention_mask", lambda inputs, window, args: int(window))
+    monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
+    inputs = torch.arange(8)[None]
+    for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7)):
+        model.window.fill_(4 * tiles)
+        seen.clear()
+        model(inputs)
+        reach = dict(long=4 * tiles, short=4 * half)
+        expected = [[reach[kind], *table] for kind, *table in known_values(milestone.id)["layers"]]
+        assert seen == expected
+
+
 # ---- the window's schedule ----
 
 
@@ -317,7 +347,9 @@ def test_training_and_validation_use_the_window_of_the_step(
     module.main(micro_args(
         milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=2,
         kernel_warmup_steps=0, micro_batch_size=32, **sizes))
-    training, validating = ([w for grad, w in seen if grad == phase] for phase in (True, False))
+    each = 2 if hasattr(module.Hyperparameters, "window_pattern") else 1  # the long one first
+    training, validating = (
+        [w for grad, w in seen if grad == phase][::each] for phase in (True, False))
     assert training == [2, 4, 6, 8]  # steps 0 to 3
     assert validating == [2, 6, 10]
 

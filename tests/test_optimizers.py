@@ -102,6 +102,14 @@ def test_newton_schulz_ignores_scale_and_survives_zero(milestone):
     assert newton_schulz(torch.zeros(2, 4, 6), torch.float32).equal(torch.zeros(2, 4, 6))
 
 
+@where("newton_schulz", known="stacks")
+def test_stacks_are_orthogonalized_slice_by_slice(milestone):
+    stack, expected = (torch.tensor(known_values(milestone.id)["stacks"][key], dtype=torch.float32)
+                       for key in ("input", "output"))
+    found = load_snapshot(milestone).newton_schulz(torch.stack([stack, stack.mT]), torch.float32)
+    torch.testing.assert_close(found, torch.stack([expected, expected.mT]), rtol=0, atol=2e-6)
+
+
 # ---- Muon ----
 
 
@@ -168,6 +176,17 @@ def test_muon_treats_each_matrix_of_a_batch_alone(milestone):
     for param, gradient in zip(together, gradients, strict=True):
         (alone,), _ = step_of_muon(milestone, [gradient])
         torch.testing.assert_close(param, alone, rtol=0, atol=1e-5)
+
+
+@where("newton_schulz", "Muon", known="stacks")
+def test_muon_treats_each_matrix_of_a_stack_alone(milestone):
+    torch.manual_seed(0)
+    for shape in ((3, 8, 8), (3, 32, 8)):
+        stacks = [torch.randn(shape) for _ in range(2)]
+        together, _ = step_of_muon(milestone, stacks)
+        for moved, stack in zip(together, stacks, strict=True):
+            alone = [step_of_muon(milestone, [gradient])[0][0] for gradient in stack]
+            torch.testing.assert_close(moved, torch.stack(alone), rtol=0, atol=1e-5)
 
 
 @where("Muon")
@@ -240,7 +259,9 @@ def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkey
                     buffer = self.state[param].setdefault("buffer", torch.zeros_like(param))
                     buffer.mul_(group["momentum"]).add_(param.grad)
                     mix = param.grad + group["momentum"] * buffer
-                    update = factors[tuple(param.shape)] * former_newton_schulz(mix)
+                    *_, m, n = param.shape
+                    updates = [former_newton_schulz(matrix) for matrix in mix.view(-1, m, n)]
+                    update = factors[m, n] * torch.stack(updates).view_as(param)
                     param.sub_(group["lr"] * update)
 
     sizes = dict(train_steps=20, total_batch_size=256, val_tokens=256, kernel_warmup_steps=0)
@@ -262,9 +283,14 @@ def test_muon_has_the_matrices_of_the_blocks(milestone, shards, tmp_path, monkey
         init(self, params, **kwargs)
 
     monkeypatch.setattr(module.Muon, "__init__", spy)
-    module.main(micro_args(milestone, shards, tmp_path / "log", train_steps=1))
-    shapes = [tuple(param.shape) for param in groups[0]]  # in the order of the model
-    assert shapes == 2 * [*4 * [(32, 32)], (128, 32), (32, 128)]
+    args = micro_args(milestone, shards, tmp_path / "log", train_steps=1)
+    module.main(args)
+    shapes = [list(param.shape) for param in groups[0]]  # in the order of the model
+    attention = known_values(milestone.id)["attention_shapes"]
+    attentions = [attention] * 2
+    if hasattr(args, "layer_without_attention"):
+        attentions[args.layer_without_attention] = []
+    assert shapes == [shape for some in attentions for shape in (*some, [128, 32], [32, 128])]
 
 
 # ---- from 03 on: who orthogonalizes what ----

@@ -90,8 +90,10 @@ SMALL = dict(vocab_size=64, num_layers=2, num_heads=2, model_dim=16, seq_len=8, 
 
 
 def weights_of(model, name):
-    """The matrices called `name`; c_qkv is three from 01 on."""
+    """The matrices called `name`; c_qkv is three from 01 on, until it is a stack of three."""
     parameters = dict(model.named_parameters())
+    if name in parameters:  # a stack of matrices
+        return [parameters[name]]
     names = [name]
     if name.endswith("c_qkv") and f"{name}.weight" not in parameters:
         names = [name.replace("c_qkv", part) for part in ("c_q", "c_k", "c_v")]
@@ -102,7 +104,7 @@ def weights_of(model, name):
 def fill(model, amplitude, fused_qkv=False):
     """Fills tensor k with amplitude * sin(0.37 i + k)."""
     names = [name.removesuffix(".weight") for name, param in model.named_parameters()
-             if param.ndim == 2]
+             if param.ndim >= 2]
     if "lm_head" in names:  # it comes second
         names.insert(1, names.pop())
     if fused_qkv:
@@ -321,25 +323,32 @@ def attentions(model):
     return [block.attn for block in model.blocks if block.attn is not None]
 
 
+def projections(attn):
+    """The weights of queries, keys and values."""
+    stack = getattr(attn, "c_qkv", None)
+    return [attn.c_q.weight, attn.c_k.weight, attn.c_v.weight] if stack is None else stack
+
+
 @where("Model", known="moving")
 def test_gradients_arrive_one_layer_after_the_other(milestone, fresh):
     module, model, inputs, targets = fresh
     expected, arrived = known_values(milestone.id)["moving"], []
     for ends in expected:
-        arrived += [tuple(f"{end}.weight" for end in ends)]
+        arrived += [tuple(ends)]
         model.zero_grad()
         model(inputs, targets).backward()
-        matrices = {name for name, p in model.named_parameters() if p.ndim == 2}
-        moving = {n for n, p in model.named_parameters() if p.grad.abs().max() > 1e-7} & matrices
+        named = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
+        matrices = {name for name, p in named.items() if p.ndim >= 2}
+        moving = {name for name, p in named.items() if p.grad.abs().max() > 1e-7} & matrices
         assert moving == {n for n in matrices if n.endswith(tuple(itertools.chain(*arrived)))}
         with torch.no_grad():  # what an optimizer would make of round-off is not the subject
             for param in model.parameters():
-                if param.grad.abs().max() > 1e-7 and param.ndim == 2:
+                if param.grad.abs().max() > 1e-7 and param.ndim >= 2:
                     param.sub_(param.grad / param.grad.norm())
     assert moving == matrices
     model.zero_grad()
     model(inputs, targets).backward()
-    still = {name for name, p in model.named_parameters() if p.grad.abs().min() < 1e-6}
+    still = {name for name, p in named.items() if p.grad.abs().min() < 1e-6}
     assert still - matrices == set(known_values(milestone.id).get("still", ()))
 
 
@@ -369,7 +378,7 @@ def test_attention_scores_are_bounded(milestone, fresh, monkeypatch):
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
     with torch.no_grad():
         for attn in attentions(model):
-            attn.c_q.weight.mul_(1e3)
+            projections(attn)[0].mul_(1e3)
         model(inputs)
     assert len(seen) == len(attentions(model)) >= 3
     for q, k in seen:  # (B, H, T, D), each of unit RMS
@@ -412,7 +421,7 @@ def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
                 attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
         model(inputs)
     x = module.norm(module.norm(model.embed(inputs)))  # all that a block sees at init
-    raw = [attn.c_v(x).view(2, 8, 2, 16) for attn in attentions(model)]
+    raw = [(x @ projections(attn)[2].T).view(2, 8, 2, 16) for attn in attentions(model)]
     others = dict(first=raw[0], nowhere=torch.zeros(()))
     others |= {i: table(inputs).view_as(raw[0])
                for i, table in enumerate(getattr(model, "value_embeds", ()))}

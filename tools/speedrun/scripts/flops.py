@@ -61,14 +61,20 @@ def _solve(T1, flops1, T2, flops2):
 
 
 def _mean_visible(module, args, T):
-    """Keys that a query sees, the mean over a sequence and over the steps of the run."""
+    """Keys that a query sees, the mean over a sequence, the layers with attention and the steps of
+    the run."""
     steps = range(max(args.train_steps, 1))
     if hasattr(module, "window_size"):
         windows = [module.window_size(step, args) for step in steps]
     else:
         windows = [getattr(args, "window", T)]
     tile = getattr(args, "tile_size", 1)
-    return sum(visible_pairs(T, window, tile) for window in windows) / (T * len(windows))
+    without = getattr(args, "layer_without_attention", None)
+    kinds = [kind for layer, kind in enumerate(getattr(args, "window_pattern", "L"))
+             if layer < args.num_layers and layer != without]
+    short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
+    reach = [window for kind in kinds for window in (short if kind == "S" else windows)]
+    return sum(visible_pairs(T, window, tile) for window in reach) / (T * len(reach))
 
 
 def measured_peak() -> tuple[str, float]:
