@@ -1,5 +1,6 @@
 """What tests need of the snapshots: which of them have a subject, and micro-sized runs of them."""
 
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import shards as shard_files
 from speedrun.history.blocks import split_blocks
@@ -112,14 +114,15 @@ def load_snapshot(milestone):
 def sized(sizes, fields):
     """The sizes, with seq_len under the names by which a script of these fields knows it."""
     named = dict.fromkeys(length_names(fields), sizes["seq_len"])
-    return {name: value for name, value in sizes.items() if name != "seq_len"} | named
+    return named | {name: value for name, value in sizes.items() if name != "seq_len"}
 
 
 def micro_overrides(milestone, folder, log_dir, **more):
     """Hyperparameters of a micro run on the shards in `folder`."""
     files = dict(train_files=f"{folder}/*_train_*.bin", val_files=f"{folder}/*_val_*.bin")
-    sizes = sized(MICRO, default_hyperparameters(milestone.script))
-    return {**files, "log_dir": str(log_dir), **sizes, **MICRO_OF[milestone.id], **more}
+    sizes = MICRO | MICRO_OF[milestone.id] | more
+    return {**files, "log_dir": str(log_dir),
+            **sized(sizes, default_hyperparameters(milestone.script))}
 
 
 def micro_args(milestone, folder, log_dir, **more):
@@ -146,6 +149,15 @@ def micro_layers(module):
     """Which of a few layers has what, where that is a hyperparameter."""
     return {name: number for name, number in MICRO_LAYERS.items()
             if hasattr(module.Hyperparameters, name)}
+
+
+def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False):
+    """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`."""
+    told = dict(seq_len=getattr(args, length_names(vars(args))[validating]))
+    parameters = inspect.signature(module.token_batches).parameters
+    return module.token_batches(
+        pattern, step_tokens, args=args, rank=rank, world_size=world_size,
+        device=torch.device("cpu"), **{k: v for k, v in told.items() if k in parameters})
 
 
 def train(module, args):

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import shards as shard_files
-from snapshots import load_snapshot, where
-
-CPU = torch.device("cpu")
+from snapshots import load_snapshot, sized, token_batches, where
+from speedrun.scripts.sizes import length_names
 
 
 @pytest.fixture
@@ -24,8 +23,9 @@ def folder(tmp_path):
 
 def stream(module, folder, world_size, count):
     """The first `count` micro-batches of every rank."""
-    args = module.Hyperparameters(micro_batch_size=2, seq_len=4, vocab_size=1000)
-    ranks = [module.token_batches(f"{folder}/*.bin", 32, args, rank, world_size, CPU)
+    sizes = dict(micro_batch_size=2, seq_len=4, vocab_size=1000)
+    args = module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
+    ranks = [token_batches(module, f"{folder}/*.bin", 32, args, rank, world_size)
              for rank in range(world_size)]
     return [[next(rank) for rank in ranks] for _ in range(count)]
 
@@ -52,20 +52,21 @@ def test_shards_are_mapped_not_read(milestone, folder):
 
 @where("token_batches", "Hyperparameters")
 def test_no_rank_drifts_at_the_end_of_a_shard(milestone, monkeypatch):
-    # 381 steps of 262,144 tokens come out of a shard of 100,000,000 and 190 of 524,288, on every
-    # rank alike: the first shard holds zeros, the second ones. Rank 7 of 8 is the last to be dealt.
+    # 381 steps of 262,144 tokens come out of a shard of 100,000,000, 190 of 524,288 and 254 of
+    # 393,216, on every rank alike: the first shard holds zeros, the second ones. Rank 7 of 8 is the
+    # last to be dealt.
     module = load_snapshot(milestone)
     args = module.Hyperparameters()
     monkeypatch.setattr(module.glob, "glob", lambda pattern: ["0", "1"])
     monkeypatch.setattr(module, "open_shard", lambda file: np.broadcast_to(
         np.uint16(file), 100_000_000))
     for rank in (0, 7):
-        batches = module.token_batches("*", args.total_batch_size, args, rank, 8, CPU)
+        batches = token_batches(module, "*", args.total_batch_size, args, rank, 8)
         steps = 0
         while next(batches)[0][0, 0] == 0:
             steps += 1
-        assert steps == 100_000_000 // args.total_batch_size == {262144: 381, 524288: 190}[
-            args.total_batch_size]
+        assert steps == 100_000_000 // args.total_batch_size == {
+            262144: 381, 524288: 190, 393216: 254}[args.total_batch_size]
 
 
 @where("token_batches")
@@ -76,9 +77,9 @@ def test_every_rank_starts_at_its_own_sequences(milestone, monkeypatch):
     shard = (np.arange(2 * args.total_batch_size + 1) % 50257).astype(np.uint16)
     monkeypatch.setattr(module.glob, "glob", lambda pattern: ["a"])
     monkeypatch.setattr(module, "open_shard", lambda file: shard)
-    B, T = args.micro_batch_size, args.seq_len
+    B, T = args.micro_batch_size, getattr(args, length_names(vars(args))[0])
     for rank in (0, 3, 7):
-        batches = module.token_batches("*", args.total_batch_size, args, rank, 8, CPU)
+        batches = token_batches(module, "*", args.total_batch_size, args, rank, 8)
         for step in range(2):
             inputs, targets = next(batches)
             assert inputs.shape == targets.shape == (B, T)

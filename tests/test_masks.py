@@ -351,7 +351,7 @@ def test_training_and_validation_use_the_window_of_the_step(
     training, validating = (
         [w for grad, w in seen if grad == phase][::each] for phase in (True, False))
     assert training == [2, 4, 6, 8]  # steps 0 to 3
-    assert validating == [2, 6, 10]
+    assert list(dict.fromkeys(validating)) == [2, 6, 10]  # of one or two sequences each
 
 
 # ---- what it costs ----

@@ -21,9 +21,11 @@ from snapshots import (
     micro_args,
     micro_layers,
     micro_sizes,
+    sized,
     train,
     where,
 )
+from speedrun.scripts.sizes import length_names
 
 # ---- whole models ----
 
@@ -46,8 +48,9 @@ def test_defaults_are_the_records(milestone):
     assert rates - {"kernel_warmup_steps"} <= known["record"].keys()
     assert args.total_batch_size == milestone.tokens_per_step
     assert args.train_steps == milestone.train_steps
-    assert args.total_batch_size == 8 * args.micro_batch_size * args.seq_len  # 8 GPUs, one go each
-    assert args.val_tokens == 10_485_760
+    length, val_length = (getattr(args, name) for name in length_names(vars(args)))
+    assert args.total_batch_size == 8 * args.micro_batch_size * length  # 8 GPUs, one go each
+    assert args.val_tokens == 10_485_760 and args.val_tokens % (8 * val_length) == 0
 
 
 @pytest.mark.slow
@@ -71,8 +74,9 @@ def test_full_size_trains(milestone, shards, tmp_path):
     kept = ("train_files", "val_files", "log_dir", "warmup_steps", "cooldown_steps")
     losses = train(module, module.Hyperparameters(
         **{name: getattr(micro, name) for name in kept if hasattr(micro, name)},
-        seq_len=1024, micro_batch_size=1, total_batch_size=1024, val_tokens=1024, train_steps=2,
-        kernel_warmup_steps=0, compile=False, bf16=False, **without_flex(module)))
+        **sized(dict(seq_len=1024), vars(micro)), micro_batch_size=1, total_batch_size=1024,
+        val_tokens=1024, train_steps=2, kernel_warmup_steps=0, compile=False, bf16=False,
+        **without_flex(module)))
     assert losses[-1] < losses[0] - 0.1
 
 
@@ -117,11 +121,17 @@ def fill(model, amplitude, fused_qkv=False):
             weight.copy_(part.view_as(weight))
 
 
+def hyperparameters(module, sizes):
+    """Those of a model or run of these sizes on a CPU."""
+    return module.Hyperparameters(
+        **sized(sizes, vars(module.Hyperparameters)), **without_flex(module))
+
+
 def small_model(milestone, amplitude, bf16=False):
     """The small model, filled."""
     module, known = load_snapshot(milestone), known_values(milestone.id)
     sizes = SMALL | known.get("small_sizes", {}) | dict(bf16=bf16)
-    model = module.GPT(module.Hyperparameters(**sizes, **without_flex(module)))
+    model = module.GPT(hyperparameters(module, sizes))
     fill(model, amplitude, **known.get("small_model", {}))
     return model
 
@@ -145,11 +155,10 @@ def train_small(milestone, train_steps, log_dir, **more):
         patched.setattr(module, "lr_multiplier", lambda step, args: 1.0)
         patched.setattr(module, "token_batches",
                         lambda *args, **kwargs: itertools.repeat((INPUTS, TARGETS)))
-        losses = train(module, module.Hyperparameters(
-            **SMALL | known.get("small_sizes", {}), **without_flex(module),
-            **known.get("small_training_rates", {}), micro_batch_size=2, total_batch_size=16,
-            val_tokens=16, train_steps=train_steps, val_loss_every=1, kernel_warmup_steps=0,
-            log_dir=str(log_dir), **more))
+        losses = train(module, hyperparameters(module, SMALL | dict(
+            **known.get("small_sizes", {}), **known.get("small_training_rates", {}),
+            micro_batch_size=2, total_batch_size=16, val_tokens=16, train_steps=train_steps,
+            val_loss_every=1, kernel_warmup_steps=0, log_dir=str(log_dir), **more)))
     return losses, before, models[0]
 
 
@@ -311,9 +320,9 @@ def fresh(milestone):
     """The module, a model of four layers as it is initialised, and a batch of 2 x 8 tokens."""
     torch.manual_seed(0)
     module = load_snapshot(milestone)
-    args = module.Hyperparameters(
+    args = hyperparameters(module, dict(
         vocab_size=64, num_layers=4, num_heads=2, model_dim=32, seq_len=8, compile=False,
-        bf16=False, **micro_layers(module), **without_flex(module))
+        bf16=False, **micro_layers(module)))
     tokens = torch.randint(60, (2, 9))
     return module, module.GPT(args), tokens[:, :-1], tokens[:, 1:]
 

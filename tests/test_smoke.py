@@ -24,9 +24,11 @@ from snapshots import (
     micro_overrides,
     micro_sizes,
     run_script,
+    token_batches,
     train,
     where,
 )
+from speedrun.scripts.sizes import length_names
 
 STEP = MICRO["total_batch_size"]  # tokens
 FLOAT = r"\d+\.\d+"
@@ -74,9 +76,9 @@ def test_a_run(milestone, shards, tmp_path):
     args = module.Hyperparameters(**checkpoint["hyperparameters"])
     model = module.GPT(args)
     model.load_state_dict(checkpoint["model"])
-    batches = module.token_batches(
-        args.val_files, args.val_tokens, args, rank=0, world_size=1, device=torch.device("cpu"))
-    count = args.val_tokens // (args.micro_batch_size * args.seq_len)
+    batches = token_batches(module, args.val_files, args.val_tokens, args, validating=True)
+    length = getattr(args, length_names(vars(args))[1])
+    count = args.val_tokens // (args.micro_batch_size * length)
     loss = np.mean([model(*next(batches)).item() for _ in range(count)])
     assert abs(loss - float(lines[-1].split("val_loss:")[1].split()[0])) < 1e-4
     assert sorted(file.name for file in log_dir.iterdir()) == ["checkpoint.pt", "log.txt"]
