@@ -1,5 +1,6 @@
-"""The head in FP8 from 05e on, which a CPU computes too: layouts, scales, training; test_parts.py has
-the rest.
+"""The head in FP8 from 05e on, which a CPU computes too: layouts, scales, training.
+
+test_parts.py compares single numbers and a small product.
 
 Run: .venv/bin/python -m pytest tests/test_fp8.py
 """
