@@ -312,7 +312,7 @@ def attention_mask(inputs, window, args):
 
     if args.use_flex_attention:
         return BlockMask.from_kv_blocks(*listed(any_pair & ~all_pairs), *listed(all_pairs),
-                                        BLOCK_SIZE=tile, mask_mod=visible)
+                                        BLOCK_SIZE=tile, mask_mod=visible, seq_lengths=(T, T))
     b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
     tiles = (any_pair & near).repeat_interleave(tile, 1).repeat_interleave(tile, 2)
     return (tiles[:, :T, :T] & visible(b[:, None, None], None, t[:, None], t))[:, None]

@@ -94,7 +94,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
-    use_triton: bool = torch.cuda.is_available()  # without, Muon's symmetric products cost double
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for Muon
     use_fp8: bool = field(default_factory=gpu_has_fp8)  # a CPU does the same, slowly
 
 
@@ -366,7 +366,7 @@ def attention_mask(inputs, window, args):
 
     if args.use_flex_attention:
         return BlockMask.from_kv_blocks(*listed(any_pair & ~all_pairs), *listed(all_pairs),
-                                        BLOCK_SIZE=tile, mask_mod=visible)
+                                        BLOCK_SIZE=tile, mask_mod=visible, seq_lengths=(T, T))
     b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
     tiles = (any_pair & near).repeat_interleave(tile, 1).repeat_interleave(tile, 2)
     return (tiles[:, :T, :T] & visible(b[:, None, None], None, t[:, None], t))[:, None]
@@ -409,8 +409,8 @@ class MLP(nn.Module):
     def __init__(self, args):
         super().__init__()
         hidden_dim = 4 * args.model_dim
-        # Stored transposed, in the shape of c_proj's weight.
-        self.c_fc = nn.Parameter(init_uniform(torch.empty(hidden_dim, args.model_dim)).T.clone())
+        weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj's
         self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)
 
