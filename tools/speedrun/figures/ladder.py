@@ -67,6 +67,6 @@ def _against(parent, row, kind):
     if not (parent and parent.tokens_to_target and row.tokens_to_target):
         return UNKNOWN
     change = row.tokens_to_target / parent.tokens_to_target - 1
-    if kind == "systems":
+    if kind == "systems" and abs(row.val_loss - parent.val_loss) < 1e-4:
         return f"{change:+.1%} (systems: the same losses)"
     return f"{change:+.1%}" + ("" if change < 0 else ": not fewer at this scale")
