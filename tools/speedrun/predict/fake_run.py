@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch._dynamo  # noqa: F401 - FakeTensorMode would import it in every fork of the server
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -1,10 +1,13 @@
 """What a run at record scale would need of each GPU, from a run on devices that are not there."""
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 
 from speedrun.base.errors import UserError
 from speedrun.predict.cards import Card
@@ -13,6 +16,7 @@ from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import length_names, micro_batches
 
+CTRL_C = {signal.SIGINT}
 STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
 
 
@@ -66,7 +70,7 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
     micro_steps = values["total_batch_size"] // micro_tokens
     if micro_steps <= 2:
         return observe(script, card, world_size, settings, compiled, assembled=compiled)
-    with ThreadPoolExecutor() as pool:
+    with _side_by_side() as pool:
         one, two = pool.map(lambda n: observe(
             script, card, world_size, {**settings, "total_batch_size": n * micro_tokens}, compiled,
             assembled=compiled and n == 2), (1, 2))
@@ -95,6 +99,18 @@ def observe(script: Script, card: Card, world_size: int, settings: dict[str, obj
     )
 
 
+@contextlib.contextmanager
+def _side_by_side():
+    """A pool of threads that wait for runs; all runs end when one fails or Ctrl-C is pressed."""
+    with ThreadPoolExecutor() as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+
+
 def _apart(script, *arguments):
     """What fake_run.main gives in a process of its own, which the fake devices change for good.
 
@@ -102,10 +118,13 @@ def _apart(script, *arguments):
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
-    context.set_forkserver_preload(["speedrun.predict.fake_run"])
+    context.set_forkserver_preload(["torch._dynamo", "torch.nn.attention.flex_attention"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(theirs, script, *arguments), daemon=True)
+    resource_tracker.ensure_running()  # which lets Ctrl-C through again
+    signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)  # a server that imports would print where
     process.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     theirs.close()
     try:
         seen, failure = ours.recv()
@@ -119,6 +138,8 @@ def _apart(script, *arguments):
 
 def _answer(answer, script, *arguments):
     """Sends what fake_run.main gives and None, or None and a line about its error."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word; its parent has one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     from speedrun.predict import fake_run
 
     multiprocessing.set_start_method("fork", force=True)  # else locks of libraries are missed later
@@ -157,7 +178,7 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
         only = run(*sizes)
         return only if only.fits(card) else None
     middle = min(sizes[1:], key=lambda size: (abs(size - usual / 4), size))
-    with ThreadPoolExecutor() as pool:
+    with _side_by_side() as pool:
         small, large = pool.map(run, (sizes[0], middle))
     slope = (large.peak - small.peak) / (large.micro_batch - small.micro_batch)
     room = MARGIN * card.memory - small.peak
