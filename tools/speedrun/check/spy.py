@@ -129,6 +129,7 @@ class Spy:
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
+        self.sent_in_backward = 0  # of these bytes, while gradients are computed
         self.under_way = set()  # messages
         self.masks = []  # of each call of flex_attention
         self.meter = Meter(self)
@@ -213,6 +214,8 @@ class Spy:
             size = largest.numel() * largest.element_size()
             what = "optimizers" if self.depth else "gradients and losses"
             self.sent[what, dtype_name(largest.dtype)] += size
+            if torch._C._current_graph_task_id() >= 0:  # autograd is at work
+                self.sent_in_backward += size
         handle = function(*args, **kwargs)
         return Message(self, handle) if self.depth and hasattr(handle, "wait") else handle
 

@@ -303,6 +303,8 @@ def ranks(module, values, note, folder, rank, **_):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
         note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
                   sent // steps, factor)
+    note.note(f"bytes that rank {rank} sends while gradients are computed, per step", "at most",
+              spy.sent_in_backward // steps, 1.6)
     note.note("state", "state", {
         f"{name} {zlib.crc32(value.float().numpy().tobytes())}": value.numel()
         for name, value in spy.states()})
