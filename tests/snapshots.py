@@ -151,13 +151,27 @@ def micro_layers(module):
             if hasattr(module.Hyperparameters, name)}
 
 
-def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False):
+def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,
+                  aligned=False):
     """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`."""
-    told = dict(seq_len=getattr(args, length_names(vars(args))[validating]))
+    told = dict(seq_len=getattr(args, length_names(vars(args))[validating]), aligned=aligned)
     parameters = inspect.signature(module.token_batches).parameters
     return module.token_batches(
         pattern, step_tokens, args=args, rank=rank, world_size=world_size,
         device=torch.device("cpu"), **{k: v for k, v in told.items() if k in parameters})
+
+
+def aligned_starts(tokens, T, bos_id):
+    """Where rows of T tokens begin that begin with documents, from a walk over all of these: one is
+    taken as soon as another is found that begins T tokens later or more, which is next."""
+    starts, candidate = [], None
+    for position in np.flatnonzero(tokens == bos_id).tolist():
+        if candidate is None:
+            candidate = position
+        elif position - candidate >= T:
+            starts.append(candidate)
+            candidate = position
+    return starts
 
 
 def train(module, args):

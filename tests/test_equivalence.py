@@ -18,8 +18,10 @@ from snapshots import (
     MANIFEST,
     MICRO,
     WRITTEN,
+    aligned_starts,
     by_id,
     constant_momentum,
+    known_values,
     load_snapshot,
     micro_args,
     micro_overrides,
@@ -86,28 +88,30 @@ def blocks_of(records, kind, number):
     return list(itertools.chain.from_iterable(zip(*by_rank, strict=True)))
 
 
-def expected_blocks(folder, steps):
-    """The stream as data/README.md rules it, cut from the tokens without their loader."""
-    T, B, step_tokens = MICRO["seq_len"], MICRO["micro_batch_size"], SIZES["total_batch_size"]
-    files = sorted(folder.glob("*_train_*"))
-    streams = [shard_files.read(file).astype(np.int64) for file in files]
-    cuts = [
-        tokens[start : start + step_tokens + 1]
-        for tokens in streams
-        for start in range(0, len(tokens), step_tokens)
-        if start + step_tokens + 1 <= len(tokens)
-    ]
+def expected_blocks(folder, steps, bos_id=None):
+    """The stream as data/README.md rules it, cut from the tokens without their loader. bos_id: the
+    first token of the documents with which rows begin; None where they do not."""
+    T, B = MICRO["seq_len"], MICRO["micro_batch_size"]
+    step_rows = SIZES["total_batch_size"] // T
+    cuts = []  # the rows of each step, with the last targets
+    for file in sorted(folder.glob("*_train_*")):
+        tokens = shard_files.read(file).astype(np.int64)
+        starts = list(range(0, len(tokens) - T, T))
+        if bos_id is not None:
+            starts = aligned_starts(tokens, T, bos_id)
+        rows = [tokens[start : start + T + 1] for start in starts]
+        cuts += [rows[i : i + step_rows] for i in range(0, len(rows) - step_rows + 1, step_rows)]
     assert len(cuts) < steps, "the test must go past the last shard's end"
     for step in range(steps):
-        tokens = cuts[step % len(cuts)]
-        for start in range(0, step_tokens, B * T):
-            inputs, targets = tokens[start : start + B * T], tokens[start + 1 : start + B * T + 1]
-            yield batch_hash(inputs.reshape(B, T), targets.reshape(B, T))
+        rows = np.stack(cuts[step % len(cuts)])
+        for i in range(0, step_rows, B):
+            yield batch_hash(rows[i : i + B, :-1], rows[i : i + B, 1:])
 
 
 @recorded_snapshots
-def test_every_world_size_sees_the_same_tokens(recorded, short_shards):
-    expected = list(expected_blocks(short_shards, MICRO["train_steps"]))
+def test_every_world_size_sees_the_same_tokens(recorded, short_shards, milestone):
+    aligned = {"bos_id": 1} if "aligned" in known_values(milestone.id) else {}
+    expected = list(expected_blocks(short_shards, MICRO["train_steps"], **aligned))
     for world_size, records in recorded.items():
         # stream 0 is the kernel warm-up's
         assert blocks_of(records, "train", 1) == expected, f"world size {world_size}"

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +41,47 @@ def test_gradients_have_unit_norm(milestone):
         assert norm == pytest.approx(1, abs=1e-4)
         torch.testing.assert_close(param, moved(1.0)[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(moved(0.0)[0], torch.full((3, 4), 1 - 1e-3))  # decay alone, no NaN
+
+
+# ---- the mean of losses in place of their sum ----
+
+
+@where("Hyperparameters", known="sum_of_losses")
+def test_a_mean_moves_adams_parameters_as_the_sum_does(milestone):
+    args, summed = (load_snapshot(milestone).Hyperparameters(),
+                    known_values(milestone.id)["sum_of_losses"])
+
+    def moved(factor, eps):
+        param = torch.nn.Parameter(torch.zeros(400, dtype=torch.float64))
+        adam = torch.optim.Adam([param], betas=(args.adam_beta1, args.adam_beta2), eps=eps)
+        for step in range(3):  # from gradients that eps swallows to those that swallow it
+            param.grad = factor * torch.logspace(-20, -5, 400, dtype=torch.float64).roll(step)
+            adam.step()
+        return param.detach()
+
+    summed_moves = moved(args.train_seq_len, summed["adam_eps"])
+    torch.testing.assert_close(moved(1, args.adam_eps), summed_moves)
+    assert summed_moves.abs().min() < 1e-7 and summed_moves.abs().max() > 1e-3  # it matters
+
+
+@where("Hyperparameters", known="sum_of_losses")
+def test_a_mean_passes_through_fp8_as_the_sum_does(milestone):
+    module, summed = load_snapshot(milestone), known_values(milestone.id)["sum_of_losses"]
+    args = module.Hyperparameters(model_dim=16, vocab_size=32, use_fp8=True)
+    torch.manual_seed(0)
+    x, weight, grad = torch.randn(16, 16), torch.randn(32, 16) / 8, torch.randn(16, 32) / 448
+
+    def gradients(factor, **scale):
+        head = module.Head(dataclasses.replace(args, **scale))
+        inputs = x[None].clone().requires_grad_()
+        with torch.no_grad():
+            head.weight.copy_(weight)
+        head(inputs).backward(factor * grad[None])
+        return inputs.grad / factor, head.weight.grad / factor
+
+    mean = gradients(1 / args.train_seq_len)
+    torch.testing.assert_close(mean, gradients(1, fp8_grad_scale=summed["fp8_grad_scale"]))
+    assert not torch.allclose(mean[0], gradients(1)[0])  # which are cut to FP8's range
 
 
 # ---- Newton-Schulz ----
