@@ -1,0 +1,312 @@
+"""Exercises of lesson 05b: their checks, hints and solutions."""
+
+import time
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# ---- 1: Adam for the rows that occur ----
+
+ROWS, COLUMNS, STEPS = 4096, 8, 3
+
+
+def row_adam(weight, m, v, step, tokens, grads, lr=0.6, beta1=0.8, beta2=0.95, eps=1e-8):
+    """One step of Adam for the rows that `tokens` name; all others stay as they are."""
+    rows, place = tokens.unique(return_inverse=True)
+    grad = torch.zeros(len(rows), grads.size(1)).index_add_(0, place, grads)
+    m[rows] = beta1 * m[rows] + (1 - beta1) * grad
+    v[rows] = beta2 * v[rows] + (1 - beta2) * grad**2
+    mean, square = m[rows] / (1 - beta1**step), v[rows] / (1 - beta2**step)
+    weight[rows] -= lr * mean / (square.sqrt() + eps)
+
+
+class _NoTable(TorchDispatchMode):
+    """Refuses new tensors as large as the table."""
+
+    def __init__(self, *known):
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if (isinstance(result, torch.Tensor) and result.numel() >= ROWS * COLUMNS
+                and result.untyped_storage().data_ptr() not in self.known):
+            raise AssertionError(
+                f"{func} made a new tensor of {result.numel():,} entries, as many as the table has;"
+                " work on weight[rows], m[rows] and v[rows], for the rows that occur")
+        return result
+
+
+def check_row_adam(answer):
+    assert callable(answer), f"expected the function row_adam, not {answer!r}"
+    torch.manual_seed(0)
+    start = torch.randn(ROWS, COLUMNS)
+    table = nn.Parameter(start.clone())
+    reference = torch.optim.SparseAdam([table], lr=0.6, betas=(0.8, 0.95), eps=1e-8)
+    weight, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    for step in range(1, STEPS + 1):
+        tokens = torch.randint(20 * step, 20 * step + 40, (64,))  # with repetitions
+        grads = torch.randn(64, COLUMNS)
+        before = [tensor.clone() for tensor in (weight, m, v)]
+        with _NoTable(weight, m, v):
+            answer(weight, m, v, step, tokens, grads)
+        table.grad = torch.sparse_coo_tensor(tokens[None], grads, table.shape,
+                                             check_invariants=True)
+        reference.step()
+        absent = torch.ones(ROWS, dtype=torch.bool)
+        absent[tokens] = False
+        for name, now, old in zip(("weight", "m", "v"), (weight, m, v), before, strict=True):
+            changed = (now != old).any(1) & absent
+            assert not changed.any(), (
+                f"in step {step} row {int(changed.nonzero()[0])} of {name} changes, though its"
+                " token does not occur; leave such rows as they are, their moments too")
+        if torch.allclose(weight, table.detach(), atol=1e-4):
+            continue
+        _explain(weight, before[0], table.detach(), step, tokens)
+    _clock(answer)
+
+
+def _clock(answer):
+    """Prints how long a step takes on a table of the record's number of rows."""
+    table = nn.Parameter(torch.zeros(50_304, 64))
+    table.grad = torch.zeros_like(table)
+    dense = torch.optim.Adam([table], fused=True)
+    weight, m, v = torch.zeros(3, 50_304, 64)
+    tokens, grads = torch.randint(50_304, (1024,)), torch.randn(1024, 64)
+    times = {"yours": [], "torch.optim.Adam": []}
+    for step in range(1, 6):
+        for each, work in zip(times.values(), (
+                lambda step=step: answer(weight, m, v, step, tokens, grads), dense.step),
+                strict=True):
+            begin = time.perf_counter()
+            work()
+            each.append(1000 * (time.perf_counter() - begin))
+    print("a step with 1,024 tokens and 50,304 rows of 64:",
+          ", ".join(f"{name} {sorted(each)[2]:.2f} ms" for name, each in times.items()))
+
+
+def _explain(weight, old, expected, step, tokens):
+    """Raises what is wrong with a step."""
+    assert not weight.equal(old), (
+        f"in step {step} no row of weight changes; write into it in place, as in"
+        " weight[rows] -= ..., and do not make a new tensor")
+    counts = torch.bincount(tokens, minlength=ROWS)
+    wrong = ((weight - expected).abs() > 1e-4).any(1)
+    if not wrong[counts == 1].any():
+        raise AssertionError(
+            f"in step {step} the rows of tokens that occur once are right, but not those of tokens"
+            " that occur several times: sum their gradients first, and step once")
+    row = int(wrong.nonzero()[0])
+    ratio = ((weight - old)[row].norm() / (expected - old)[row].norm()).item()
+    why = ("divide m by 1 - beta1**step and v by 1 - beta2**step (bias correction)"
+           if step == 1 else
+           "in step 1 all was right; how does `step` enter, and are m and v kept?")
+    raise AssertionError(
+        f"in step {step} row {row} moves by {ratio:.3f} times the right distance; {why}")
+
+
+def _dense(weight, m, v, step, tokens, grads, lr=0.6, beta1=0.8, beta2=0.95, eps=1e-8):
+    grad = torch.zeros_like(weight).index_add_(0, tokens, grads)
+    m.lerp_(grad, 1 - beta1)
+    v.lerp_(grad**2, 1 - beta2)
+    weight -= lr * m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps)
+
+
+def _last_wins(weight, m, v, step, tokens, grads, lr=0.6, beta1=0.8, beta2=0.95, eps=1e-8):
+    m[tokens] = beta1 * m[tokens] + (1 - beta1) * grads
+    v[tokens] = beta2 * v[tokens] + (1 - beta2) * grads**2
+    mean, square = m[tokens] / (1 - beta1**step), v[tokens] / (1 - beta2**step)
+    weight[tokens] -= lr * mean / (square.sqrt() + eps)
+
+
+def _uncorrected(weight, m, v, step, tokens, grads, **settings):
+    row_adam(weight, m, v, 1000, tokens, grads, **settings)
+
+
+def _always_first(weight, m, v, step, tokens, grads, **settings):
+    row_adam(weight, m, v, 1, tokens, grads, **settings)
+
+
+def _not_in_place(weight, m, v, step, tokens, grads, **settings):
+    rows = weight[tokens]
+    rows -= 0.6 * grads.sign()
+
+
+def _moments_decay(weight, m, v, step, tokens, grads, lr=0.6, beta1=0.8, beta2=0.95, eps=1e-8):
+    m.mul_(beta1)
+    v.mul_(beta2)
+    rows, place = tokens.unique(return_inverse=True)
+    grad = torch.zeros(len(rows), grads.size(1)).index_add_(0, place, grads)
+    m[rows] += (1 - beta1) * grad
+    v[rows] += (1 - beta2) * grad**2
+    weight[rows] -= (lr * m[rows] / (1 - beta1**step)
+                     / ((v[rows] / (1 - beta2**step)).sqrt() + eps))
+
+
+# ---- 2: keys that a query sees when the window is whole tiles ----
+
+
+def check_keys(answer):
+    try:
+        first, last = (float(number) for number in answer)
+    except (TypeError, ValueError):
+        raise AssertionError(
+            f"expected two numbers, (keys of the first query, keys of the last), not {answer!r}"
+        ) from None
+    if (first, last) == (1665, 1792):
+        return
+    why = "draw the query's own tile and the tiles before it, and count the keys in each"
+    if (first, last) == (1792, 1665):
+        why = "the order is (first query, last query); yours may be swapped"
+    elif (first, last) == (1792, 1792):
+        why = ("that is a window in tokens, as 05 has it. Here the window ends at a tile's edge, so"
+               " the queries of a tile all begin at the same key")
+    elif (first, last) == (1728, 1728):
+        why = "1,728 is rounded up to whole tiles, and queries of one tile do not see equally many"
+    elif last - first == 127 and last == 1728:
+        why = "1,728 / 128 is 13.5, and the rule rounds up"
+    elif last - first == 127:
+        why = ("the difference of 127 is right. The number of tiles is 1,728 / 128, rounded up, and"
+               " the query's own tile is one of them")
+    elif last == 1792:
+        why = "the last query is right; the first one sees only itself in its own tile"
+    elif first == 1665:
+        why = "the first query is right; the last one sees all 128 keys of its own tile"
+    raise AssertionError(f"({first:g}, {last:g}) is not what the mask gives: {why}")
+
+
+# ---- 3: rows for pairs of tokens ----
+
+TABLE_ROWS, MARGIN = 4096, 0.03
+
+
+def choose_rows(tokens, num_rows):
+    """A row for each token and the one before it; pairs share rows, as there are too few."""
+    before = tokens.roll(1, 1)
+    before[:, 0] = 256
+    return (257 * before + tokens) % num_rows
+
+
+def own_rows(tokens, num_rows):
+    return tokens
+
+
+def end_loss(rows):
+    """Trains a micro 05b whose tables have TABLE_ROWS rows and are read at rows(tokens)."""
+    import lesson
+
+    module = lesson.snapshot("05b")
+    parent = module.GPT
+
+    class Indexed(parent):
+        def __init__(self, args):
+            super().__init__(args)
+            self.value_embeds = nn.ModuleList(
+                nn.Embedding(TABLE_ROWS, args.model_dim) for _ in self.value_embeds)
+            for table in self.value_embeds:
+                table.register_forward_pre_hook(
+                    lambda table, tokens: (rows(tokens[0].clone(), TABLE_ROWS),))
+
+    module.GPT = Indexed
+    try:
+        log = lesson.train_here(module, **{**lesson.MANIFEST.overrides(
+            lesson.MANIFEST.get("05b"), "tiny"), **dict(
+            model_dim=32, num_layers=2, num_heads=1, seq_len=64, window_end=64, micro_batch_size=8,
+            total_batch_size=512, train_steps=40, cooldown_steps=16, momentum_warmup_steps=10,
+            val_tokens=8192, val_loss_every=0, kernel_warmup_steps=0, use_flex_attention=False)})
+    finally:
+        module.GPT = parent
+    return log.val_curve[-1][1]
+
+
+def check_rows(answer):
+    assert callable(answer), f"expected the function choose_rows, not {answer!r}"
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(257, (4, 64), generator=generator)
+    given = tokens.clone()
+    rows = answer(given, TABLE_ROWS)
+    assert isinstance(rows, torch.Tensor) and rows.shape == tokens.shape, (
+        "expected a tensor of the shape of tokens, (B, T), with a row for each position, got"
+        f" {getattr(rows, 'shape', rows)!r}")
+    assert given.equal(tokens), (
+        "the function changes its argument; the tables would read other tokens than the model."
+        " Write into a copy: roll and clone make one")
+    assert not rows.is_floating_point() and 0 <= rows.min() and rows.max() < TABLE_ROWS, (
+        f"rows must be whole numbers from 0 to {TABLE_ROWS - 1}, yours go from {rows.min():g} to"
+        f" {rows.max():g}; `% num_rows` brings any whole number there")
+    changed = tokens.clone()
+    changed[:, 40:] = (changed[:, 40:] + 1) % 257
+    early = (answer(changed.clone(), TABLE_ROWS) != rows)[:, :40].any(0)
+    assert not early.any(), (
+        f"the row at position {int(early.nonzero()[-1])} depends on tokens from position 40 on: the"
+        " model would see what it has to predict; use the tokens before")
+    ours, theirs = end_loss(answer), end_loss(own_rows)
+    assert ours < theirs - MARGIN, (
+        f"expected a loss below {theirs - MARGIN:.3f}, which is {MARGIN} less than with a row per"
+        f" token, got {ours:.3f}; what else than the token itself tells which one comes next?")
+    print(f"loss {ours:.3f} with your rows, {theirs:.3f} with a row for each token")
+
+
+def _looks_ahead(tokens, num_rows):
+    return (257 * tokens.roll(-1, 1) + tokens) % num_rows
+
+
+def _too_many_rows(tokens, num_rows):
+    return 257 * tokens.roll(1, 1) + tokens
+
+
+def _by_position(tokens, num_rows):
+    return torch.arange(tokens.size(1)).expand_as(tokens)
+
+
+def _in_place(tokens, num_rows):
+    tokens[:, 1:] += 257 * tokens[:, :-1].clone()
+    return tokens % num_rows
+
+
+EXERCISES = {
+    "1": dict(
+        check=check_row_adam,
+        hints=[
+            "Which rows occur, and how do several gradients of one row become one?",
+            "For the rows r that occur, with g their summed gradients: m <- b1 m + (1 - b1) g,"
+            " v <- b2 v + (1 - b2) g^2, w <- w - lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step))"
+            " + eps).",
+            "tokens.unique(return_inverse=True) gives the rows and, for each position, which of"
+            " them it is. index_add_ sums the positions' gradients into a tensor with a line for"
+            " each of these rows. Then read, change and write m[rows], v[rows], weight[rows].",
+            "rows, place = tokens.unique(return_inverse=True); grad = torch.zeros(len(rows),"
+            " grads.size(1)).index_add_(0, place, grads); m[rows] = beta1 * m[rows] + ...; the same"
+            " for v with grad**2; weight[rows] -= lr * ... / (... .sqrt() + eps).",
+        ],
+        solution=row_adam,
+        wrong=[_dense, _last_wins, _uncorrected, _always_first, _not_in_place, _moments_decay, 3],
+    ),
+    "2": dict(
+        check=check_keys,
+        hints=[
+            "All 128 queries of a tile see the same tiles. They differ in their own tile only.",
+            "With a window of n tiles, the own one included, the query at place o of its tile (0 to"
+            " 127) sees 128 (n - 1) keys in the tiles before and o + 1 in its own.",
+            "1,728 / 128 = 13.5, rounded up. Put o = 0 and o = 127 into the formula of hint 2.",
+            "n = 14, so 13 whole tiles before: 13 x 128 keys, and 1 or 128 more.",
+        ],
+        solution=(1665, 1792),
+        wrong=[(1792, 1792), (1792, 1665), (1728, 1728), (1601, 1728), (1664, 1792), 1792],
+    ),
+    "3": dict(
+        check=check_rows,
+        hints=[
+            "A table's row can tell more if it knows more: which earlier token says most about the"
+            " next one, beside the token itself?",
+            "Number the pairs: 257 x (token before) + token. There are 257 x 257 of them, so take"
+            " the number modulo num_rows.",
+            "Shift the tokens by one place, let the first position have some fixed token before"
+            " it, number the pairs, and take the remainder.",
+            "before = tokens.roll(1, 1); before[:, 0] = 256; return (257 * before + ...) % ...",
+        ],
+        solution=choose_rows,
+        wrong=[own_rows, _looks_ahead, _too_many_rows, _by_position, _in_place],
+    ),
+}
