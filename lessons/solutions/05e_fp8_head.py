@@ -31,7 +31,7 @@ def check_range(answer):
     elif math.isclose(smallest, 2.0**-19):
         why = ("from there on weights round to something other than zero, but they round up to the"
                " smallest value itself, which is asked for")
-    raise AssertionError(f"({largest:g}, {smallest:g}) is not the range of the stored weights: {why}")
+    raise AssertionError(f"({largest:g}, {smallest:g}) is not the range of the weights: {why}")
 
 
 # ---- 2: the two products of the backward pass ----
@@ -82,11 +82,11 @@ def check_backward(answer):
             f" {tuple(got.shape) if torch.is_tensor(got) else got!r}; transpose the result if the"
             " product came out the other way round")
         assert torch.allclose(got.float(), expected, rtol=1e-3, atol=1e-3), (
-            f"{name} has the right shape and wrong values; sum over the tokens for grad_weight, over"
-            " the vocabulary for grad_x")
+            f"{name} has the right shape and wrong values; sum over the tokens for grad_weight,"
+            " over the vocabulary for grad_x")
     assert len(calls) == 2, (
-        f"product was called {len(calls)} times; the exercise is to get both gradients from it, with"
-        " one call for each")
+        f"product was called {len(calls)} times; the exercise is to get both gradients from it,"
+        " with one call for each")
 
 
 # ---- 3: scales that follow the data ----
@@ -245,8 +245,8 @@ EXERCISES = {
             "Which number of the tensor decides how large the scale may be?",
             "The largest power of two s with s max|t| <= limit has the exponent"
             " floor(log2(limit / max|t|)).",
-            "Take the largest absolute value as a Python number. If it is zero, return 1. Divide the"
-            " format's limit, torch.finfo(dtype).max, by it; take log2, round down, raise 2 to it.",
+            "Take the largest absolute value as a Python number. If it is zero, return 1. Divide"
+            " the format's limit, torch.finfo(dtype).max, by it; take log2, round down, raise 2 to it.",
             "largest = tensor.abs().max().item(); 2.0 ** math.floor(math.log2(... / largest)), and"
             " something else where largest is 0.",
         ],
