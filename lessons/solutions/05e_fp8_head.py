@@ -246,7 +246,7 @@ EXERCISES = {
             "The largest power of two s with s max|t| <= limit has the exponent"
             " floor(log2(limit / max|t|)).",
             "Take the largest absolute value as a Python number. If it is zero, return 1. Divide"
-            " the format's limit, torch.finfo(dtype).max, by it. Take log2, round down, exponentiate.",
+            " finfo(dtype).max by it. Take log2, round down, raise 2 to it.",
             "largest = tensor.abs().max().item(); 2.0 ** math.floor(math.log2(... / largest)), and"
             " something else where largest is 0.",
         ],
