@@ -95,7 +95,7 @@ class Hyperparameters:
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for Muon
-    use_fp8: bool = field(default_factory=gpu_has_fp8)  # a CPU does the same, slowly
+    use_fp8: bool = field(default_factory=gpu_has_fp8)  # a CPU can do it too, slowly
 
 
 def parse_args(argv=None):
