@@ -57,6 +57,7 @@ class Milestone:
     train_steps: int | None = None
     tokens_per_step: int | None = None
     step_avg_ms: float | None = None
+    peak_memory_mib: int | None = None
     parameters: int | None = None
     curve: Curve = ()
     besides: Texts = ()
