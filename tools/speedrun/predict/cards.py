@@ -8,13 +8,14 @@ from speedrun.run.gpus import peak_flops
 @dataclass(frozen=True)
 class Card:
     """A GPU: its name as CUDA tells it, bytes of memory, bytes per second to and from it, CUDA's
-    compute capability times ten, multiprocessors."""
+    compute capability times ten, multiprocessors, bytes per second to the GPUs beside it."""
 
     name: str
     memory: float
     bandwidth: float
     sm: int
     multiprocessors: int
+    links: float
 
     @property
     def flops(self) -> float:
@@ -35,13 +36,15 @@ class Card:
 # From the technical specifications per compute capability in NVIDIA's CUDA C++ Programming Guide.
 SHARED = {80: 163 * 2**10, 86: 99 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 120: 99 * 2**10}
 
+NVLINK, NVLINK_OF_A100 = 450e9, 300e9  # half of the data sheets' figures, which count both ways
+PCIE_4, PCIE_5 = 32e9, 64e9  # of 16 lanes: assumed at home, where no card is asked how it sits
 
 # From NVIDIA's data sheets and architecture white papers.
 CARDS = {
-    "h100": Card("NVIDIA H100 80GB HBM3", 80 * 2**30, 3.35e12, 90, 132),
-    "h200": Card("NVIDIA H200", 141e9, 4.8e12, 90, 132),
-    "a100": Card("NVIDIA A100-SXM4-80GB", 80 * 2**30, 2.039e12, 80, 108),
-    "5090": Card("NVIDIA GeForce RTX 5090", 32 * 2**30, 1.792e12, 120, 170),
-    "4090": Card("NVIDIA GeForce RTX 4090", 24 * 2**30, 1.008e12, 89, 128),
-    "3090": Card("NVIDIA GeForce RTX 3090", 24 * 2**30, 0.936e12, 86, 82),
+    "h100": Card("NVIDIA H100 80GB HBM3", 80 * 2**30, 3.35e12, 90, 132, NVLINK),
+    "h200": Card("NVIDIA H200", 141e9, 4.8e12, 90, 132, NVLINK),
+    "a100": Card("NVIDIA A100-SXM4-80GB", 80 * 2**30, 2.039e12, 80, 108, NVLINK_OF_A100),
+    "5090": Card("NVIDIA GeForce RTX 5090", 32 * 2**30, 1.792e12, 120, 170, PCIE_5),
+    "4090": Card("NVIDIA GeForce RTX 4090", 24 * 2**30, 1.008e12, 89, 128, PCIE_4),
+    "3090": Card("NVIDIA GeForce RTX 3090", 24 * 2**30, 0.936e12, 86, 82, PCIE_4),
 }

@@ -24,14 +24,16 @@ STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
 class Prediction:
     """Of rank 0; bytes where nothing else is said.
 
-    micro_batch: sequences per forward pass. peaks {phase: bytes}; memory {part: bytes} of what
-    stays from step to step. Of a step: flops {dtype: FLOPs} of matrix products, with attention's
-    only if compiled; moved: bytes that operators or kernels read and write; collectives {kind and
-    dtype: bytes}. Only of a compiled run: what a step launches; graphs that were compiled, and how
-    many of them after the warm-up; kernels as the card's assembler makes them.
+    micro_batch: sequences per forward pass; micro_steps: passes of a step. peaks {phase: bytes};
+    memory {part: bytes} of what stays from step to step. Of a step: flops {dtype: FLOPs} of matrix
+    products, with attention's only if compiled; moved: bytes that operators or kernels read and
+    write; collectives {kind and dtype: bytes}. Only of a compiled run: what a step launches; graphs
+    that were compiled, and how many of them after the warm-up; kernels as the card's assembler
+    makes them.
     """
 
     micro_batch: int
+    micro_steps: int
     peaks: dict[str, int]
     memory: dict[str, int]
     flops: dict[str, float]
@@ -65,9 +67,7 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
     two only two are run. Raises UserError, one line: where fake cards cannot be (see fake_cuda), or
     with the script's last words.
     """
-    values = {**script.hyperparameters, **settings}
-    micro_tokens = values["micro_batch_size"] * values[length_names(values)[0]] * world_size
-    micro_steps = values["total_batch_size"] // micro_tokens
+    micro_tokens, micro_steps = _micro_steps(script, world_size, settings)
     if micro_steps <= 2:
         return observe(script, card, world_size, settings, compiled, assembled=compiled)
     with _side_by_side() as pool:
@@ -75,8 +75,17 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
             script, card, world_size, {**settings, "total_batch_size": n * micro_tokens}, compiled,
             assembled=compiled and n == 2), (1, 2))
     more = micro_steps - 2
-    return replace(two, moved=two.moved + more * (two.moved - one.moved), flops={
-        dtype: flops + more * (flops - one.flops[dtype]) for dtype, flops in two.flops.items()})
+    return replace(
+        two, micro_steps=micro_steps, moved=two.moved + more * (two.moved - one.moved),
+        flops={dtype: flops + more * (flops - one.flops[dtype])
+               for dtype, flops in two.flops.items()})
+
+
+def _micro_steps(script, world_size, settings):
+    """Tokens of a forward pass of all ranks, and how many passes make a step."""
+    values = {**script.hyperparameters, **settings}
+    tokens = values["micro_batch_size"] * values[length_names(values)[0]] * world_size
+    return tokens, values["total_batch_size"] // tokens
 
 
 def observe(script: Script, card: Card, world_size: int, settings: dict[str, object],
@@ -87,6 +96,7 @@ def observe(script: Script, card: Card, world_size: int, settings: dict[str, obj
     training = seen["training"]
     return Prediction(
         micro_batch=seen["micro_batch"],
+        micro_steps=_micro_steps(script, world_size, settings)[1],
         peaks={phase: seen[phase]["peak"] for phase in ("warm-up", "training", "validation")},
         memory=training["memory"],
         flops={dtype: flops / STEPS for dtype, flops in training["flops"].items()},

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from speedrun.predict.cards import Card
 from speedrun.predict.launches import GROUPS
 from speedrun.predict.prediction import Prediction
+from speedrun.predict.roofline import note, step_ms
 from speedrun.run.fit_batch import MARGIN
 
 NEAR = 0.9  # of a card's shared memory
@@ -16,8 +17,8 @@ LEFT_OUT = (
 )
 COMPILED_LEFT_OUT = (
     "A mask's tiles are counted halfway through training, as if each sequence was one document;",
-    "a kernel is assembled in the first form that tuning would try. Not in it: the exchange over",
-    "the links, the host, workspaces of libraries, and what the allocator cannot hand out.",
+    "a kernel is assembled in the first form that tuning would try. Not in the memory: workspaces",
+    "of libraries, and what the allocator cannot hand out.",
 )
 
 
@@ -43,13 +44,18 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
               p.flops.items()]
     lines.append(f"  memory traffic {p.moved / 1e12:.2f} TB")
     lines += [f"  {name:14} {size / 1e6:.1f} MB" for name, size in p.collectives.items()]
-    lines += _time_lines(p, card)
+    lines += _time_lines(p, card, world_size)
     if p.graphs:
         lines += [*_compiled_lines(p), *_kernel_lines(p, card)]
-    return "\n".join([*lines, *(COMPILED_LEFT_OUT if p.graphs else LEFT_OUT)])
+    left_out = [*COMPILED_LEFT_OUT, *note(card, world_size)] if p.graphs else LEFT_OUT
+    return "\n".join([*lines, *left_out])
 
 
-def _time_lines(p, card):
+def _time_lines(p, card, world_size):
+    """A compiled step's range; of an eager one, that of its products and of its traffic alone."""
+    if p.graphs:
+        least, most = step_ms(p, card, world_size)
+        return [f"  time           {least:.0f} to {most:.0f} ms"]
     products, traffic = p.step_ms(card)
     return [f"  at full speed  products {products:.0f} ms, memory traffic {traffic:.0f} ms"]
 
@@ -94,6 +100,7 @@ def to_json(title: str, card: Card, world_size: int, prediction: Prediction,
     return json.dumps(dict(
         script=title, gpu=card.name, world_size=world_size,
         **asdict(prediction) | dict(launches=launches),
+        step_ms=step_ms(prediction, card, world_size) if prediction.graphs else None,
         products_and_traffic_ms=prediction.step_ms(card),
         largest_micro_batch=largest and largest.micro_batch,
     ), indent=2)

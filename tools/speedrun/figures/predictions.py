@@ -1,0 +1,104 @@
+"""The predictions of history/predictions.json: made, checked, and held against official figures."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from speedrun.base.files import replace_file
+from speedrun.base.text import UNKNOWN, markdown
+from speedrun.figures.tables import cell
+from speedrun.history.manifest import Manifest, Milestone, load_manifest
+from speedrun.history.predictions import StoredPrediction, load_predictions
+from speedrun.predict.cards import CARDS
+from speedrun.predict.prediction import observe
+from speedrun.predict.roofline import FITTED_ON, step_ms
+from speedrun.run.fit_batch import MARGIN
+from speedrun.run.predicted import SIZES, largest_predicted
+from speedrun.scripts.find import code_hash, find_script
+
+CARD, WORLD_SIZE = CARDS["h100"], 8  # the records'
+TOKENS = (8_192, 65_536)  # of the two forward passes that give the line of one GPU's memory
+MIB = 2**20
+
+
+def predict_stale(path: Path) -> None:
+    """Predicts anew what is missing or stale in the file at `path`, and keeps each as it comes.
+
+    Raises ValueError or OSError for a file that cannot be read, and as `make_prediction`.
+    """
+    manifest = load_manifest()
+    stored = load_predictions(path) if path.exists() else {}
+    for milestone in manifest.written():
+        if fault := _fault(milestone, stored):
+            print(f"predicting {milestone.id}: {fault}", flush=True)
+            stored[milestone.id] = make_prediction(milestone)
+            entries = [asdict(stored[m.id]) for m in manifest.written() if m.id in stored]
+            replace_file(path, (json.dumps(entries, indent=1) + "\n").encode())
+
+
+def make_prediction(milestone: Milestone) -> StoredPrediction:
+    """Predicts a milestone's memory and step anew, compiled; takes minutes. Raises as `observe`."""
+    script = find_script(milestone.id)
+    record = observe(script, CARD, WORLD_SIZE, {}, compiled=True)
+    least, most = step_ms(record, CARD, WORLD_SIZE)
+    few, many = (_alone(script, tokens) for tokens in TOKENS)
+    per_token = (many - few) / (TOKENS[1] - TOKENS[0])
+    return StoredPrediction(
+        milestone.id, code_hash(milestone.script), record.peak, round(least, 1), round(most, 1),
+        round(few - per_token * TOKENS[0]), round(per_token, 1))
+
+
+def _alone(script, tokens):
+    """The peak in bytes on one GPU with so many tokens in a forward pass, two of them in a step."""
+    seq_len = min(tokens, script.hyperparameters["seq_len"])
+    sizes = dict(seq_len=seq_len, micro_batch_size=tokens // seq_len, total_batch_size=2 * tokens)
+    return observe(script, CARD, 1, sizes, compiled=True).peak
+
+
+def stale_entries(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> list[str]:
+    """A line for each written milestone without a prediction, or whose script has changed since."""
+    return [f"{milestone.id}: {fault}" for milestone in manifest.written()
+            if (fault := _fault(milestone, stored))]
+
+
+def _fault(milestone, stored):
+    if milestone.id not in stored:
+        return "not predicted"
+    fresh = stored[milestone.id].code == code_hash(milestone.script)
+    return None if fresh else "the script has changed since it was predicted"
+
+
+def official_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
+    """A Markdown table: predicted peak memory and time of a step beside the record's own."""
+    head = ["milestone", "peak, predicted", "official", "error", "step, predicted", "official", ""]
+    rows = []
+    for m in (m for m in manifest.written() if m.id in stored):
+        p = stored[m.id]
+        error = m.peak_memory_mib and p.peak / MIB / m.peak_memory_mib - 1
+        rows.append([
+            m.name, f"{p.peak / MIB:,.0f} MiB", cell(m.peak_memory_mib, "{:,d} MiB"),
+            cell(error, "{:+.0%}"), f"{p.least_ms:.0f} to {p.most_ms:.0f} ms",
+            cell(m.step_avg_ms, "{:.1f} ms"), _verdict(m, p),
+        ])
+    return markdown(head, rows, right=head[1:6])
+
+
+def _verdict(milestone, prediction):
+    """Whether the official step lies in the range, and whether it could fail to."""
+    if milestone.step_avg_ms is None:
+        return UNKNOWN
+    inside = prediction.least_ms <= milestone.step_avg_ms <= prediction.most_ms
+    fitted = ", fitted on it" if set(FITTED_ON) & {*milestone.records} else ""
+    return f"{'in' if inside else 'out'}{fitted}"
+
+
+def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
+    """A Markdown table: the largest micro batch of one GPU by its memory."""
+    rows = []
+    for m in (m for m in manifest.written() if m.id in stored):
+        own = find_script(m.id).hyperparameters
+        fitting = (largest_predicted(stored[m.id], own, 1, MARGIN * gib * 2**30) for gib in SIZES)
+        rows.append([m.id, *(f"{n} x {seq_len:,}" for n, seq_len in fitting)])
+    head = ["milestone", *(f"{gib} GB" for gib in SIZES)]
+    return markdown(head, rows, right=head[1:])

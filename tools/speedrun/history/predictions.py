@@ -1,0 +1,46 @@
+"""Read history/predictions.json: what the milestones are predicted to need at record scale."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.history.manifest import REPOSITORY
+from speedrun.history.schema import build, is_list
+
+PREDICTIONS = REPOSITORY / "history" / "predictions.json"
+
+
+@dataclass(frozen=True)
+class StoredPrediction:
+    """What was predicted of a milestone's compiled code; make_figures.py --predict writes it.
+
+    code: the script's hash then. On eight H100s with the record's sizes: peak, bytes of a GPU;
+    least_ms and most_ms of a step. On one GPU: fixed bytes, and more bytes per_token of a forward
+    pass.
+    """
+
+    id: str
+    code: str
+    peak: int
+    least_ms: float
+    most_ms: float
+    fixed: int
+    per_token: float
+
+    def alone(self, tokens: int) -> float:
+        """Bytes at their peak on one GPU with so many tokens in a forward pass."""
+        return self.fixed + self.per_token * tokens
+
+
+def load_predictions(path: Path = PREDICTIONS) -> dict[str, StoredPrediction]:
+    """The predictions in the file at `path`, by milestone's id, in its order.
+
+    Raises ValueError, one line, for an entry that does not fit, OSError for an unreadable file.
+    """
+    name = Path(path).name
+    entries = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not is_list(entries, lambda entry: isinstance(entry, dict)):
+        raise ValueError(f"{name}: must be a list of predictions")
+    stored = [build(f"{name}: prediction {i}", StoredPrediction, entry)
+              for i, entry in enumerate(entries, start=1)]
+    return {prediction.id: prediction for prediction in stored}
