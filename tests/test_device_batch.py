@@ -24,8 +24,10 @@ from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
 from speedrun.scripts.find import default_hyperparameters
 from speedrun.scripts.sizes import SCHEDULE, micro_batches, trial_sizes
+from test_roofline import invented
 
 GPU = "NVIDIA Simulated"
+FIELDS = {name for milestone in WRITTEN for name in default_hyperparameters(milestone.script)}
 
 
 # ---- the search ----
@@ -158,6 +160,7 @@ class Trials:
 def machine(monkeypatch, tmp_path, shards):
     """Makes plans for a machine whose GPUs have the given MiB, and the trials on it."""
     monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "runs" / "answers")
+    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: {})
 
     def make(*memory, settings=(), trials=None, milestone=WRITTEN[1], **options):
         names = [GPU] * len(memory)
@@ -265,7 +268,43 @@ def test_a_dry_run_tries_nothing(machine):
     usual = plan.hyperparameters["micro_batch_size"]
     best, lines = fit(plan, search=False)
     assert best == usual and not trials.micro_batches
-    assert lines == [f"micro_batch_size: {usual} (a dry run does not try what fits)"]
+    assert lines == [f"micro_batch_size: {usual} (there is no prediction for this script with its "
+                     "settings; a dry run tries nothing)"]
+
+
+@pytest.fixture
+def predicted(monkeypatch):
+    """Predictions of 2 GiB, and 16 MiB for each sequence of 32 tokens, whatever the settings."""
+    stored = invented("00", "00a")
+    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
+    monkeypatch.setattr("speedrun.run.predicted.MAY_DIFFER", FIELDS)
+    return stored
+
+
+def test_a_dry_run_says_what_is_predicted_to_fit(machine, predicted):
+    plan, trials = machine(2548)  # 85 % are 2,166 MiB: of the divisors of 24, six sequences fit
+    assert fit(plan, search=False) == (6, [
+        "micro_batch_size: 6 (predicted to fit: 2.1 of 2.5 GiB; a dry run tries nothing)"])
+    plan, _ = machine(2420)  # 9 MiB for sequences
+    assert fit(plan, search=False) == (4, [
+        "micro_batch_size: 4 (not even one sequence of 32 tokens is predicted to fit, but --set "
+        "seq_len=16; a dry run tries nothing)"])
+    assert not trials.micro_batches
+
+
+def test_a_prediction_is_said_before_trials_and_tried_like_any_other(machine, predicted):
+    plan, trials = machine(2548, trials=Trials(1400))
+    best, lines = fit(plan)
+    assert lines[0] == "micro_batch_size 6: predicted to fit: 2.1 of 2.5 GiB"
+    assert best == 12 and trials.micro_batches == [4, 8, 12, 24]
+
+
+def test_without_a_gpu_every_size_is_predicted(machine, predicted):
+    text = ", ".join(f"{n} x 1,024 in {gib} GiB" for gib, n in (
+        (12, 16), (16, 16), (24, 32), (32, 32), (80, 128)))
+    assert fit(machine(milestone=WRITTEN[1])[0]) == (4, [
+        "micro_batch_size: 4 (--device-batch auto needs a GPU; sequences x tokens predicted to fit"
+        f" one at record scale: {text})"])
 
 
 def test_without_a_gpu_the_usual_micro_batch_stays(machine):

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ from speedrun.doctor.report import Finding, Report, print_report
 from speedrun.doctor.software import NEEDED, REQUIREMENTS, pins
 from speedrun.history.manifest import REPOSITORY
 from speedrun.scripts.find import default_hyperparameters
+from test_roofline import invented
 
 H100 = "NVIDIA H100 80GB HBM3"
 NAMES = [milestone.name for milestone in WRITTEN]
@@ -49,7 +51,8 @@ class Machine:
         if gpus is not None:
             self.patch(judge, "visible_gpus", lambda: list(gpus))
             mib = int(1024 * gib) - 441  # the driver keeps a little
-            self.patch(accelerators, "visible_memory", lambda: [mib] * len(gpus))
+            for module in (accelerators, judge):
+                self.patch(module, "visible_memory", lambda: [mib] * len(gpus))
         if modules is not None:
             self.patch(accelerators, "find_spec", lambda name: name in modules or None)
         if compilers is not None:
@@ -184,6 +187,22 @@ def test_an_rtx_4090(computer, report):
     assert lines["01_muon"]["status"] == "note" and "10 of 33 shards" in lines["01_muon"]["text"]
     assert lines["01_muon"]["do"] == "python data/cached_fineweb10B.py 33"
     assert lines["05_flex_attention"]["status"] == "ok"
+
+
+def test_what_is_predicted_to_fit_is_said_where_it_is_less(computer, report, monkeypatch):
+    stored = invented("01", "02", "05")
+    stored["02"] = replace(stored["02"], per_token=1.0)  # the record's 64 sequences fit
+    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
+    computer.has_gpus("NVIDIA GeForce RTX 4090", gib=24, capability=(8, 9))
+    code, lines = report()
+    assert code == 0
+    assert with_status(lines, "note") == ["GPU", "01_muon", "05_flex_attention"]
+    assert lines["01_muon"]["text"].endswith("; predicted to fit: 32 x 1,024 tokens at a time")
+    assert lines["01_muon"]["do"] == "python tools/run_milestone.py 01 --device-batch auto"
+    assert lines["05_flex_attention"]["do"].endswith(
+        "run_milestone.py 05 --device-batch auto --set seq_len=32768")
+    computer.has_gpus(H100)
+    assert with_status(report()[1], "note") == []
 
 
 def test_a_gpu_without_shards_is_told_to_fetch_them(computer, report):

@@ -9,7 +9,7 @@ from speedrun.doctor.report import OK, Finding, Report
 from speedrun.doctor.software import compiler_check, find_torch, package_check
 from speedrun.doctor.storage import storage_checks
 from speedrun.history.manifest import Manifest
-from speedrun.run.gpus import visible_gpus
+from speedrun.run.gpus import visible_gpus, visible_memory
 from speedrun.run.plan import choose_scale
 
 
@@ -22,7 +22,8 @@ def examine(manifest: Manifest) -> Report:
         Finding("Python", OK, f"{platform.python_version()} (3.11 or newer is needed)"),
         torch_line, package_check(), *gpu_checks(torch, gpus, scale),
     ]
-    milestones = [milestone_check(milestone, torch, manifest, scale, len(gpus) or 1)
+    memory = min(visible_memory(), default=0)
+    milestones = [milestone_check(milestone, torch, manifest, scale, len(gpus) or 1, memory)
                   for milestone in written]
     if torch is not None:
         switches = {m.id: line.switches for m, line in zip(written, milestones, strict=True)}

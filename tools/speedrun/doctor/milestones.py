@@ -10,17 +10,22 @@ from speedrun.doctor.software import INSTALL
 from speedrun.doctor.storage import count_shards, fetch
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.run.data import shards_read
+from speedrun.run.fit_batch import MARGIN
 from speedrun.run.paths import paths_taken, switches
+from speedrun.run.predicted import find_prediction, largest_predicted
+from speedrun.scripts.find import find_script
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import micro_batches
 
 
 def milestone_check(
-    milestone: Milestone, torch: ModuleType | None, manifest: Manifest, scale: str, ranks: int
+    milestone: Milestone, torch: ModuleType | None, manifest: Manifest, scale: str, ranks: int,
+    memory: int = 0,
 ) -> MilestoneFinding:
     """The line of a written milestone, found by importing its script.
 
-    torch: None if it cannot be imported; scale and ranks: those that would be chosen.
+    torch: None if it cannot be imported; scale and ranks: those that would be chosen; memory: MiB
+    of the smallest GPU, 0 where it is not known.
     """
     steps, tokens = milestone.train_steps, milestone.tokens_per_step
     needed = shards_read(steps, tokens) if steps and tokens else 0  # for a full run, record scale
@@ -52,9 +57,28 @@ def milestone_check(
             f"python tools/run_milestone.py {milestone.id} --nproc {max(possible, default=1)}")
     if needed:
         text += f"; {min(here, needed)} of {needed} shards"
+    do = None
+    if scale == "record" and memory and torch.cuda.is_available():
+        said, do = _what_fits(find_script(milestone.id), ranks, memory)
+        text += said
     if scale == "record" and here < needed:
         return line(NOTE, text, fetch(needed))
-    return line(OK, text)
+    return line(NOTE if do else OK, text, do)
+
+
+def _what_fits(script, ranks, memory):
+    """What is predicted to fit into `memory` MiB, and the command that tries it, where it is less
+    than the script's own micro batch; else nothing and None."""
+    own, prediction = script.hyperparameters, find_prediction(script, {})
+    if prediction is None:
+        return "", None
+    best, seq_len = largest_predicted(prediction, own, ranks, MARGIN * memory * 2**20)
+    if seq_len == own["seq_len"] and best >= own["micro_batch_size"]:
+        return "", None
+    do = f"python tools/run_milestone.py {script.name} --device-batch auto"
+    if seq_len < own["seq_len"]:
+        do += f" --set seq_len={seq_len}"
+    return f"; predicted to fit: {best} x {seq_len:,} tokens at a time", do
 
 
 def missing_names(tree: ast.AST, module: ModuleType) -> list[str]:

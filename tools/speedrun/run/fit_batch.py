@@ -25,6 +25,7 @@ from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
 from speedrun.run.log import read_log
 from speedrun.run.plan import Plan
+from speedrun.run.predicted import SIZES, find_prediction, largest_predicted
 from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches, trial_sizes
 
 # Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
@@ -40,8 +41,9 @@ def fit_micro_batch(
 ) -> Plan:
     """The plan with the largest micro_batch_size that fits its GPUs, if the plan asks for it.
 
-    search: whether trials may run; use_cache: whether an earlier answer will do. The answer, each
-    trial, and why the plan's own micro batch stays (no GPU, no search) are lines on the stream.
+    search: whether trials may run, or else a stored prediction has to do; use_cache: whether an
+    earlier answer will do. The answer, each trial, what is predicted, and why the plan's own micro
+    batch stays (no GPU, neither search nor prediction) are lines on the stream.
     Raises UserError where not even one sequence fits, where a trial fails for another reason or is
     stopped, and for a plan that cannot be tried.
     """
@@ -49,7 +51,8 @@ def fit_micro_batch(
         return plan
     usual = plan.hyperparameters.get("micro_batch_size")
     if not plan.gpus:
-        print(f"micro_batch_size: {usual} (--device-batch auto needs a GPU)", file=stream)
+        print(f"micro_batch_size: {usual} (--device-batch auto needs a GPU{_for_others(plan)})",
+              file=stream)
         return plan
     candidates, memory = _candidates(plan)
     names = ", ".join(dict.fromkeys(plan.gpus[: plan.nproc]))
@@ -58,9 +61,14 @@ def fit_micro_batch(
         case [int(best), int(peak)] if best in candidates:
             pass
         case _ if not search:
-            print(f"micro_batch_size: {usual} (a dry run does not try what fits)", file=stream)
-            return plan
+            best, why = _predict(plan, memory)
+            print(f"micro_batch_size: {best or usual} ({why}; a dry run tries nothing)",
+                  file=stream)
+            return _with_micro_batch(plan, best) if best else plan
         case _:
+            best, why = _predict(plan, memory)
+            if best:
+                print(f"micro_batch_size {best}: {why}", file=stream)
             best, peak = _search(plan, candidates, memory, names, stream)
             try:
                 CACHE.mkdir(parents=True, exist_ok=True)
@@ -71,7 +79,7 @@ def fit_micro_batch(
     used = f"{peak / 1024:.1f} of {memory / 1024:.1f} GiB"
     print(f"micro_batch_size: {best} (largest that fits {names}, {used}{cached})",
           file=stream, flush=True)
-    return replace(plan, options={**plan.options, "micro_batch_size": best}, auto_batch=False)
+    return _with_micro_batch(plan, best)
 
 
 def largest_fitting(
@@ -99,6 +107,38 @@ def largest_fitting(
 def trial_options(plan: Plan, micro_batch: int) -> dict[str, object]:
     """The hyperparameters that the script gets in a trial of `micro_batch` sequences."""
     return {**plan.options, **trial_sizes(plan.hyperparameters, micro_batch, plan.nproc)}
+
+
+def _with_micro_batch(plan, micro_batch):
+    return replace(plan, options={**plan.options, "micro_batch_size": micro_batch},
+                   auto_batch=False)
+
+
+def _predict(plan, memory):
+    """The micro batch that is predicted to fit into `memory` MiB, None without any, and the words
+    for it."""
+    prediction = find_prediction(plan.script, plan.options)
+    if prediction is None:
+        return None, "there is no prediction for this script with its settings"
+    own = plan.hyperparameters
+    best, seq_len = largest_predicted(prediction, own, plan.nproc, MARGIN * memory * 2**20)
+    if seq_len < own["seq_len"]:
+        return None, (f"not even one sequence of {own['seq_len']} tokens is predicted to fit, but"
+                      f" --set seq_len={seq_len}")
+    peak = prediction.alone(best * seq_len)
+    return best, f"predicted to fit: {peak / 2**30:.1f} of {memory / 1024:.1f} GiB"
+
+
+def _for_others(plan):
+    """What is predicted to fit one GPU of each size at record scale, as the end of a remark."""
+    prediction = find_prediction(plan.script, {})
+    if prediction is None:
+        return ""
+    own = plan.script.hyperparameters
+    fitting = ((gib, *largest_predicted(prediction, own, 1, MARGIN * gib * 2**30))
+               for gib in SIZES)
+    return "; sequences x tokens predicted to fit one at record scale: " + ", ".join(
+        f"{n} x {seq_len:,} in {gib} GiB" for gib, n, seq_len in fitting)
 
 
 def _candidates(plan):
