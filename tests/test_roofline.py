@@ -17,6 +17,7 @@ from speedrun.predict.prediction import Prediction
 from speedrun.predict.report import to_json, to_text
 from speedrun.predict.roofline import (
     ATTENTION,
+    FITTED_ON,
     FLEX_ATTENTION,
     LAUNCH,
     LINKS,
@@ -110,6 +111,15 @@ def test_a_report_says_the_time_and_what_it_rests_on():
     eager = step_of()
     assert "at full speed" in to_text("x", H100, 8, eager, None)
     assert json.loads(to_json("x", H100, 8, eager, None))["step_ms"] is None
+
+
+def test_the_fit_holds_what_it_is_fitted_on_and_is_not_wide():
+    stored = load_predictions()
+    fitted = [m for m in MANIFEST.written() if {*m.records} & {*FITTED_ON}]
+    assert {number for m in fitted for number in m.records} == {*FITTED_ON}
+    for milestone in fitted:
+        p = stored[milestone.id]
+        assert p.least_ms < milestone.step_avg_ms < p.most_ms < 2.2 * p.least_ms
 
 
 # ---- what is stored ----

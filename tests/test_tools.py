@@ -1,9 +1,10 @@
 """Manifest, tables, pictures and commands. Run: python -m pytest tests/test_tools.py"""
 
+import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 import make_figures
+import test_roofline
 from speedrun.figures import records_plot, tables
 from speedrun.history.manifest import KINDS, REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
@@ -332,6 +334,9 @@ def fresh(tmp_path_factory):
         shutil.copy(REPOSITORY / "history" / name, tmp_path / "history")
     runs = invented(*(m.id for m in load_manifest().written()))
     (tmp_path / "history" / "tiny.json").write_text(runs.to_json(), encoding="utf-8")
+    predicted = test_roofline.invented(*(m.id for m in load_manifest().written()))
+    (tmp_path / "history" / "predictions.json").write_text(
+        json.dumps([asdict(prediction) for prediction in predicted.values()]), encoding="utf-8")
     for table in make_figures.TABLES:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Rewrite every generated table and picture of the repository, or check that none is stale.
 
-    python tools/make_figures.py            rewrite what is stale
-    python tools/make_figures.py --check    change nothing; exit 1 with a line per stale item
+    python tools/make_figures.py              rewrite what is stale
+    python tools/make_figures.py --check      change nothing; exit 1 with a line per stale item
+    python tools/make_figures.py --predict    first predict anew what is stale, minutes for each
 """
 
 import argparse
@@ -15,54 +16,60 @@ from speedrun.base.cli import run_command
 from speedrun.base.errors import UserError
 from speedrun.compare import plot
 from speedrun.compare.results import Comparison
-from speedrun.figures import attention_cost, ladder, records_plot, tables
+from speedrun.figures import attention_cost, ladder, predictions, records_plot, tables
 from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
+from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: history/milestones.toml, records.json and tiny.json.
+    """What everything is made from: history/milestones.toml, records.json, tiny.json and
+    predictions.json.
 
-    Without tiny.json there is no ladder: what is made from it stays as it is.
+    Without one of the last two its source is None: what is made from it stays as it is.
     """
 
     manifest: Manifest
     records: tuple[Record, ...]
     ladder: Comparison | None
+    predictions: dict[str, StoredPrediction] | None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table between the markers called `name` in `file`, a path inside the repository.
-
-    from_ladder: it needs the runs of tiny.json.
-    """
+    """A table between the markers called `name` in `file`, a path inside the repository; needs: the
+    source without which it stays as it is."""
 
     file: str
     name: str
     make: Callable[[Sources], str]
-    from_ladder: bool = False
+    needs: str = "manifest"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG that holds the hash of its data; `file` is a path inside the repository."""
+    """A PNG that holds the hash of its data; `file` is a path inside the repository; needs: as of
+    a table."""
 
     file: str
     hash: Callable[[Sources], str]
     draw: Callable[[Sources, Path], None]
-    from_ladder: bool = False
+    needs: str = "manifest"
 
 
 # To generate one more table: put the two markers into the file and a line in here.
 TABLES = (
     Table("README.md", "milestones", lambda s: tables.milestone_table(
         s.manifest, written_only=True)),
+    Table("README.md", "memory", lambda s: predictions.memory_table(s.predictions, s.manifest),
+          needs="predictions"),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(
         s.manifest, folder="history")),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
-          from_ladder=True),
+          needs="ladder"),
+    Table("history/README.md", "predictions", lambda s: predictions.official_table(
+        s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
@@ -72,7 +79,7 @@ PICTURES = (
             lambda s, path: records_plot.draw_records(s.records, s.manifest, path)),
     Picture("history/tiny.png", lambda s: plot.data_hash(s.ladder, {}, ladder.PANELS),
             lambda s, path: plot.draw_comparison(s.ladder, path, {}, ladder.PANELS),
-            from_ladder=True),
+            needs="ladder"),
 )
 
 
@@ -85,18 +92,24 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
     manifest = load_manifest(root / "history" / "milestones.toml")
     records = load_records(root / "history" / "records.json")
     stale, errors = [], []
-    try:
-        runs = ladder.load_ladder(root / "history" / "tiny.json")
-        faults = ladder.stale_entries(runs, manifest)
-    except FileNotFoundError:
-        runs, faults = None, ["the file is missing"]
-    except (ValueError, OSError) as error:
-        runs, faults = None, [str(error)]
-    for line in faults:
-        errors.append(f"history/tiny.json: {line}; history/README.md has the command")
-    sources = Sources(manifest, records, runs)
+
+    def read(name, load, stale_entries):
+        try:
+            source = load(root / "history" / name)
+            faults = stale_entries(source, manifest)
+        except FileNotFoundError:
+            source, faults = None, ["the file is missing"]
+        except (ValueError, OSError) as error:
+            source, faults = None, [str(error)]
+        for line in faults:
+            errors.append(f"history/{name}: {line}; history/README.md has the command")
+        return source
+
+    sources = Sources(
+        manifest, records, read("tiny.json", ladder.load_ladder, ladder.stale_entries),
+        read("predictions.json", load_predictions, predictions.stale_entries))
     for table in TABLES:
-        if table.from_ladder and runs is None:
+        if getattr(sources, table.needs) is None:
             continue
         path = root / table.file
         try:
@@ -113,7 +126,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
             if not check:
                 path.write_text(new, encoding="utf-8")
     for picture in PICTURES:
-        if picture.from_ladder and runs is None:
+        if getattr(sources, picture.needs) is None:
             continue
         path = root / picture.file
         if records_plot.stored_hash(path) != picture.hash(sources):
@@ -128,11 +141,18 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
     parser = argparse.ArgumentParser(
         description="Rewrite every generated table and picture of the repository."
     )
-    parser.add_argument(
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 with a line per stale item"
+    )
+    way.add_argument(
+        "--predict", action="store_true", help="first predict the milestones whose scripts have "
+        "changed, for history/predictions.json: minutes for each"
     )
     args = parser.parse_args(argv)
     try:
+        if args.predict:
+            predictions.predict_stale(root / "history" / "predictions.json")
         stale, errors = update(root, args.check)
     except (UserError, ValueError, OSError) as error:
         stale, errors = [], [str(error)]
