@@ -185,6 +185,18 @@ def test_each_length_of_sequences_is_looked_at(change, message):
         check_values(values | change, {}, 2, on_gpu=False)
 
 
+@pytest.mark.parametrize("use_fp8", [None, True])
+def test_a_gpus_products_in_fp8_want_multiples_of_16(use_fp8):
+    values = dict(vocab_size=256, model_dim=48, use_fp8=use_fp8)
+    check_values(values, {}, 1, on_gpu=True)
+    for odd in (dict(vocab_size=257), dict(model_dim=40)):
+        with pytest.raises(UserError, match="is not a multiple of 16, .*use_fp8=False"):
+            check_values(values | odd, {}, 1, on_gpu=True)
+        check_values(values | odd, {}, 1, on_gpu=False)
+        check_values(values | odd | dict(use_fp8=False), {}, 1, on_gpu=True)
+        check_values(odd, {}, 1, on_gpu=True)
+
+
 # ---- shards ----
 
 

@@ -51,6 +51,11 @@ def check_values(
                             f" {length} * ranks = {' * '.join(map(str, sizes))}; change one of"
                             " them")
     _check_attention(values, on_gpu)
+    if on_gpu and values.get("use_fp8", False) is not False:  # not known: on where the GPU has it
+        for name in ("vocab_size", "model_dim"):
+            if _known(values, name) and values[name] % 16:
+                raise UserError(f"{name}={values[name]} is not a multiple of 16, which a product in"
+                                " FP8 wants; change it, or add --set use_fp8=False")
 
 
 def check_shards(values: dict[str, object], tokens: bool = False) -> None:
