@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
 import dataclasses
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -188,13 +189,20 @@ class World:
         return SimpleNamespace(wait=lambda: self.events.append("awaited"))
 
 
+def make_muon(module, params, lr, bf16=False):
+    """The module's Muon without compiled code and kernels."""
+    asked = inspect.signature(module.Muon).parameters
+    switches = {name: False for name in ("compiled", "use_triton") if name in asked}
+    return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
+
+
 def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None):
     """One step of Muon from zero; returns the parameters and the optimizer."""
     module = load_snapshot(milestone)
     params = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient.clone()
-    muon = module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, compiled=False)
+    muon = make_muon(module, params, lr, bf16)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "dist", (world or World()).dist)
         muon.step()
@@ -236,9 +244,9 @@ def test_muon_orthogonalizes_matrices_of_one_shape_in_one_batch(milestone, monke
     module, batches = load_snapshot(milestone), []
     newton_schulz = module.newton_schulz
 
-    def spy(matrices, dtype):
+    def spy(matrices, *how):
         batches.append(tuple(matrices.shape))
-        return newton_schulz(matrices, dtype)
+        return newton_schulz(matrices, *how)
 
     monkeypatch.setattr(module, "newton_schulz", spy)
     step_of_muon(milestone, [torch.ones(shape) for shape in ((4, 4), (8, 4), (4, 4), (4, 8))])
@@ -250,9 +258,9 @@ def test_updates_travel_while_the_next_are_computed(milestone, monkeypatch):
     module, world = load_snapshot(milestone), World()
     newton_schulz = module.newton_schulz
 
-    def spy(matrices, dtype):
+    def spy(matrices, *how):
         world.events.append("computed")
-        return newton_schulz(matrices, dtype)
+        return newton_schulz(matrices, *how)
 
     monkeypatch.setattr(module, "newton_schulz", spy)
     step_of_muon(milestone, [torch.ones(4, 4), torch.ones(8, 4)], world=world)
@@ -268,7 +276,9 @@ def test_muon_multiplies_by_the_smaller_gram_matrix(milestone):
 
     m, n = 4, 32
     each = 2 * m * m * n + 2 * m**3 + 2 * m * m * n  # XX', AA and BX
-    assert flops(m, n) == flops(n, m) == 3 * 5 * each
+    assert flops(m, n) == 3 * 5 * each
+    if any(rows > cols for rows, cols, _ in known_values(milestone.id)["muon"]["factor"]):
+        assert flops(n, m) == 3 * 5 * each  # else no matrix is tall
 
 
 def former_newton_schulz(matrix, steps=5):
@@ -291,7 +301,7 @@ def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkey
 
     class FormerMuon(torch.optim.Optimizer):
         """Muon without batches, matrix by matrix on every rank."""
-        def __init__(self, params, lr, momentum, bf16, compiled):
+        def __init__(self, params, lr, momentum, bf16, **switches):
             super().__init__(params, dict(lr=lr, momentum=momentum))
 
         @torch.no_grad()
@@ -332,7 +342,8 @@ def test_muon_has_the_matrices_of_the_blocks(milestone, shards, tmp_path, monkey
     attentions = [attention] * 2
     if hasattr(args, "layer_without_attention"):
         attentions[args.layer_without_attention] = []
-    assert shapes == [shape for some in attentions for shape in (*some, [128, 32], [32, 128])]
+    assert shapes == [
+        shape for some in attentions for shape in some + known_values(milestone.id)["mlp_shapes"]]
 
 
 # ---- from 03 on: who orthogonalizes what ----
@@ -344,7 +355,7 @@ DISTRIBUTED = declaring("Muon", known="owners")
 def test_owners(milestone):
     owners = np.array(known_values(milestone.id)["owners"])
     owners = np.tile(owners, (12 // len(owners), 1)).flatten()  # of 12 layers
-    shapes = 12 * [*4 * [(4, 4)], (16, 4), (4, 16)]
+    shapes = 12 * known_values(milestone.id)["owned_shapes"]
     gradients = [torch.randn(shape) for shape in shapes]
     filled = 0
     for rank in range(8):
@@ -376,6 +387,6 @@ def exchange_updates(milestone_id):
     params = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
-    module.Muon(params, lr=1.0, momentum=0.95, bf16=False, compiled=False).step()
+    make_muon(module, params, lr=1.0).step()
     module.dist.destroy_process_group()
     return [(-param).tolist() for param in params]

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from snapshots import (
+    MANIFEST,
     known_values,
     load_snapshot,
     micro_args,
@@ -254,7 +255,8 @@ def test_activation(milestone):
     module = load_snapshot(milestone)
     mlp = module.MLP(module.Hyperparameters(model_dim=1))
     with torch.no_grad():
-        mlp.c_fc.weight.copy_(torch.tensor([[1.0], [0], [0], [0]]))
+        c_fc = getattr(mlp.c_fc, "weight", mlp.c_fc)  # or a parameter, stored transposed
+        c_fc.copy_(torch.tensor([1.0, 0, 0, 0]).view_as(c_fc))
         mlp.c_proj.weight.copy_(torch.tensor([[1.0, 0, 0, 0]]))
         values = mlp(torch.tensor([[-1.0], [-0.5], [0.5], [1.0], [2.0]])).flatten().tolist()
     assert values == pytest.approx(known_values(milestone.id)["activation"], abs=1e-6)
@@ -334,8 +336,10 @@ def attentions(model):
 
 def projections(attn):
     """The weights of queries, keys and values."""
-    stack = getattr(attn, "c_qkv", None)
-    return [attn.c_q.weight, attn.c_k.weight, attn.c_v.weight] if stack is None else stack
+    for name in ("c_qkv", "c_qkvo"):
+        if hasattr(attn, name):
+            return getattr(attn, name)
+    return [attn.c_q.weight, attn.c_k.weight, attn.c_v.weight]
 
 
 @where("Model", known="moving")
@@ -550,6 +554,67 @@ def test_the_head_has_eight_bits_in_training_alone(milestone, fresh):
     assert 0.02 < apart < 0.06  # the card measures 3.9%
     with torch.no_grad():
         torch.testing.assert_close(model.lm_head(x), exact)
+
+
+# ---- from 05h2 on ----
+
+
+@where("CausalSelfAttention", "MLP", known="mlp_shapes")
+def test_parameters_and_gradients_are_contiguous(milestone, fresh):
+    module, model, inputs, targets = fresh
+    model(inputs, targets).backward()
+    for name, param in model.named_parameters():  # NCCL refuses others
+        assert param.is_contiguous() and param.grad.is_contiguous(), name
+
+
+@where("CausalSelfAttention", "MLP", known="stored_as")
+@torch.no_grad()
+def test_the_parents_loss_with_the_same_weights(milestone, fresh):
+    module, model, inputs, targets = fresh
+    for param in model.parameters():
+        torch.nn.init.normal_(param, std=0.2)
+    weights = model.state_dict()
+    for name in [*weights]:
+        if name.endswith("attn.c_qkvo"):
+            stack = weights.pop(name)
+            weights[name.replace("c_qkvo", "c_qkv")] = stack[:3]
+            weights[name.replace("c_qkvo", "c_proj.weight")] = stack[3]
+        elif name.endswith("mlp.c_fc"):
+            weights[f"{name}.weight"] = weights.pop(name).T
+    parent = load_snapshot(MANIFEST.get(milestone.parent)).GPT(model.args)
+    parent.load_state_dict(weights)
+    torch.testing.assert_close(model(inputs, targets), parent(inputs, targets))
+
+
+@where("CausalSelfAttention", known="stored_as")
+def test_of_four_matrices_the_output_has_the_first_gradient(milestone, fresh):
+    module, model, inputs, targets = fresh
+    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
+    model(inputs, targets).backward()
+    for attn in attentions(model):
+        *qkv, output = attn.c_qkvo.grad
+        assert not torch.stack(qkv).any() and output.any()
+
+
+# ---- from 05j on ----
+
+
+@where("CausalSelfAttention", known="gate")
+@torch.no_grad()
+def test_gates(milestone, fresh):
+    module, model, *_ = fresh
+    attn, x, value_embed = model.blocks[0].attn, torch.randn(2, 8, 32), torch.randn(2, 8, 32)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    attn.c_qkvo[3] = torch.eye(32)  # heads one beside the other
+    parent = load_snapshot(MANIFEST.get(milestone.parent)).CausalSelfAttention(
+        model.args, attn.rotary)
+    parent.c_qkvo.copy_(attn.c_qkvo)
+    ungated, known = parent(x, value_embed, mask), known_values(milestone.id)["gate"]
+    torch.testing.assert_close(attn(x, value_embed, mask), known["at_first"] * ungated)
+    attn.gate.normal_()
+    gates = torch.sigmoid(x[..., : known["channels"]] @ attn.gate.T)  # (B, T, H)
+    expected = (ungated.view(2, 8, 2, 16) * gates[..., None]).flatten(2)
+    torch.testing.assert_close(attn(x, value_embed, mask), expected)
 
 
 # ---- schedules ----
