@@ -23,7 +23,7 @@ from speedrun.run.log import RULE, read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
 from speedrun.scripts.find import default_hyperparameters
-from speedrun.scripts.sizes import SCHEDULE, micro_batches, trial_sizes
+from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches, trial_sizes
 from test_roofline import invented
 
 GPU = "NVIDIA Simulated"
@@ -362,7 +362,9 @@ def test_every_milestone_can_be_tried(milestone, machine):
     trial = replace(plan, options=trial_options(plan, 6)).hyperparameters
     check_values(trial, plan.script.hyperparameters, world_size=1, on_gpu=True)
     assert (trial["micro_batch_size"], trial["kernel_warmup_steps"]) == (6, 2)
-    assert trial["total_batch_size"] == 2 * trial["val_tokens"] == 2 * 6 * 32
+    length, val_length = (trial[name] for name in length_names(trial))
+    assert (trial["total_batch_size"], trial["val_tokens"]) == (2 * 6 * length, 6 * val_length)
+    assert length == 32
     assert trial_options(plan, 24)["total_batch_size"] == 24 * 32  # no more than the run's own
 
 
