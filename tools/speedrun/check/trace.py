@@ -181,7 +181,8 @@ def model(module, values, note, calls, machine, **_):
             logits = net(some)
             note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
-    longer = inputs.repeat(1, LONGER)  # bfloat16 is too coarse for large angles, say
+    # Documents begin within tiles and reach over more of them than a window.
+    longer = inputs.repeat(1, LONGER).roll(3, 1)  # bfloat16 is too coarse for large angles, say
     for field in machine:
         what = f"logits with {field}=True"
         lengths = dict.fromkeys(length_names(values), longer.size(1))
@@ -356,6 +357,15 @@ def refusals(module, values, note, folder, shards, machine, trials, **_):
             what = f"{UNMASKED:,} tokens{switch and f' with {switch}=True'}"
             try:
                 net(*torch.ones(2, 1, UNMASKED, dtype=torch.int64))
+                seen[what] = "taken"
+            except AssertionError:
+                seen[what] = "refused"
+    for switch in machine:
+        with torch.no_grad(), suppress(Exception):
+            net = module.GPT(arguments(module, {**values, switch: True}))
+            what = f"{switch}=True without compilation"
+            try:
+                net(*torch.ones(2, 1, 16, dtype=torch.int64))
                 seen[what] = "taken"
             except AssertionError:
                 seen[what] = "refused"
