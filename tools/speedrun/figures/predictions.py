@@ -57,9 +57,9 @@ def _alone(script, tokens):
 
 
 def stale_entries(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> list[str]:
-    """A line for each written milestone without a prediction, or whose script has changed since."""
+    """A line for each written milestone whose script has changed since it was predicted."""
     return [f"{milestone.id}: {fault}" for milestone in manifest.written()
-            if (fault := _fault(milestone, stored))]
+            if milestone.id in stored and (fault := _fault(milestone, stored))]
 
 
 def _fault(milestone, stored):
@@ -73,13 +73,17 @@ def official_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -
     """A Markdown table: predicted peak memory and time of a step beside the record's own."""
     head = ["milestone", "peak, predicted", "official", "error", "step, predicted", "official", ""]
     rows = []
-    for m in (m for m in manifest.written() if m.id in stored):
+    for m in manifest.written():
+        official = cell(m.peak_memory_mib, "{:,d} MiB"), cell(m.step_avg_ms, "{:.1f} ms")
+        if m.id not in stored:
+            rows.append([m.name, "not predicted", official[0], UNKNOWN,
+                         "not predicted", official[1], UNKNOWN])
+            continue
         p = stored[m.id]
         error = m.peak_memory_mib and p.peak / MIB / m.peak_memory_mib - 1
         rows.append([
-            m.name, f"{p.peak / MIB:,.0f} MiB", cell(m.peak_memory_mib, "{:,d} MiB"),
-            cell(error, "{:+.0%}"), f"{p.least_ms:.0f} to {p.most_ms:.0f} ms",
-            cell(m.step_avg_ms, "{:.1f} ms"), _verdict(m, p),
+            m.name, f"{p.peak / MIB:,.0f} MiB", official[0], cell(error, "{:+.0%}"),
+            f"{p.least_ms:.0f} to {p.most_ms:.0f} ms", official[1], _verdict(m, p),
         ])
     return markdown(head, rows, right=head[1:6])
 
