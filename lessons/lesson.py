@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -21,6 +22,8 @@ from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "tools"), str(REPOSITORY / "data")]
+# Collectives whose new names an older torch lacks.
+warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
 
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
