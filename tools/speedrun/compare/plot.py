@@ -77,7 +77,7 @@ def draw_comparison(
     first = axes[0][0]
     first.set(ylabel="validation loss, nats per token", ylim=_limits(comparison, curves, official))
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3,
-                  frameon=False)
+                  frameon=False, fontsize="small")
     shown = data_hash(comparison, official, panels)
     figure.savefig(path, metadata={HASH_KEY: shown, "Software": None})
     plt.close(figure)
