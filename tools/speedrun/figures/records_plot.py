@@ -80,7 +80,10 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    import numpy as np
     from matplotlib.dates import DateFormatter, MonthLocator
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
@@ -108,7 +111,11 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper right", frameon=False)
 
-    figure.savefig(path, metadata={HASH_KEY: data_hash(records, manifest)})
+    figure.canvas.draw()
+    shown = PngInfo()
+    shown.add_text(HASH_KEY, data_hash(records, manifest))
+    grey = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("L")  # a third in size
+    grey.save(path, format="PNG", optimize=True, pnginfo=shown)
     plt.close(figure)
 
 
