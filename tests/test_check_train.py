@@ -339,6 +339,17 @@ RIGHT = {
     "skips by index": ("04", {}, [
         ("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
     "rounds of updates": ("05b2", {"Muon": OTHER_ROUNDS}, []),
+    "one message for all gradients": ("05e2", {}, [
+        ("        for param in raw_model.parameters():\n"
+         "            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
+    "queries, keys and values one by one": ("05f", {}, [
+        ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))\n"
+         "        q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)\n",
+         "        q, k, v = (F.linear(x, w.to(x.dtype)).view(B, T, self.num_heads, -1)\n"
+         "                   for w in self.c_qkv)\n")]),
+    "stacks one by one": ("05f", {}, [
+        ("self.newton_schulz(torch.stack(momenta), self.dtype)",
+         "torch.stack([self.newton_schulz(m[None], self.dtype)[0] for m in momenta])")]),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),
     "FlexAttention by its module's name": ("05a", {}, [
         ("import BlockMask, create_block_mask, flex_attention\n",

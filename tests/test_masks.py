@@ -273,6 +273,35 @@ def test_one_document_in_a_long_window_is_the_parent(milestone):
     assert model.blocks[1].attn.c_q.weight.grad.abs().max() > 1e-3
 
 
+@where("Block", "GPT", known="layers")
+@torch.no_grad()
+def test_how_far_each_layer_sees(milestone, monkeypatch):
+    module, tiles = load_snapshot(milestone), 4
+    args = module.Hyperparameters()
+    model = module.GPT(micro_sizes(module, **{name: getattr(args, name) for name in (
+        "num_layers", "layer_without_attention", "num_value_embeds", "window_pattern")},
+        tile_size=4))
+    seen = []
+
+    def attend(self, x, value_embed, window):
+        tables = [table(inputs) for table in model.value_embeds]
+        found = [j for j, table in enumerate(tables) if value_embed is not None
+                 and value_embed.equal(table)]
+        seen.append([window, *found])
+        return torch.zeros_like(x)
+
+    monkeypatch.setattr(module, "attention_mask", lambda inputs, window, args: int(window))
+    monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
+    inputs = torch.arange(8)[None]
+    for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7)):
+        model.window.fill_(4 * tiles)
+        seen.clear()
+        model(inputs)
+        reach = dict(long=4 * tiles, short=4 * half)
+        expected = [[reach[kind], *table] for kind, *table in known_values(milestone.id)["layers"]]
+        assert seen == expected
+
+
 # ---- the window's schedule ----
 
 

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
+import dataclasses
 import inspect
 from types import SimpleNamespace
 
@@ -44,6 +45,44 @@ def test_gradients_have_unit_norm(milestone):
 
 
 # ---- the mean of losses in place of their sum ----
+
+
+@where("Hyperparameters", known="sum_of_losses")
+def test_a_mean_moves_adams_parameters_as_the_sum_does(milestone):
+    args, summed = (load_snapshot(milestone).Hyperparameters(),
+                    known_values(milestone.id)["sum_of_losses"])
+
+    def moved(factor, eps):
+        param = torch.nn.Parameter(torch.zeros(400, dtype=torch.float64))
+        adam = torch.optim.Adam([param], betas=(args.adam_beta1, args.adam_beta2), eps=eps)
+        for step in range(3):  # from gradients that eps swallows to those that swallow it
+            param.grad = factor * torch.logspace(-20, -5, 400, dtype=torch.float64).roll(step)
+            adam.step()
+        return param.detach()
+
+    summed_moves = moved(args.train_seq_len, summed["adam_eps"])
+    torch.testing.assert_close(moved(1, args.adam_eps), summed_moves)
+    assert summed_moves.abs().min() < 1e-7 and summed_moves.abs().max() > 1e-3  # it matters
+
+
+@where("Hyperparameters", known="sum_of_losses")
+def test_a_mean_passes_through_fp8_as_the_sum_does(milestone):
+    module, summed = load_snapshot(milestone), known_values(milestone.id)["sum_of_losses"]
+    args = module.Hyperparameters(model_dim=16, vocab_size=32, use_fp8=True)
+    torch.manual_seed(0)
+    x, weight, grad = torch.randn(16, 16), torch.randn(32, 16) / 8, torch.randn(16, 32) / 448
+
+    def gradients(factor, **scale):
+        head = module.Head(dataclasses.replace(args, **scale))
+        inputs = x[None].clone().requires_grad_()
+        with torch.no_grad():
+            head.weight.copy_(weight)
+        head(inputs).backward(factor * grad[None])
+        return inputs.grad / factor, head.weight.grad / factor
+
+    mean = gradients(1 / args.train_seq_len)
+    torch.testing.assert_close(mean, gradients(1, fp8_grad_scale=summed["fp8_grad_scale"]))
+    assert not torch.allclose(mean[0], gradients(1)[0])  # which are cut to FP8's range
 
 
 # ---- Newton-Schulz ----
@@ -104,6 +143,14 @@ def test_newton_schulz_ignores_scale_and_survives_zero(milestone):
     torch.testing.assert_close(newton_schulz(scaled, torch.float32),
                                newton_schulz(matrices, torch.float32))
     assert newton_schulz(torch.zeros(2, 4, 6), torch.float32).equal(torch.zeros(2, 4, 6))
+
+
+@where("newton_schulz", known="stacks")
+def test_stacks_are_orthogonalized_slice_by_slice(milestone):
+    stack, expected = (torch.tensor(known_values(milestone.id)["stacks"][key], dtype=torch.float32)
+                       for key in ("input", "output"))
+    found = load_snapshot(milestone).newton_schulz(torch.stack([stack, stack.mT]), torch.float32)
+    torch.testing.assert_close(found, torch.stack([expected, expected.mT]), rtol=0, atol=2e-6)
 
 
 # ---- Muon ----
@@ -179,6 +226,17 @@ def test_muon_treats_each_matrix_of_a_batch_alone(milestone):
     for param, gradient in zip(together, gradients, strict=True):
         (alone,), _ = step_of_muon(milestone, [gradient])
         torch.testing.assert_close(param, alone, rtol=0, atol=1e-5)
+
+
+@where("newton_schulz", "Muon", known="stacks")
+def test_muon_treats_each_matrix_of_a_stack_alone(milestone):
+    torch.manual_seed(0)
+    for shape in ((3, 8, 8), (3, 32, 8)):
+        stacks = [torch.randn(shape) for _ in range(2)]
+        together, _ = step_of_muon(milestone, stacks)
+        for moved, stack in zip(together, stacks, strict=True):
+            alone = [step_of_muon(milestone, [gradient])[0][0] for gradient in stack]
+            torch.testing.assert_close(moved, torch.stack(alone), rtol=0, atol=1e-5)
 
 
 @where("Muon")

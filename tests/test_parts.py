@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from snapshots import (
+    MANIFEST,
     known_values,
     load_snapshot,
     micro_args,
@@ -509,6 +510,111 @@ def test_skips_are_last_in_first_out(milestone, fresh):
     for weight, (to, above, source) in zip((0.5, 0.25), known_values(milestone.id)["skips"],
                                            strict=True):
         torch.testing.assert_close(seen[to][0], seen[above][1] + weight * seen[source][1])
+
+
+# ---- from 05e on: eight bits ----
+
+
+@where("quantize")
+def test_quantized_numbers(milestone):
+    quantize = load_snapshot(milestone).quantize
+    for case in known_values(milestone.id)["quantized"]:
+        numbers, expected = torch.tensor(case["numbers"]).T
+        codes = quantize(numbers, case["scale"], getattr(torch, case["dtype"]))
+        assert str(codes.dtype) == f"torch.{case['dtype']}"
+        torch.testing.assert_close(codes.float() / case["scale"], expected, rtol=1e-6, atol=0)
+
+
+@where("quantize", "fp8_product", "FP8Linear")
+def test_fp8_linear(milestone):
+    known = known_values(milestone.id)["fp8_product"]
+    x = torch.tensor([[1, -0.3, 2.5, 0.07], [0.11, 0.9, -1.7, 3.3]]).repeat(1, 4).bfloat16()
+    row = torch.tensor([0.05, -0.021, 0.0013, 0.3, 0.875, 1.2, -2, 0]).repeat(2)
+    row[8:] *= 0.1
+    weight = row[:, None] * (1 + 0.1 * torch.arange(16))
+    grad = ((torch.arange(32).view(2, 16) - 13) * 1e-6).bfloat16()
+    x.requires_grad_(), weight.requires_grad_()
+    z = load_snapshot(milestone).FP8Linear.apply(x, weight, *known["scales"])
+    z.backward(grad)
+    assert z.dtype == x.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
+    assert z[0, :4].tolist() == known["z"]
+    assert x.grad[0, 0].item() == pytest.approx(known["grad_x"], rel=1e-6)
+    assert weight.grad[0, :4].tolist() == pytest.approx(known["grad_weight"], rel=1e-6)
+
+
+@where("Head")
+def test_the_head_has_eight_bits_in_training_alone(milestone, fresh):
+    module, model, inputs, targets = fresh
+    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
+    x = torch.randn(2, 8, 32)
+    exact = x @ model.lm_head.weight.T
+    torch.testing.assert_close(model.lm_head(x), exact)
+    model.lm_head.use_fp8 = True
+    apart = (model.lm_head(x) - exact).norm() / exact.norm()
+    assert 0.02 < apart < 0.06  # the card measures 3.9%
+    with torch.no_grad():
+        torch.testing.assert_close(model.lm_head(x), exact)
+
+
+# ---- from 05h2 on ----
+
+
+@where("CausalSelfAttention", "MLP", known="mlp_shapes")
+def test_parameters_and_gradients_are_contiguous(milestone, fresh):
+    module, model, inputs, targets = fresh
+    model(inputs, targets).backward()
+    for name, param in model.named_parameters():  # NCCL refuses others
+        assert param.is_contiguous() and param.grad.is_contiguous(), name
+
+
+@where("CausalSelfAttention", "MLP", known="stored_as")
+@torch.no_grad()
+def test_the_parents_loss_with_the_same_weights(milestone, fresh):
+    module, model, inputs, targets = fresh
+    for param in model.parameters():
+        torch.nn.init.normal_(param, std=0.2)
+    weights = model.state_dict()
+    for name in [*weights]:
+        if name.endswith("attn.c_qkvo"):
+            stack = weights.pop(name)
+            weights[name.replace("c_qkvo", "c_qkv")] = stack[:3]
+            weights[name.replace("c_qkvo", "c_proj.weight")] = stack[3]
+        elif name.endswith("mlp.c_fc"):
+            weights[f"{name}.weight"] = weights.pop(name).T
+    parent = load_snapshot(MANIFEST.get(milestone.parent)).GPT(model.args)
+    parent.load_state_dict(weights)
+    torch.testing.assert_close(model(inputs, targets), parent(inputs, targets))
+
+
+@where("CausalSelfAttention", known="stored_as")
+def test_of_four_matrices_the_output_has_the_first_gradient(milestone, fresh):
+    module, model, inputs, targets = fresh
+    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
+    model(inputs, targets).backward()
+    for attn in attentions(model):
+        *qkv, output = attn.c_qkvo.grad
+        assert not torch.stack(qkv).any() and output.any()
+
+
+# ---- from 05j on ----
+
+
+@where("CausalSelfAttention", known="gate")
+@torch.no_grad()
+def test_gates(milestone, fresh):
+    module, model, *_ = fresh
+    attn, x, value_embed = model.blocks[0].attn, torch.randn(2, 8, 32), torch.randn(2, 8, 32)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    attn.c_qkvo[3] = torch.eye(32)  # heads one beside the other
+    parent = load_snapshot(MANIFEST.get(milestone.parent)).CausalSelfAttention(
+        model.args, attn.rotary)
+    parent.c_qkvo.copy_(attn.c_qkvo)
+    ungated, known = parent(x, value_embed, mask), known_values(milestone.id)["gate"]
+    torch.testing.assert_close(attn(x, value_embed, mask), known["at_first"] * ungated)
+    attn.gate.normal_()
+    gates = torch.sigmoid(x[..., : known["channels"]] @ attn.gate.T)  # (B, T, H)
+    expected = (ungated.view(2, 8, 2, 16) * gates[..., None]).flatten(2)
+    torch.testing.assert_close(attn(x, value_embed, mask), expected)
 
 
 # ---- schedules ----

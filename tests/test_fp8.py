@@ -1,0 +1,102 @@
+"""The head in FP8 from 05e on, which a CPU computes too: layouts, scales, training.
+
+test_parts.py compares single numbers and a small product.
+
+Run: .venv/bin/python -m pytest tests/test_fp8.py
+"""
+
+import pytest
+import torch
+
+from snapshots import known_values, load_snapshot, micro_sizes, where
+from speedrun.run.log import read_log
+from test_parts import train_small
+
+SCALES = 2.0, 2.0**9, 2.0**19  # of inputs, weights and gradients
+
+in_fp8 = where("quantize", "fp8_product", "FP8Linear", "Head", known="fp8_product")
+
+
+def forward_and_backward(milestone, x, weight, grad, scales=SCALES):
+    """Logits, and the gradients of x and weight, through FP8Linear."""
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    logits = load_snapshot(milestone).FP8Linear.apply(x, weight, *scales)
+    return logits, *torch.autograd.grad(logits, (x, weight), grad)
+
+
+def gaussian(T=256, C=64, V=512):
+    """Inputs and gradients in bfloat16, weights in float32, of the sizes that a model has."""
+    torch.manual_seed(0)
+    return (torch.randn(T, C).bfloat16(), torch.randn(V, C) / C**0.5,
+            (torch.randn(T, V) / T).bfloat16())
+
+
+@in_fp8
+def test_products_are_those_of_the_rounded_factors(milestone):
+    x, weight, grad = gaussian()
+    found = forward_and_backward(milestone, x, weight, grad)
+    x8, weight8 = ((scale * t).to(torch.float8_e4m3fn).float() / scale
+                   for t, scale in zip((x, weight), SCALES, strict=False))
+    grad8 = (SCALES[2] * grad).to(torch.float8_e5m2).float() / SCALES[2]
+    expected = (x8 @ weight8.T).bfloat16(), (grad8 @ weight8).bfloat16(), grad8.T @ x8
+    for a, b in zip(found, expected, strict=True):  # sums may be in another order
+        torch.testing.assert_close(a, b, rtol=1e-2 if a.dtype == torch.bfloat16 else 1e-5, atol=0)
+    exact = x.float() @ weight.T, grad.float() @ weight, grad.float().T @ x.float()
+    errors = [((a.float() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+    assert errors == pytest.approx([0.039, 0.057, 0.059], abs=0.003)  # 3 bits, and 2 of gradients
+
+
+@in_fp8
+def test_the_gradient_of_the_weights_comes_transposed(milestone):
+    # A compiler that expects another layout than it gets fails.
+    *_, grad_weight = forward_and_backward(milestone, *gaussian(T=32, C=16, V=48))
+    assert grad_weight.shape == (48, 16) and grad_weight.stride() == (1, 48)
+
+
+def head(milestone, **more):
+    """A head in FP8 of the micro sizes with random weights."""
+    module = load_snapshot(milestone)
+    layer = module.Head(micro_sizes(module, use_fp8=True, **more))
+    torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
+    return layer
+
+
+@in_fp8
+def test_zero_weights_are_the_same_in_fp8(milestone):
+    torch.manual_seed(0)
+    layer, x = head(milestone), torch.randn(2, 8, 32, requires_grad=True)
+    torch.nn.init.zeros_(layer.weight)
+    assert layer(x).equal(torch.zeros(2, 8, 64))
+    layer(x).sum().backward()
+    assert x.grad.equal(torch.zeros_like(x)) and layer.weight.grad.abs().min() > 0
+
+
+@in_fp8
+def test_each_factor_is_a_hyperparameter(milestone):
+    def results(x_scale, weight_scale, grad_scale):
+        layer = head(milestone, fp8_x_scale=x_scale, fp8_weight_scale=weight_scale,
+                     fp8_grad_scale=grad_scale)
+        x = torch.linspace(1, 2, 512).view(2, 8, 32).requires_grad_()
+        with torch.no_grad():
+            layer.weight.sign_()
+        logits = layer(x)
+        logits.sum().backward()
+        return logits, x.grad, layer.weight.grad
+
+    # Twice or half a factor is the same, unless it leads out of the range.
+    usual = results(2, 32, 64)
+    assert all(a.equal(b) for a, b in zip(usual, results(4, 16, 128), strict=True))
+    for scales, alike in (((2.0**10, 32, 64), (False, True, False)),
+                          ((2, 2.0**13, 64), (False, False, True)),
+                          ((2, 32, 2.0**17), (True, False, False))):
+        assert tuple(a.equal(b) for a, b in zip(usual, results(*scales), strict=True)) == alike
+
+
+@where("FP8Linear", "Head", "GPT", known="fp8_training")
+def test_small_training_in_fp8(milestone, tmp_path):
+    expected = known_values(milestone.id)["fp8_training"]
+    scales = dict(zip(("fp8_x_scale", "fp8_weight_scale", "fp8_grad_scale"), SCALES, strict=True))
+    train_small(milestone, len(expected), tmp_path / "log", use_fp8=True, train_loss_every=1,
+                **scales)
+    losses = [loss for _, loss in read_log(tmp_path / "log" / "log.txt").train_curve]
+    assert losses == pytest.approx(expected, abs=6e-5)

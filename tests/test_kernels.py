@@ -1,0 +1,200 @@
+"""Triton kernels on a machine without a GPU: run by Triton's interpreter, assembled for an H100.
+
+Run: .venv/bin/python -m pytest tests/test_kernels.py
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from snapshots import MANIFEST, known_values, load_snapshot, where
+from test_gpu import environment_with_gpus, has_gpu
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+SHRUNK = 4  # times smaller than the record's are tiles in the interpreter, which is slow
+COUNTED = [[64, 64], [128, 256]]  # the tiles of which programs are counted
+if "RUN_SLOW" in os.environ:
+    COUNTED += [[64, 128], [128, 64], [128, 128]]
+SHAPES = [(2, 25, 18), (1, 6, 12), (1, 50, 40)]  # (N, M, K): no tile fits; a gate's; several tiles
+
+
+# ---- values ----
+
+
+@cache
+def interpreted(milestone_id):
+    """What the kernel does in each form, in a process of its own: Triton's interpreter stands in
+    for the compiler where a variable says so before it is imported."""
+    environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
+    ended = subprocess.run([sys.executable, __file__, milestone_id], env=environment,
+                           capture_output=True, encoding="utf-8")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads(ended.stdout)
+
+
+def interpret(milestone):
+    """Prints how far products are from the dense ones, without and with addend, and how far from
+    symmetric; and of 768 rows which programs store something, of how many, for some tiles.
+
+    float32 alone: the interpreter of 3.7.1 multiplies bfloat16 wrongly.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    module, ran, found = load_snapshot(milestone), set(), dict(errors=[], programs=[])
+    store, product = InterpreterBuilder.create_masked_store, module.symmetric_product
+
+    def spy(builder, *args):
+        ran.add(builder.grid_idx)
+        return store(builder, *args)
+
+    InterpreterBuilder.create_masked_store = spy
+    torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
+    forms = {(form.kwargs["ROWS"], form.kwargs["COLUMNS"]): form
+             for form in module.symmetric_kernel.configs}
+    torch.manual_seed(0)
+    for tile, form in forms.items():
+        form.kwargs = {name: size // SHRUNK for name, size in form.kwargs.items()}
+        module.symmetric_kernel.configs = [form]
+        for N, M, K in SHAPES:
+            x, addend = torch.randn(N, M, K), torch.randn(N, M, M)
+            for more in ({}, dict(addend=addend + addend.mT, alpha=2.5, beta=-0.75)):
+                out = product(x, **more, use_triton=True)
+                found["errors"].append([(out - product(x, **more)).abs().max().item(),
+                                        (out - out.mT).abs().max().item()])
+        if [*tile] in COUNTED:
+            ran.clear()
+            x = torch.randn(1, 768 // SHRUNK, 16)
+            out = product(x, use_triton=True)
+            found["programs"].append([*tile, len(ran), math.prod(
+                -(-x.size(1) // form.kwargs[name]) for name in ("ROWS", "COLUMNS"))])
+            found["errors"].append([(out - x @ x.mT).abs().max().item(), 0])
+    print(json.dumps(found))
+
+
+@needs_triton
+@where("symmetric_kernel")
+def test_products_are_the_dense_ones_and_symmetric(milestone):
+    errors = interpreted(milestone.id)["errors"]
+    assert len(errors) == 5 * 2 * len(SHAPES) + len(COUNTED)
+    for error, asymmetry in errors:
+        assert error < 3e-4 and asymmetry == 0  # of what was not stored both are NaN
+
+
+@needs_triton
+@where("symmetric_kernel")
+def test_tiles_above_the_diagonal_are_not_computed(milestone):
+    known = known_values(milestone.id)["kernel_tiles"]
+    found = interpreted(milestone.id)["programs"]
+    assert found == [case for case in known if case[:2] in COUNTED] and len(found) >= 2
+
+
+# ---- forms ----
+
+
+@needs_triton
+@where("symmetric_kernel")
+def test_forms_that_are_tried(milestone):
+    forms = {(*config.kwargs.values(), config.num_stages, config.num_warps)
+             for config in load_snapshot(milestone).symmetric_kernel.configs}
+    tiles = [(rows, columns) for rows in (64, 128) for columns in (64, 128, 256)
+             if rows // columns <= 2 and columns // rows <= 2]
+    assert forms == {(*tile, depth, *rest) for tile in tiles for depth in (64, 128)
+                     for rest in ((3, 4), (3, 8), (4, 4))} and len(forms) == 30
+
+
+@needs_triton
+@where("symmetric_kernel")
+@pytest.mark.parametrize("rows, columns, warps, with_addend", [
+    (64, 64, 4, True), (128, 128, 8, False),
+    *(pytest.param(*form, with_addend, marks=pytest.mark.slow) for with_addend in (False, True)
+      for form in ((64, 128, 4), (128, 64, 4), (128, 256, 8)))])
+def test_forms_fit_an_h100(milestone, rows, columns, warps, with_addend):
+    registers, stack, shared = resources(milestone, rows, columns, warps, with_addend)
+    assert 0 < registers <= 255 and stack == 0  # nothing is spilled
+    assert 0 < shared <= 232_448
+
+
+def resources(milestone, rows, columns, warps, with_addend):
+    """Registers of a thread, bytes it spills and bytes of shared memory of the kernel's form in
+    bfloat16, assembled for sm_90 by the ptxas that comes with Triton."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, sizes = load_snapshot(milestone).symmetric_kernel.fn, dict(ROWS=rows, COLUMNS=columns,
+                                                                       DEPTH=64)
+    types = dict(x="*bf16", addend="*bf16", out="*bf16", M="i32", K="i32", alpha="fp32",
+                 beta="fp32") | dict.fromkeys(sizes, "constexpr")
+    constants = sizes
+    if not with_addend:
+        types["addend"], constants = "constexpr", sizes | dict(addend=None)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values())
+               if kind in ("*bf16", "i32")}
+    with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as folder:
+        patched.setenv("TRITON_CACHE_DIR", folder)
+        compiled = triton.compile(
+            ASTSource(kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32),
+            options=dict(num_warps=warps, num_stages=3))
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        usage = subprocess.run([tool, "-res-usage", file], capture_output=True, encoding="utf-8",
+                               check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    return int(registers), int(stack), compiled.metadata.shared
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.skipif(not has_gpu(), reason="no CUDA device")
+@where("symmetric_kernel")
+def test_gpu_products_are_the_dense_ones(milestone):
+    environment = environment_with_gpus() | dict(PYTHONPATH=os.pathsep.join(sys.path))
+    ended = subprocess.run([sys.executable, __file__, milestone.id], env=environment,
+                           capture_output=True, encoding="utf-8")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+def launch(milestone):
+    """Compares products in bfloat16 with cuBLAS's: within a unit of the last digit."""
+    product = load_snapshot(milestone).symmetric_product
+    torch.manual_seed(0)
+    for shape in ((4, 768, 768), (2, 768, 3072), (1, 6, 12)):
+        x = torch.randn(shape, device="cuda").div(shape[-1] ** 0.5).bfloat16()
+        A = product(x, use_triton=True)
+        for out, dense in ((A, product(x)), (
+                product(A, A, alpha=2.0315, beta=-4.775, use_triton=True),
+                product(A, A, alpha=2.0315, beta=-4.775))):
+            assert out.equal(out.mT)
+            torch.testing.assert_close(out, dense, rtol=2**-7, atol=1e-3)
+
+
+# ---- without Triton ----
+
+
+@where("symmetric_product")
+def test_products_without_triton(milestone):
+    torch.manual_seed(0)
+    product = load_snapshot(milestone).symmetric_product
+    x, addend = torch.randn(2, 4, 6), torch.randn(2, 4, 4)
+    torch.testing.assert_close(product(x), x @ x.mT)
+    torch.testing.assert_close(product(x, addend, alpha=2.5, beta=-0.75),
+                               2.5 * x @ x.mT - 0.75 * addend)
+
+
+if __name__ == "__main__":
+    interpreter = "TRITON_INTERPRET" in os.environ
+    (interpret if interpreter else launch)(MANIFEST.get(sys.argv[1]))
