@@ -199,7 +199,7 @@ class Rotary(nn.Module):
 
 
 def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees the last `window` tokens of its document.
+    """The mask of `inputs` (B, T): a token sees its document, as far back as `window` reaches.
 
     The window is rounded up to whole tiles, the token's own included. FlexAttention
     (arXiv 2412.05496) skips the tiles in which nothing is visible and asks the rule in those that

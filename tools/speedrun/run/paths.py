@@ -4,7 +4,8 @@ import re
 from collections.abc import Container
 
 # A hyperparameter whose default asks the machine, and the script's words beside it.
-SWITCH = re.compile(r"^    (\w+): bool = (?!True|False)[^#\n]+(?:# (.*))?$", re.MULTILINE)
+SWITCH = re.compile(r"^    (\w+): (?:bool = (?!True|False)|str = field\(default_factory=(?!lambda))"
+                    r"[^#\n]+(?:# (.*))?$", re.MULTILINE)
 PLAIN = {"bf16": ("bf16", "float32"), "compile": ("compiled", "not compiled")}  # on, off
 
 
@@ -27,5 +28,9 @@ def paths_taken(
         part = name.removeprefix("use_")
         on, off = PLAIN.get(name, (part, f"no {part}"))
         reason = "as set" if name in chosen else reasons[name]
-        words.append(on if values.get(name) else f"{off} ({reason})" if reason else off)
+        taken = values.get(name)
+        if isinstance(taken, str):  # one of several paths
+            words.append(f"{taken} {part.replace('_', ' ')} ({reason})")
+        else:
+            words.append(on if taken else f"{off} ({reason})" if reason else off)
     return f"{'CUDA' if on_gpu else 'CPU'}: {', '.join(words) or 'no switches'}"

@@ -115,8 +115,8 @@ def _least(name, value, default):
 
 
 def _check_attention(values, on_gpu):
-    """What holds for a script with a switch for FlexAttention. A switch whose default is not known
-    is on where there is a GPU."""
+    """What holds for a script with a switch for FlexAttention, or a choice of kernels. A switch
+    whose default is not known is on where there is a GPU."""
     switches = {name: on_gpu if value is None else value for name, value in values.items()
                 if name.endswith("flex_attention") or name == "compile"}
     compiled = switches.pop("compile", True)
@@ -124,9 +124,15 @@ def _check_attention(values, on_gpu):
         if flex and not on_gpu:
             raise UserError(f"{name}=True: FlexAttention has no backward pass without CUDA; leave "
                             "it out")
-        for length in length_names(values):
-            if (_known(values, length) and values[length] > MOST_DENSE
-                    and not (flex and compiled)):
-                raise UserError(f"{length}={values[length]} is too long for a dense mask, and only"
-                                " a compiled FlexAttention does without; lower it to"
-                                f" {MOST_DENSE} or less")
+    without_mask = [flex and compiled for flex in switches.values()]
+    if "attention_kernel" in values:
+        kernel = values["attention_kernel"] or ("FA2" if on_gpu else "dense")
+        if kernel != "dense" and not on_gpu:
+            raise UserError(f"attention_kernel={kernel} has no backward pass without CUDA; leave it"
+                            " out")
+        without_mask.append(compiled if kernel == "flex" else kernel != "dense")
+    for length in length_names(values):
+        if _known(values, length) and values[length] > MOST_DENSE and not all(without_mask):
+            raise UserError(f"{length}={values[length]} is too long for a dense mask, and only"
+                            " FlashAttention or a compiled FlexAttention does without; lower it to"
+                            f" {MOST_DENSE} or less")

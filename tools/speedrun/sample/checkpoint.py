@@ -12,7 +12,7 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.load import load_snapshot
-from speedrun.scripts.sizes import length_names
+from speedrun.scripts.sizes import ON_A_CPU, length_names
 
 CHECKPOINT = "checkpoint.pt"
 MAX_CONTEXT = 16_384  # tokens; a dense attention mask grows with their square
@@ -41,8 +41,7 @@ def load_run(run: Path) -> Trained:
     checkpoint = read_checkpoint(file)
     hyperparameters = checkpoint["hyperparameters"]
     cuda = torch.cuda.is_available()
-    switches = dict(compile=False, use_flex_attention=False,
-                    bf16=cuda and hyperparameters.get("bf16"))
+    switches = ON_A_CPU | dict(bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
     try:
         module = load_snapshot(script)

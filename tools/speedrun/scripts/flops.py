@@ -9,7 +9,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.scripts.load import load_snapshot
-from speedrun.scripts.sizes import length_names
+from speedrun.scripts.sizes import ON_A_CPU, length_names
 
 LONGEST = 16_384  # tokens; a dense mask of more is refused
 
@@ -42,8 +42,8 @@ def visible_pairs(T: int, window: int, tile: int = 1) -> int:
 
 def _plain(hyperparameters):
     """The hyperparameters without what only a GPU can do."""
-    switches = ("compile", "bf16", "use_flex_attention")
-    return {**hyperparameters, **{name: False for name in switches if name in hyperparameters}}
+    names = ON_A_CPU.keys() & hyperparameters.keys()
+    return hyperparameters | {name: ON_A_CPU[name] for name in names}
 
 
 def _forward_flops(module, args, T):
@@ -74,6 +74,8 @@ def _mean_visible(module, args, T):
              if layer < args.num_layers and layer != without]
     short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
     reach = [window for kind in kinds for window in (short if kind == "S" else windows)]
+    if hasattr(args, "window_stages"):  # exact windows, of the tokens before a token's own
+        reach, tile = [window + 1 for window in reach], 1
     return sum(visible_pairs(T, window, tile) for window in reach) / (T * len(reach))
 
 

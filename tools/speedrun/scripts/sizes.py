@@ -5,6 +5,9 @@ They are {name: value} of a script's defaults and overrides, values as numbers o
 
 from collections.abc import Iterable
 
+# what hyperparameters of these names are on a machine without a GPU
+ON_A_CPU = dict(compile=False, bf16=False, use_fp8=False, use_triton=False,
+                use_flex_attention=False, attention_kernel="dense")
 # phases that some records count in steps; scripts divide by them
 SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
 
