@@ -4,11 +4,18 @@ Run: .venv/bin/python -m pytest tests/test_roofline.py
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from speedrun.figures.predictions import memory_table, official_table, stale_entries
+from speedrun.figures.predictions import (
+    memory_alone,
+    memory_table,
+    official_table,
+    stale_entries,
+    write_predictions,
+)
 from speedrun.history.manifest import load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
@@ -28,6 +35,7 @@ from speedrun.predict.roofline import (
 )
 from speedrun.run.predicted import find_prediction, largest_predicted
 from speedrun.scripts.find import code_hash, find_script
+from speedrun.scripts.sizes import length_names
 
 H100 = CARDS["h100"]
 MS_OF_BYTES, MS_OF_FLOPS = 3.35e9, 989.4e9  # what an H100 moves and computes in a millisecond
@@ -135,7 +143,8 @@ def invented(*ids, **changes):
 
 def test_a_file_is_read(tmp_path):
     file, wanted = tmp_path / "predictions.json", invented("00", "01")
-    file.write_text(json.dumps([asdict(p) for p in wanted.values()]), encoding="utf-8")
+    wanted |= invented("05", val_per_token=2.0**17)
+    write_predictions(file, wanted.values())
     assert load_predictions(file) == wanted
     assert wanted["01"].alone(4096) == 4 * 2**30
     for content, words in (("{}", "must be a list"), ("[{}]", 'prediction 1: missing key "code"')):
@@ -179,8 +188,39 @@ def test_memory_decides_the_micro_batch():
     ]
     (found,) = invented("01").values()
     own = find_script("01").hyperparameters
-    assert largest_predicted(found, own, 1, 2 * 2**30) == (0, 0)
-    assert largest_predicted(found, own, 8, 80 * 2**30) == (64, 1024)  # a rank has no more
+    assert largest_predicted(found, own, 1, 2 * 2**30).sequences == 0
+    assert str(largest_predicted(found, own, 8, 80 * 2**30)) == "64 x 1,024"  # a rank has no more
+
+
+def test_sequences_of_validation_are_shortened_by_themselves():
+    (found,) = invented("05", val_per_token=2.0**17).values()  # an eighth of a MiB
+    own = dict(total_batch_size=393_216, micro_batch_size=1, train_seq_len=49_152,
+               val_seq_len=262_144, val_tokens=10_485_760)  # 24 and 32 GiB, beside 2
+    assert found.alone(49_152, 262_144) == 34 * 2**30
+    for gib, text, options in (
+            (34, "1 x 49,152 / 262,144", ""),
+            (26, "1 x 49,152 / 131,072", " --set val_seq_len=131072"),
+            (25, "1 x 24,576 / 131,072", " --set train_seq_len=24576 --set val_seq_len=131072"),
+            (66, "2 x 49,152 / 262,144", "")):
+        fitting = largest_predicted(found, own, 1, gib * 2**30)
+        assert (str(fitting), fitting.shortened(own)) == (text, options)
+        assert fitting.peak <= gib * 2**30
+
+
+@pytest.mark.parametrize(("own", "stored"), [
+    ({"seq_len": 1024}, {}), ({"seq_len": 65_536}, {}),
+    ({"train_seq_len": 49_152, "val_seq_len": 262_144}, {"val_per_token": 2.0**17})])
+def test_two_runs_tell_the_memory_of_one_gpu(own, stored, monkeypatch):
+    def observed(script, card, world_size, sizes, compiled):
+        assert sizes.keys() == {*own, "micro_batch_size", "total_batch_size"} and world_size == 1
+        train, val = (sizes["micro_batch_size"] * sizes[name] for name in length_names(own))
+        assert sizes["total_batch_size"] == 2 * train and train == val in (8192, 49_152, 65_536)
+        return replace(step_of(), peaks={
+            "training": 2 * 2**30 + 2**19 * train, "validation": 2**30 + 2**17 * val})
+
+    monkeypatch.setattr("speedrun.figures.predictions.observe", observed)
+    assert memory_alone(SimpleNamespace(hyperparameters=own)) == {
+        "fixed": 2 * 2**30, "per_token": 2.0**19, **stored}
 
 
 def test_a_prediction_holds_for_its_code_and_settings(monkeypatch, tmp_path):

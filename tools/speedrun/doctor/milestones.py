@@ -72,13 +72,12 @@ def _what_fits(script, ranks, memory):
     own, prediction = script.hyperparameters, find_prediction(script, {})
     if prediction is None:
         return "", None
-    best, seq_len = largest_predicted(prediction, own, ranks, MARGIN * memory * 2**20)
-    if seq_len == own["seq_len"] and best >= own["micro_batch_size"]:
+    found = largest_predicted(prediction, own, ranks, MARGIN * memory * 2**20)
+    shorter = found.shortened(own)
+    if not shorter and found.sequences >= own["micro_batch_size"]:
         return "", None
-    do = f"python tools/run_milestone.py {script.name} --device-batch auto"
-    if seq_len < own["seq_len"]:
-        do += f" --set seq_len={seq_len}"
-    return f"; predicted to fit: {best} x {seq_len:,} tokens at a time", do
+    do = f"python tools/run_milestone.py {script.name} --device-batch auto{shorter}"
+    return f"; predicted to fit: {found} tokens at a time", do
 
 
 def missing_names(tree: ast.AST, module: ModuleType) -> list[str]:

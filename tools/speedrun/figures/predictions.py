@@ -1,7 +1,7 @@
 """The predictions of history/predictions.json: made, checked, and held against official figures."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from speedrun.predict.prediction import observe
 from speedrun.predict.roofline import FITTED_ON, step_ms
 from speedrun.run.fit_batch import MARGIN
 from speedrun.run.predicted import SIZES, largest_predicted
-from speedrun.scripts.find import code_hash, find_script
+from speedrun.scripts.find import Script, code_hash, find_script
+from speedrun.scripts.sizes import length_names
 
 CARD, WORLD_SIZE = CARDS["h100"], 8  # the records'
 TOKENS = (8_192, 65_536)  # of the two forward passes that give the line of one GPU's memory
@@ -33,8 +34,15 @@ def predict_stale(path: Path) -> None:
         if fault := _fault(milestone, stored):
             print(f"predicting {milestone.id}: {fault}", flush=True)
             stored[milestone.id] = make_prediction(milestone)
-            entries = [asdict(stored[m.id]) for m in manifest.written() if m.id in stored]
-            replace_file(path, (json.dumps(entries, indent=1) + "\n").encode())
+            write_predictions(
+                path, (stored[m.id] for m in manifest.written() if m.id in stored))
+
+
+def write_predictions(path: Path, predictions: Iterable[StoredPrediction]) -> None:
+    """Writes the file at `path` for load_predictions; what is not known of one is left out."""
+    entries = [{name: value for name, value in asdict(prediction).items() if value is not None}
+               for prediction in predictions]
+    replace_file(path, (json.dumps(entries, indent=1) + "\n").encode())
 
 
 def make_prediction(milestone: Milestone) -> StoredPrediction:
@@ -42,18 +50,33 @@ def make_prediction(milestone: Milestone) -> StoredPrediction:
     script = find_script(milestone.id)
     record = observe(script, CARD, WORLD_SIZE, {}, compiled=True)
     least, most = step_ms(record, CARD, WORLD_SIZE)
-    few, many = (_alone(script, tokens) for tokens in TOKENS)
-    per_token = (many - few) / (TOKENS[1] - TOKENS[0])
     return StoredPrediction(
         milestone.id, code_hash(milestone.script), record.peak, round(least, 1), round(most, 1),
-        round(few - per_token * TOKENS[0]), round(per_token, 1))
+        **memory_alone(script))
 
 
-def _alone(script, tokens):
-    """The peak in bytes on one GPU with so many tokens in a forward pass, two of them in a step."""
-    seq_len = min(tokens, script.hyperparameters["seq_len"])
-    sizes = dict(seq_len=seq_len, micro_batch_size=tokens // seq_len, total_batch_size=2 * tokens)
-    return observe(script, CARD, 1, sizes, compiled=True).peak
+def memory_alone(script: Script) -> dict[str, float]:
+    """The fields of a StoredPrediction that tell the memory of one GPU, by their names, from two
+    runs. Raises as `observe`."""
+    lengths = length_names(script.hyperparameters)
+    tokens, peaks, val_peaks = [], [], []
+    for wanted in TOKENS:
+        seq_len = min(wanted, script.hyperparameters[lengths[0]])
+        rows = wanted // seq_len
+        tokens.append(rows * seq_len)
+        found = observe(script, CARD, 1, {
+            **dict.fromkeys(lengths, seq_len), "micro_batch_size": rows,
+            "total_batch_size": 2 * tokens[-1]}, compiled=True)
+        peaks.append(found.peak)
+        val_peaks.append(found.peaks["validation"])
+
+    def per_token(peaks):
+        return (peaks[1] - peaks[0]) / (tokens[1] - tokens[0])
+
+    line = dict(fixed=round(peaks[0] - per_token(peaks) * tokens[0]),
+                per_token=round(per_token(peaks), 1))
+    apart = lengths[0] != lengths[1]
+    return line | dict(val_per_token=round(per_token(val_peaks), 1)) if apart else line
 
 
 def stale_entries(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> list[str]:
@@ -102,7 +125,7 @@ def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> 
     rows = []
     for m in (m for m in manifest.written() if m.id in stored):
         own = find_script(m.id).hyperparameters
-        fitting = (largest_predicted(stored[m.id], own, 1, MARGIN * gib * 2**30) for gib in SIZES)
-        rows.append([m.id, *(f"{n} x {seq_len:,}" for n, seq_len in fitting)])
+        rooms = (MARGIN * gib * 2**30 for gib in SIZES)
+        rows.append([m.id, *(str(largest_predicted(stored[m.id], own, 1, room)) for room in rooms)])
     head = ["milestone", *(f"{gib} GB" for gib in SIZES)]
     return markdown(head, rows, right=head[1:])

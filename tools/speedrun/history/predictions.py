@@ -16,7 +16,7 @@ class StoredPrediction:
 
     code: the script's hash then. On eight H100s with the record's sizes: peak, bytes of a GPU;
     least_ms and most_ms of a step. On one GPU: fixed bytes, and more bytes per_token of a forward
-    pass.
+    pass; val_per_token of one in validation, only where its sequences have a length of their own.
     """
 
     id: str
@@ -26,10 +26,12 @@ class StoredPrediction:
     most_ms: float
     fixed: int
     per_token: float
+    val_per_token: float | None = None
 
-    def alone(self, tokens: int) -> float:
-        """Bytes at their peak on one GPU with so many tokens in a forward pass."""
-        return self.fixed + self.per_token * tokens
+    def alone(self, tokens: int, val_tokens: int = 0) -> float:
+        """Bytes at their peak on one GPU with so many tokens in a forward pass of training and in
+        one of validation, which counts only where its sequences have a length of their own."""
+        return self.fixed + max(self.per_token * tokens, (self.val_per_token or 0) * val_tokens)
 
 
 def load_predictions(path: Path = PREDICTIONS) -> dict[str, StoredPrediction]:

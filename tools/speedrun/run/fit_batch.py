@@ -121,12 +121,13 @@ def _predict(plan, memory):
     if prediction is None:
         return None, "there is no prediction for this script with its settings"
     own = plan.hyperparameters
-    best, seq_len = largest_predicted(prediction, own, plan.nproc, MARGIN * memory * 2**20)
-    if seq_len < own["seq_len"]:
-        return None, (f"not even one sequence of {own['seq_len']} tokens is predicted to fit, but"
-                      f" --set seq_len={seq_len}")
-    peak = prediction.alone(best * seq_len)
-    return best, f"predicted to fit: {peak / 2**30:.1f} of {memory / 1024:.1f} GiB"
+    found = largest_predicted(prediction, own, plan.nproc, MARGIN * memory * 2**20)
+    if shorter := found.shortened(own):
+        lengths = " / ".join(str(own[name]) for name in found.lengths)
+        return None, (f"not even one sequence of {lengths} tokens is predicted to fit, but"
+                      f"{shorter}")
+    used = f"{found.peak / 2**30:.1f} of {memory / 1024:.1f} GiB"
+    return found.sequences, f"predicted to fit: {used}"
 
 
 def _for_others(plan):
@@ -135,10 +136,9 @@ def _for_others(plan):
     if prediction is None:
         return ""
     own = plan.script.hyperparameters
-    fitting = ((gib, *largest_predicted(prediction, own, 1, MARGIN * gib * 2**30))
-               for gib in SIZES)
+    fitting = ((gib, largest_predicted(prediction, own, 1, MARGIN * gib * 2**30)) for gib in SIZES)
     return "; sequences x tokens predicted to fit one at record scale: " + ", ".join(
-        f"{n} x {seq_len:,} in {gib} GiB" for gib, n, seq_len in fitting)
+        f"{found} in {gib} GiB" for gib, found in fitting)
 
 
 def _candidates(plan):

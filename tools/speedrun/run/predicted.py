@@ -1,16 +1,37 @@
 """What the stored predictions tell about the memory of a run, where none can be tried."""
 
+from dataclasses import dataclass
+
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.scripts.find import Script, code_hash
-from speedrun.scripts.sizes import SCHEDULE, micro_batches
+from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches
 
 SIZES = (12, 16, 24, 32, 80)  # GiB of GPUs; the last one's is the records'
 # Hyperparameters that leave a prediction's bytes per token as they are; any other may change them.
 MAY_DIFFER = (
-    "train_files", "val_files", "val_tokens", "total_batch_size", "seq_len", "micro_batch_size",
-    "train_steps", *SCHEDULE, "val_loss_every", "train_loss_every", "save_checkpoint", "seed",
-    "kernel_warmup_steps",
+    "train_files", "val_files", "val_tokens", "total_batch_size", "seq_len", "train_seq_len",
+    "val_seq_len", "micro_batch_size", "train_steps", *SCHEDULE, "val_loss_every",
+    "train_loss_every", "save_checkpoint", "seed", "kernel_warmup_steps",
 )
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A micro batch that is predicted to fit: its sequences, {hyperparameter: tokens of a sequence}
+    of training and then of validation, and bytes at their peak."""
+
+    sequences: int
+    lengths: dict[str, int]
+    peak: float
+
+    def __str__(self):
+        """Sequences x tokens; of training / of validation where those differ."""
+        return f"{self.sequences} x " + " / ".join(f"{n:,}" for n in self.lengths.values())
+
+    def shortened(self, own: dict[str, object]) -> str:
+        """The options that bring sequences to these lengths, a space before each."""
+        return "".join(f" --set {name}={length}" for name, length in self.lengths.items()
+                       if length < own[name])
 
 
 def find_prediction(script: Script, options: dict[str, object]) -> StoredPrediction | None:
@@ -27,17 +48,20 @@ def find_prediction(script: Script, options: dict[str, object]) -> StoredPredict
 
 
 def largest_predicted(prediction: StoredPrediction, hyperparameters: dict[str, object],
-                      world_size: int, room: float) -> tuple[int, int]:
+                      world_size: int, room: float) -> Fitting:
     """The largest micro batch that divides the batch among the ranks and is predicted to take no
-    more than `room` bytes: its sequences, and their tokens.
+    more than `room` bytes.
 
-    Where not even one sequence fits, its tokens are halved until it does (to nothing: (0, 0)).
+    Where not even one sequence fits, those that are too long are halved until it does: sequences of
+    training, and of validation where they have a length of their own. Nothing fits: no sequences.
     """
-    seq_len = hyperparameters["seq_len"]
-    while seq_len:
-        sizes = micro_batches({**hyperparameters, "seq_len": seq_len}, world_size)
-        fitting = [n for n in sizes if prediction.alone(n * seq_len) <= room]
+    train, val = length_names(hyperparameters)
+    lengths = {name: hyperparameters[name] for name in (train, val)}
+    while all(lengths.values()):
+        peaks = {n: prediction.alone(n * lengths[train], n * lengths[val])
+                 for n in micro_batches({**hyperparameters, **lengths}, world_size)}
+        fitting = [n for n, peak in peaks.items() if peak <= room]
         if fitting:
-            return fitting[-1], seq_len
-        seq_len //= 2
-    return 0, 0
+            return Fitting(fitting[-1], lengths, peaks[fitting[-1]])
+        lengths[train if prediction.alone(lengths[train]) > room else val] //= 2
+    return Fitting(0, dict.fromkeys(lengths, 0), 0.0)
