@@ -78,6 +78,15 @@ def test_attention_is_slower_than_products():
     assert time(fused)[0] == time(flex)[0] == pytest.approx(1)
 
 
+def test_products_in_fp8_take_half_the_time():
+    in_bf16 = launch("forward", flops=2)
+    in_fp8 = [replace(in_bf16, dtype=dtype) for dtype in ("float8_e4m3fn", "float8_e5m2")]
+    assert time(in_bf16) == pytest.approx((2, 2 / PRODUCTS + 1000 * LAUNCH))
+    assert time(*in_fp8) == pytest.approx((2, 2 / PRODUCTS + 1000 * LAUNCH), rel=1e-2)
+    both = replace(step_of(), flops={"bfloat16": 989.4e9, "float8_e5m2": 989.4e9})
+    assert both.step_ms(H100)[0] == pytest.approx(1.5)
+
+
 def test_only_passes_are_repeated():
     step = (launch("forward", moved=1), launch("backward", moved=2), launch("optimizer", moved=4))
     assert time(*step)[0] == pytest.approx(7)

@@ -22,6 +22,10 @@ class Card:
         """Dense bfloat16 FLOP/s."""
         return peak_flops(self.name)
 
+    def flops_in(self, dtype: str | None) -> float:
+        """Dense FLOP/s of products in this dtype: FP8 has its own rate, all others bfloat16's."""
+        return self.flops * (FP8 if dtype and dtype.startswith("float8") else 1)
+
     @property
     def shared(self) -> int:
         """Bytes of shared memory that one block of threads can have."""
@@ -32,6 +36,11 @@ class Card:
         """Threads that a multiprocessor holds at a time."""
         return 2048 if self.sm in (80, 90) else 1536
 
+
+# Products in FP8, summed in float32, against bfloat16. NVIDIA's figures with sparsity: 3,958 and
+# 1,979 TFLOP/s (H100 and H200, data sheets); without: 330.3 and 165.2 (RTX 4090, Ada white paper),
+# 419 and 209.5 (RTX 5090, RTX Blackwell white paper). Cards before the 4090's have no FP8.
+FP8 = 2
 
 # From the technical specifications per compute capability in NVIDIA's CUDA C++ Programming Guide.
 SHARED = {80: 163 * 2**10, 86: 99 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 120: 99 * 2**10}

@@ -56,7 +56,8 @@ class Prediction:
     def step_ms(self, card: Card) -> tuple[float, float]:
         """Milliseconds of a step's products at the card's peak, and of all that its operators read
         and write at its bandwidth."""
-        return 1000 * sum(self.flops.values()) / card.flops, 1000 * self.moved / card.bandwidth
+        products = sum(flops / card.flops_in(dtype) for dtype, flops in self.flops.items())
+        return 1000 * products, 1000 * self.moved / card.bandwidth
 
 
 def predict(script: Script, card: Card, world_size: int, settings: dict[str, object],

@@ -15,6 +15,7 @@ from speedrun.predict.prediction import Prediction
 
 # Of the data sheet's rates at the upper end. PRODUCTS is fitted: the most, in hundredths, with
 # which the steps of these records on eight H100s lie in the range; #5 is the slowest.
+# None of them has products in FP8; the same share of FP8's own peak is assumed.
 FITTED_ON = (5, 6, 11, 12, 13)
 PRODUCTS = 0.46
 # FlashAttention-2 on an H100, heads of 128: 260 TFLOP/s both ways for 1,024 tokens, 322 to 370 for
@@ -69,7 +70,8 @@ def _share(launch):
 
 def _seconds(launch, card, computing, moving):
     """The time of a kernel at these shares of the card's rates."""
-    return max(launch.flops / (computing * card.flops), launch.moved / (moving * card.bandwidth))
+    return max(launch.flops / (computing * card.flops_in(launch.dtype)),
+               launch.moved / (moving * card.bandwidth))
 
 
 def _in_turn(kernels: Iterable[float]) -> float:
