@@ -213,7 +213,7 @@ def test_both_paths_have_the_same_loss(milestone):
     inputs, targets = torch.randint(2, 64, (2, 2, 300))
     inputs[0, 100] = inputs[1, 7] = 1
     losses = []
-    for size in (1, 17, 150, 300):
+    for size in (1, 40, 150, 300):  # of which half may be seen
         for model in (dense, flex):
             set_window(model, size)
         losses.append(dense(inputs, targets).item())

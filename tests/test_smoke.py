@@ -18,7 +18,9 @@ from ranks import start_ranks
 from snapshots import (
     MANIFEST,
     MICRO,
+    aligned_starts,
     every_snapshot,
+    known_values,
     load_snapshot,
     micro_args,
     micro_overrides,
@@ -177,8 +179,10 @@ def test_a_file_that_is_no_whole_shard(milestone, content, shards, tmp_path):
 
 @where("token_batches")
 @pytest.mark.parametrize("overrides, words", [
-    (dict(train_files="none/*.bin"), rf"no none/\*\.bin of >{STEP} tokens"),
-    (dict(val_tokens=STEP * 64), rf"no .*_val_\*\.bin of >{STEP * 64} tokens"),
+    (dict(train_files="none/*.bin"),
+     rf"no none/\*\.bin (of >{STEP} tokens|with {STEP // 32} rows that begin with a document, 32 )"),
+    (dict(val_tokens=STEP * 64),
+     rf"no .*_val_\*\.bin (of >{STEP * 64} tokens|with {STEP * 64 // 16} rows, 16 tokens each)"),
 ])
 def test_no_shard_for_a_step(milestone, overrides, words, shards, tmp_path):
     args = micro_args(milestone, shards, tmp_path / "log", **overrides)
@@ -188,13 +192,17 @@ def test_no_shard_for_a_step(milestone, overrides, words, shards, tmp_path):
 
 @where("token_batches")
 def test_a_token_beyond_the_vocabulary(milestone, shards, tmp_path):
+    T, aligned = MICRO["seq_len"], "aligned" in known_values(milestone.id)
+
     def spoil(tokens):
-        tokens[2 * STEP + 100] = 64  # in the third step
+        starts = aligned_starts(tokens, T, 1) if aligned else range(0, len(tokens), T)
+        tokens[starts[20] + 5] = 64  # in the third step of eight rows
         return tokens
 
     folder = spoiled(shards, tmp_path, "*_train_000001.bin", spoil)
+    args = micro_args(milestone, folder, tmp_path / "log", total_batch_size=8 * T)
     with pytest.raises(AssertionError, match="train_000001.bin has ids >= vocab_size"):
-        load_snapshot(milestone).main(micro_args(milestone, folder, tmp_path / "log"))
+        load_snapshot(milestone).main(args)
     assert "step:2/20 train_loss" in (tmp_path / "log" / "log.txt").read_text(encoding="utf-8")
 
 

@@ -112,8 +112,9 @@ def _pair(old, new):
 
 
 def _beside(old, new):
-    """Rows of lines that have nothing in common."""
-    return [Row(CHANGED if a and b else REMOVED if a else ADDED, a, b)
+    """Rows of lines that have no words in common."""
+    return [_kept(a, b) if a and b and a.text.lstrip() == b.text.lstrip()  # no words at all
+            else Row(CHANGED if a and b else REMOVED if a else ADDED, a, b)
             for a, b in zip_longest(old, new)]
 
 
