@@ -77,8 +77,9 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
         first_token = getattr(args, "bos_id", 0)
-        args.train_files = _shard(
-            folder, "train", STEPS * args.total_batch_size + 1, seq_len, first_token)
+        args.train_files = _shard(  # packs leave tokens out, so one step more
+            folder, "train", (STEPS + 1) * args.total_batch_size + 1,
+            getattr(args, "max_document_len", seq_len), first_token)
         args.val_files = _shard(folder, "val", args.val_tokens + 1, val_seq_len, first_token)
         if not compiled and hasattr(args, "use_triton"):
             args.use_triton = False  # a kernel by itself wants a device
@@ -160,15 +161,15 @@ def _parts(model, optimizers) -> dict[str, int]:
                                    if state.device.type == "cuda")}
 
 
-def _shard(folder, name, tokens, seq_len, first_token) -> str:
-    """A shard of zeros in which documents have `seq_len` tokens and begin with `first_token`; it
-    takes next to no room on the disk. Returns its path."""
+def _shard(folder, name, tokens, length, first_token) -> str:
+    """A shard of zeros whose documents have `length` tokens and begin with `first_token`; it takes
+    next to no room on the disk. Returns its path."""
     file = Path(folder, f"{name}.bin")
     header = b"".join(number.to_bytes(4, "little") for number in (MAGIC, VERSION, tokens))
     with open(file, "wb") as out:
         out.write(header)
         out.truncate(HEADER_BYTES + 2 * tokens)
-        for start in range(0, tokens, seq_len):
+        for start in range(0, tokens, length):
             out.seek(HEADER_BYTES + 2 * start)
             out.write(first_token.to_bytes(2, "little"))
     return str(file)
