@@ -92,7 +92,7 @@ def keys_per_query(module, args, step: int) -> float | None:
           patch.object(module, "flex_attention", noted), torch.no_grad()):
         seq_len = getattr(args, length_names(vars(args))[0])
         model(torch.zeros((1, seq_len), dtype=torch.int64))
-    return sum(keys) / len(keys)
+    return sum(keys) / len(keys) if keys else None
 
 
 def replace(module, compiled: bool) -> None:

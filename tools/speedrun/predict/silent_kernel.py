@@ -6,6 +6,8 @@ import torch
 
 from speedrun.predict.observer import Observer
 
+SYMMETRIC = "symmetric_kernel"  # a snapshot's own: of x x' the tiles on one side of the diagonal
+
 
 class SilentKernel:
     """Tells the observer of its launches and does nothing else.
@@ -46,8 +48,14 @@ class SilentKernel:
         return min(most, max(self.estimate - unread, self.estimate / 2))
 
     def _work(self, tensors):
-        """FLOPs of FlexAttention and their dtype: two products forward; backward computes the
-        scores and their gradients once for queries and once for keys, seven products in all."""
+        """FLOPs of a kernel that multiplies, and their dtype.
+
+        Of FlexAttention two products forward; backward computes the scores and their gradients once
+        for queries and once for keys, seven products in all. Of 05i's kernel half a product.
+        """
+        if self.name == SYMMETRIC:
+            batch, rows, columns = tensors["x"].shape
+            return batch * rows * rows * columns, str(tensors["x"].dtype)[6:]
         if "arg_Q" not in tensors:
             return 0, None
         query, products = tensors["arg_Q"], 7 if "arg_DQ" in tensors else 2
