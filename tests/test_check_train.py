@@ -85,7 +85,8 @@ def serve(folder):
         if "text" in request:
             answer = [asdict(outcome) for outcome in examine(request["text"].encode(), known[id])]
         else:
-            found = known[id].first_differences(request["texts"], trace.JOBS)
+            jobs = request.get("jobs", trace.JOBS)
+            found = known[id].first_differences(request["texts"], jobs)
             answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
         print(json.dumps(answer), flush=True)
 
@@ -93,7 +94,7 @@ def serve(folder):
 @pytest.fixture(scope="module")
 def ask():
     """ask(id=..., text=...): the outcomes of a script; with texts=[...]: for each the first thing
-    in which it differs from the milestone, or None."""
+    in which it differs from the milestone, or None (jobs=[...]: in these jobs)."""
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(
@@ -362,10 +363,11 @@ RIGHT = {
 }
 
 
-# In the default run: every fourth, the last of each chain, and those with variants of Muon.
-TRIED = [id for id in IDS if os.environ.get("RUN_SLOW") or id in IDS[::4] + ["01"]
-         or not any(child.written for child in MANIFEST.children(id))]
-tried = pytest.mark.parametrize("id", TRIED)
+# By default some that have variants, and the last of each chain; with the slow tests all.
+ALWAYS = ("00", "01", "03", "05a", "05f")
+tried = pytest.mark.parametrize("id", [
+    id if id in ALWAYS or not any(child.written for child in MANIFEST.children(id))
+    else pytest.param(id, marks=pytest.mark.slow) for id in IDS])
 
 
 def variants(id):
@@ -397,6 +399,17 @@ def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
     for (names, _), seen in zip(scripts, found, strict=False):
         assert seen is None, names
     assert not parent or found[-1] is not None
+
+
+def test_a_switch_without_its_kernel_is_not_enough(ask):
+    field = "    use_triton: bool = torch.cuda.is_available()\n"
+    script = edited("05h2", ("    compile: bool", f"{field}    compile: bool"))
+    forgotten = edited("05i", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
+                               "symmetric_product(A, A, alpha=c, beta=b)"))
+    found = ask(id="05i", texts=[script, forgotten, source_of("05i")], jobs=["precision"])
+    launches = "launches of Triton's kernels by the optimizers with use_triton=True: 20"
+    assert found == [["precision", launches, "nothing of the kind"],
+                     ["precision", f"{launches}, or not much less", "10"], None]
 
 
 def caught(id, some, ask):

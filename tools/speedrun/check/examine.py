@@ -62,6 +62,7 @@ class Examination:
         here, there = (seen[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
         machine = [name for name in here if here[name] != there[name] and name != "compile"]
+        self.options["precision"] = dict(machine=machine)
         self.options["refusals"] = dict(machine=machine, trials=SIZES["refused"])
         self.options["model"] = dict(calls=found["updates"].folder / "calls.pt", machine=machine)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]

@@ -7,11 +7,14 @@ import copy
 import dataclasses
 import functools
 import os
+import sys
 import time
 import zlib
 from collections import Counter, defaultdict
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -132,6 +135,7 @@ class Spy:
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
         self.under_way = set()  # messages
         self.masks = []  # of each call of flex_attention
+        self.launches = Counter()  # of kernels in Triton, {phase: so many}
         self.meter = Meter(self)
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
         self.phase = "backward pass"  # what the script is doing; so far nothing
@@ -205,6 +209,10 @@ class Spy:
             kwargs["block_mask"], twice = _as_compiled(mask)
             self.masks[-1] = f"{mask.shape[0]}{', and tiles are listed twice' * twice}"
         return function(*args, **kwargs)
+
+    def launch(self, *args, **kwargs):
+        """A kernel in Triton is started, which no CPU runs: what it should write stays as it is."""
+        self.launches[self.phase] += 1
 
     def send(self, function, *args, **kwargs):
         """A collective is called; its largest tensor counts."""
@@ -350,6 +358,21 @@ def _compile(model=None, *, disable=False, **options):
     if isinstance(model, torch.nn.Module):
         return OptimizedModule(model, lambda function: told(function, "call_compiled"))
     return told(model, "call_compiled")
+
+
+@contextmanager
+def triton():
+    """Puts something in the place of Triton, which a CPU has no use for and may lack: what a script
+    imports meanwhile has kernels of which the current spy sees the launch."""
+    class Kernel:
+        def __getitem__(self, grid):
+            return Spy.current.launch
+
+    module = mock.MagicMock(__spec__=ModuleSpec("triton", None))
+    module.jit = lambda function=None, **options: Kernel() if function else module.jit
+    module.autotune = module.heuristics = lambda *args, **kwargs: lambda kernel: kernel
+    with mock.patch.dict(sys.modules, {"triton": module, "triton.language": module.language}):
+        yield
 
 
 def run(module, values, folder, spy, meter=False):

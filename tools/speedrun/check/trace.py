@@ -22,7 +22,8 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from speedrun.check.spy import Spy, arguments, dtype_name, fill, run
+from speedrun.check.spy import Spy, arguments, dtype_name, fill, run, triton
+from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import length_names
 
 LONGER = 32  # sequences, where a machine's switches are tried
@@ -80,7 +81,7 @@ def contract(module, values, note, **_):
         note.note("the fields of Hyperparameters", "has", _fields(module.Hyperparameters))
     gpu = mock.patch.multiple(torch.cuda, is_available=lambda: True,
                               get_device_capability=lambda *_: (9, 0))  # an H100's
-    with note.guard("the defaults on a machine with a GPU"), gpu:
+    with note.guard("the defaults on a machine with a GPU"), gpu, triton():
         other = runpy.run_path(module.__file__)["Hyperparameters"]
         note.note("the defaults on a machine with a GPU", "has", _fields(other))
     with note.guard("parse_args"):
@@ -311,8 +312,9 @@ def ranks(module, values, note, folder, rank, **_):
         for name, value in spy.states()})
 
 
-def precision(module, values, note, folder, **_):
-    """A short run in bfloat16 with the stand-in for the compiler: what has which dtype."""
+def precision(module, values, note, folder, machine, **_):
+    """Short runs as on a GPU: in bfloat16 with the stand-in for the compiler, what has which dtype;
+    with each of the switches `machine`, the kernels in Triton that are launched."""
     spy = Spy()
     lines = run(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
                          "val_loss_every": 1, "train_loss_every": 0}, folder, spy, meter=True)
@@ -339,6 +341,23 @@ def precision(module, values, note, folder, **_):
     note.note("dtypes of the optimizers' state with bf16=True", "has", _joined(states))
     note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
         {dtype for what, dtype in spy.sent if what == "optimizers"})))
+    if "triton" in Path(module.__file__).read_text(encoding="utf-8"):
+        _launches(module, values, note, folder, machine)
+
+
+def _launches(module, values, note, folder, machine):
+    """How often a step launches kernels in Triton with each of the switches."""
+    with triton():
+        del sys.modules[module.__name__]
+        module = load_snapshot(module.__file__)
+    for field in machine:
+        spy = Spy()
+        with note.guard(f"a run with {field}=True"):
+            run(module, {**values, field: True, "train_steps": 1, "val_loss_every": 0},
+                f"{folder}_{field}", spy)
+        for phase, count in spy.launches.items():
+            note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
+                      count, 1.0)
 
 
 def _joined(names):
@@ -405,6 +424,6 @@ JOBS = {  # in the order in which they are shown
     "updates": Job(updates, "a run with gradients from outside"),
     "training": Job(training, "a run after a kernel warm-up"),
     "two ranks": Job(ranks, "a run on two ranks", world=2),
-    "precision": Job(precision, "a run in bfloat16"),
+    "precision": Job(precision, "runs as on a GPU"),
     "refusals": Job(refusals, "runs that must be refused"),
 }
