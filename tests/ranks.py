@@ -8,6 +8,8 @@ import gc
 import io
 import multiprocessing
 import os
+import runpy
+import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +66,25 @@ def start_ranks(world_size, job, *arguments, timeout=120):
                 process.join()
                 ours.close()
     return [answers[rank] for rank in range(world_size)]
+
+
+def run_tool(script, *arguments):
+    """Runs a command to its end in a fork of the warm server, so that it need not import torch;
+    returns a subprocess.CompletedProcess."""
+    words = [str(script), *map(str, arguments)]
+    (((status, errors), output),) = start_ranks(1, _tool, words)
+    return subprocess.CompletedProcess(words, status, output, errors)
+
+
+def _tool(words):
+    """What the fork runs; returns the exit code and what was written to stderr."""
+    sys.argv, status = words, 0
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+    return status, errors.getvalue()
 
 
 def _rank(job, arguments, environment, store, answer, timeout):

@@ -56,6 +56,23 @@ def by_id(milestone):
 
 every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 
+# Whole runs on several ranks are dear: by default they are tried where their form is a new one, and
+# at the last milestone, the others with the slow tests.
+FORMS = {
+    "00": "DistributedDataParallel", "01": "Muon", "03": "a share of the updates for each rank",
+    "05b2": "updates under way", "05e2": "an all-reduce for each gradient", "05g": "two lengths",
+    "05h": "rows that begin with documents",
+}
+
+
+def tried(milestones=WRITTEN):
+    """Test parameters: the milestones, those that are not tried by default marked as slow."""
+    return [milestone if milestone.id in FORMS or milestone is WRITTEN[-1]
+            else pytest.param(milestone, marks=pytest.mark.slow) for milestone in milestones]
+
+
+tried_snapshots = pytest.mark.parametrize("milestone", tried(), ids=by_id, scope="module")
+
 
 # ---- where a subject changed ----
 

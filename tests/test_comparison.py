@@ -17,6 +17,7 @@ from dataclasses import asdict
 
 import pytest
 
+from ranks import run_tool
 from snapshots import MICRO, WRITTEN, known_values, load_snapshot, micro_overrides, where
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import parse_target
@@ -191,7 +192,8 @@ def test_flops_of_the_records(milestone):
     if tile := known["record"].get("tile_size"):  # in the last tile of a window half is seen
         visible -= sum((T - w) / T for w in windows) / len(windows) * (tile - 1) / 2
     attentions = 12 - ("layer_without_attention" in known["record"])
-    weights = (attentions * 4 + 12 * 8) * 768**2 + V * 768
+    gates = 6 * known["record"].get("gate_channels", 0)  # a layer's weights
+    weights = (attentions * 4 + 12 * 8) * 768**2 + attentions * gates + V * 768
     expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 
@@ -229,9 +231,8 @@ def test_targets(tmp_path):
 # ---- the command ----
 
 
-def compare(*arguments, cwd=None):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, encoding="utf-8",
-                          cwd=cwd)
+def compare(*arguments):
+    return run_tool(COMMAND[1], *arguments)
 
 
 def micro_settings(id, shards, **more):

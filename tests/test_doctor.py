@@ -26,13 +26,16 @@ from speedrun.doctor import accelerators, judge, milestones, software, storage
 from speedrun.doctor.milestones import milestone_check, missing_names
 from speedrun.doctor.report import Finding, Report, print_report
 from speedrun.doctor.software import NEEDED, REQUIREMENTS, pins
-from speedrun.history.manifest import REPOSITORY
+from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.scripts.find import default_hyperparameters
 from test_roofline import invented
 
 H100 = "NVIDIA H100 80GB HBM3"
-NAMES = [milestone.name for milestone in WRITTEN]
-WITH_FLEX = [milestone for milestone in WRITTEN
+# On invented machines the report is about these milestones alone, so that it is short.
+TRIED = [milestone for milestone in WRITTEN
+         if milestone.id in ("00", "01", "02", "05") or milestone is WRITTEN[-1]]
+NAMES = [milestone.name for milestone in TRIED]
+WITH_FLEX = [milestone for milestone in TRIED
              if "use_flex_attention" in default_hyperparameters(milestone.script)]
 
 
@@ -112,6 +115,7 @@ def computer(monkeypatch):
     loaded = [name for name in sys.modules if name.startswith("snapshot ")]
     for name in loaded:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(Manifest, "written", lambda manifest: TRIED)
     yield Machine(monkeypatch)
     for name in [name for name in sys.modules if name.startswith("snapshot ")]:
         del sys.modules[name]
@@ -125,7 +129,8 @@ def report(capsys):
         code = doctor.main(["--json"])
         content = json.loads(capsys.readouterr().out)
         lines = {line["name"]: line for line in content["checks"] + content["milestones"]}
-        assert [line["name"] for line in content["milestones"]] == NAMES
+        about = [milestone.name for milestone in load_manifest().written()]
+        assert [line["name"] for line in content["milestones"]] == about
         assert content["ok"] == (code == 0) == (not with_status(lines, "fix"))
         assert all(line["do"] for line in lines.values() if line["status"] in ("fix", "note"))
         return code, lines | {"all": content}
@@ -289,7 +294,7 @@ def test_another_torch_is_noted(computer, report):
 def test_an_old_torch_that_lacks_a_function(computer, report, monkeypatch):
     monkeypatch.delattr(torch.nn.functional, "rms_norm")
     code, lines = report()
-    concerned = [m.name for m in WRITTEN if "F.rms_norm" in m.script.read_text(encoding="utf-8")]
+    concerned = [m.name for m in TRIED if "F.rms_norm" in m.script.read_text(encoding="utf-8")]
     assert code == 1 and with_status(lines, "fix") == concerned != []
     assert "lacks torch.nn.functional.rms_norm" in lines[concerned[0]]["text"]
 

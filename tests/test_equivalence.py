@@ -27,6 +27,7 @@ from snapshots import (
     micro_overrides,
     micro_sizes,
     train,
+    tried_snapshots,
     where,
     write_random_shards,
 )
@@ -56,10 +57,6 @@ def recorded(milestone, short_shards, tmp_path_factory):
         runs[world_size] = [run for run, printed in ended]
         runs[world_size][0]["train_losses"] = read_log(log_dir / "log.txt").train_curve
     return runs
-
-
-# Each test of `recorded` runs for every milestone, and the milestones one after the other.
-recorded_snapshots = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id, scope="module")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
@@ -108,7 +105,7 @@ def expected_blocks(folder, steps, bos_id=None):
             yield batch_hash(rows[i : i + B, :-1], rows[i : i + B, 1:])
 
 
-@recorded_snapshots
+@tried_snapshots
 def test_every_world_size_sees_the_same_tokens(recorded, short_shards, milestone):
     aligned = {"bos_id": 1} if "aligned" in known_values(milestone.id) else {}
     expected = list(expected_blocks(short_shards, MICRO["train_steps"], **aligned))
@@ -117,7 +114,7 @@ def test_every_world_size_sees_the_same_tokens(recorded, short_shards, milestone
         assert blocks_of(records, "train", 1) == expected, f"world size {world_size}"
 
 
-@recorded_snapshots
+@tried_snapshots
 def test_every_validation_reads_the_same_tokens(recorded):
     validations = {
         tuple(blocks_of(records, "val", number))
@@ -127,7 +124,7 @@ def test_every_validation_reads_the_same_tokens(recorded):
     assert len(validations) == 1
 
 
-@recorded_snapshots
+@tried_snapshots
 def test_every_world_size_has_the_same_losses(recorded):
     (reference,) = [run["losses"] for run in recorded[1]]
     assert len(reference) == MICRO["train_steps"] + 1
@@ -137,7 +134,7 @@ def test_every_world_size_has_the_same_losses(recorded):
             np.testing.assert_allclose(run["losses"], reference, rtol=0, atol=1e-4)
 
 
-@recorded_snapshots
+@tried_snapshots
 def test_every_world_size_logs_the_same_train_losses(recorded):
     reference = recorded[1][0]["train_losses"]
     assert len(reference) == MICRO["train_steps"]
@@ -145,7 +142,7 @@ def test_every_world_size_logs_the_same_train_losses(recorded):
         np.testing.assert_allclose(records[0]["train_losses"], reference, rtol=0, atol=2.1e-4)
 
 
-@recorded_snapshots
+@tried_snapshots
 def test_each_rank_orthogonalizes_its_share(recorded, milestone):
     numbers = Counter()  # of matrices by size; a stack is one
     if hasattr(module := load_snapshot(milestone), "Muon"):

@@ -15,12 +15,13 @@ import tiktoken
 import torch
 
 import sample
-from snapshots import MANIFEST, load_snapshot, micro_args, where
+from snapshots import MANIFEST, load_snapshot, micro_args, tried_snapshots
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY
 from speedrun.sample.checkpoint import load_run
 from speedrun.sample.draw import generate, next_token, random_stream
 from speedrun.sample.vocabulary import vocabulary_of
+from speedrun.scripts.sizes import length_names
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sample.py")]
 
@@ -105,12 +106,13 @@ def text_of(capsys):
 # ---- checkpoints of the milestones ----
 
 
-@where("Model")
+@tried_snapshots
 def test_every_milestone_writes(milestone, shards, tmp_path, text_of, capsys):
     args = micro_args(milestone, shards, tmp_path / "run", save_checkpoint=True, train_steps=5,
                       vocab_size=257, val_loss_every=0, kernel_warmup_steps=0)
     module = load_snapshot(milestone)
     module.main(args)
+    length = getattr(args, length_names(vars(args))[0])
     capsys.readouterr()  # its log
     shutil.copy(milestone.script, tmp_path / "run")
 
@@ -119,13 +121,13 @@ def test_every_milestone_writes(milestone, shards, tmp_path, text_of, capsys):
     model.load_state_dict(saved["model"])
     tokens = [256, *b"def"]
     with torch.no_grad():  # beyond the context, so that it slides
-        for _ in range(args.seq_len + 4):
-            logits = model.eval()(torch.tensor([tokens[-args.seq_len:]]))
+        for _ in range(length + 4):
+            logits = model.eval()(torch.tensor([tokens[-length:]]))
             tokens.append(int(logits[0, -1].argmax()))
     assert 256 not in tokens[1:]
     expected = bytes(tokens[1:]).decode("utf-8", "replace")
 
-    greedy = ["--prompt", "def", "--tokens", args.seq_len + 4, "--temperature", 0]
+    greedy = ["--prompt", "def", "--tokens", length + 4, "--temperature", 0]
     out, err = text_of(tmp_path / "run", *greedy)
     assert out.removesuffix("\n") == expected.removesuffix("\n")
     assert "step 5" in err and "bytes" in err

@@ -1,5 +1,5 @@
-"""Every snapshot trains on two ranks, keeps its log format and saves what it validated; what it
-refuses by itself, an assertion says.
+"""A snapshot trains on two ranks, keeps its log format and saves what it validated; what it refuses
+by itself, an assertion says.
 
 Run: .venv/bin/python -m pytest tests/test_smoke.py
 """
@@ -19,7 +19,6 @@ from snapshots import (
     MANIFEST,
     MICRO,
     aligned_starts,
-    every_snapshot,
     known_values,
     load_snapshot,
     micro_args,
@@ -28,6 +27,7 @@ from snapshots import (
     run_script,
     token_batches,
     train,
+    tried_snapshots,
     where,
 )
 from speedrun.scripts.sizes import length_names
@@ -45,7 +45,7 @@ def run(milestone_id, overrides):
     module.main(module.Hyperparameters(**overrides))
 
 
-@every_snapshot
+@tried_snapshots
 def test_a_run(milestone, shards, tmp_path):
     log_dir = tmp_path / "log"
     overrides = micro_overrides(
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_whole_shard(milestone, content, shards, tmp_path):
 @where("token_batches")
 @pytest.mark.parametrize("overrides, words", [
     (dict(train_files="none/*.bin"),
-     rf"no none/\*\.bin (of >{STEP} tokens|with {STEP // 32} rows that begin with a document, 32 )"),
+     rf"no none/\*\.bin (of >{STEP} tokens|with {STEP // 32} rows that begin with a docu)"),
     (dict(val_tokens=STEP * 64),
      rf"no .*_val_\*\.bin (of >{STEP * 64} tokens|with {STEP * 64 // 16} rows, 16 tokens each)"),
 ])
