@@ -182,12 +182,15 @@ def _observe(task, rank):
 
 def write_shards(folder: Path) -> None:
     """Writes shards whose lengths no batch divides, in another order than their names', and broken
-    ones. Documents begin with token 1."""
+    ones. Documents begin with token 1; a shard's last one is longer than a row, and one more row of
+    them would complete a step."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
 
     def write(name, length, shift=0, magic=20240520, count=None):
-        tokens = np.where(rng.random(length) < 0.12, 1, rng.integers(2, 61, length)) + shift
+        tokens = np.where(rng.random(length) < 0.12, 1, rng.integers(2, 61, length))
+        tokens[-37:] = [1, *np.maximum(tokens[-36:], 2)]
+        tokens += shift
         header = np.zeros(256, "<i4")
         header[:3] = magic, 1, count or length
         (folder / f"{name}.bin").write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
