@@ -208,7 +208,7 @@ def test_why_the_scalars_stand_still_in_these_tests(shards, tmp_path):
     assert apart[0.04] > 1e-4
 
 
-@where("warm_up", "main: train", "Muon")
+@tried_snapshots
 def test_kernel_warmup_leaves_no_trace(milestone, shards, tmp_path):
     losses = [
         train(load_snapshot(milestone), micro_args(

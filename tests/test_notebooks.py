@@ -23,7 +23,7 @@ WRITTEN = load_manifest().written()
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason=(
     "a minute each; RUN_SLOW=1 runs all notebooks, and so does tools/run_lessons.py"))]
 ALWAYS_RUN = [LESSONS / f"{name}.ipynb"
-              for name in ("00_baseline", "03_distributed_muon", "start_here")]
+              for name in ("start_here", "03_distributed_muon")]  # the latter starts ranks
 
 
 def name_of(path):
