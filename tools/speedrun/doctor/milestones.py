@@ -27,7 +27,7 @@ def milestone_check(
     torch: None if it cannot be imported; scale and ranks: those that would be chosen; memory: MiB
     of the smallest GPU, 0 where it is not known.
     """
-    steps, tokens = milestone.train_steps, milestone.tokens_per_step
+    steps, tokens = milestone.train_steps, milestone.tokens_read or milestone.tokens_per_step
     needed = shards_read(steps, tokens) if steps and tokens else 0  # for a full run, record scale
     here, _ = count_shards()
     facts = dict(shards_needed=needed, shards_here=here)

@@ -61,10 +61,10 @@ def milestone_table(manifest: Manifest, folder: str = ".", written_only: bool = 
 
 def shard_table(manifest: Manifest) -> str:
     """Return the table of how many training shards each written milestone reads."""
-    head = ["milestone", "steps", "tokens per step", "steps per shard", "shards"]
+    head = ["milestone", "steps", "tokens a step reads", "steps per shard", "shards"]
     rows = []
     for m in manifest.written():
-        steps, tokens = m.train_steps, m.tokens_per_step
+        steps, tokens = m.train_steps, m.tokens_read or m.tokens_per_step
         if steps and tokens:
             rows.append([m.name, f"{steps:,}", f"{tokens:,}", f"{steps_per_shard(tokens)}",
                          f"{shards_read(steps, tokens)}"])

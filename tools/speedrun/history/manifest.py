@@ -56,6 +56,7 @@ class Milestone:
     val_loss: float | None = None
     train_steps: int | None = None
     tokens_per_step: int | None = None
+    tokens_read: int | None = None
     step_avg_ms: float | None = None
     peak_memory_mib: int | None = None
     parameters: int | None = None
