@@ -13,9 +13,9 @@ from speedrun.compare.stats import mean_curve
 HASH_KEY = "Data-SHA256"  # the name of the PNG text chunk that holds data_hash
 # Okabe and Ito's colours, told apart by most eyes, and markers for a reader in grey.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
-STYLES = [  # colour, marker and what fills it: the second round is hollow
-    *zip(COLOURS, "os^DvPX*", COLOURS, strict=True),
-    *zip(COLOURS, "os^DvPX*", ["white"] * len(COLOURS), strict=True),
+STYLES = [  # colour, marker and what fills it: the second round is hollow, the third grey, ...
+    (color, marker, fill or color) for fill in (None, "white", "#bbbbbb", "#ffee55")
+    for color, marker in zip(COLOURS, "os^DvPX*", strict=True)
 ]
 AXES = {"steps": "optimizer step", "tokens": "million tokens", "seconds": "training time, seconds"}
 

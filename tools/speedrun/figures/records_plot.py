@@ -45,6 +45,8 @@ def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
     for until, day, minutes, side in COLUMNS:
         upwards = side == "right"
         column = [(r, m) for r, m in told if after < r.date <= until]
+        if upwards:
+            column.reverse()  # so that of one record's milestones the first is above
         for r, m in sorted(column, key=lambda pair: pair[0].minutes, reverse=not upwards):
             place = (day, minutes, side)
             if upwards and r.minutes > minutes:
