@@ -33,7 +33,7 @@ MICRO = dict(
 MICRO_RATES = dict(
     adam_lr=6e-3, warmup_steps=2, cooldown_steps=5, muon_lr=1e-2, embed_lr=3e-3, scalar_lr=0.0,
     momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
-    tile_size=4, val_seq_len=16,
+    window_growth=10, tile_size=4, val_seq_len=16, max_document_len=20,
 )
 MICRO_LAYERS = dict(  # of the few
     num_value_embeds=1, layer_without_attention=1, window_pattern="SL" * 6)
@@ -61,7 +61,7 @@ every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 FORMS = {
     "00": "DistributedDataParallel", "01": "Muon", "03": "a share of the updates for each rank",
     "05b2": "updates under way", "05e2": "an all-reduce for each gradient", "05g": "two lengths",
-    "05h": "rows that begin with documents",
+    "05h": "rows that begin with documents", "05k": "packs of documents",
 }
 
 
@@ -168,10 +168,19 @@ def micro_layers(module):
             if hasattr(module.Hyperparameters, name)}
 
 
+def path(module, flex):
+    """What makes a model take FlexAttention, or the dense mask that stands in for it."""
+    if hasattr(module, "best_attention"):  # a choice among several
+        return dict(attention_kernel="flex" if flex else "dense")
+    return dict(use_flex_attention=flex)
+
+
 def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,
                   aligned=False):
-    """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`."""
-    told = dict(seq_len=getattr(args, length_names(vars(args))[validating]), aligned=aligned)
+    """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`.
+    aligned: rows begin with documents."""
+    told = dict(seq_len=getattr(args, length_names(vars(args))[validating]), aligned=aligned,
+                packed=aligned)
     parameters = inspect.signature(module.token_batches).parameters
     return module.token_batches(
         pattern, step_tokens, args=args, rank=rank, world_size=world_size,
@@ -189,6 +198,33 @@ def aligned_starts(tokens, T, bos_id):
             starts.append(candidate)
             candidate = position
     return starts
+
+
+def packed_rows(tokens, T, bos_id, longest):
+    """The packs of T + 1 tokens of a shard, from a walk over its tokens: each is taken if its
+    document began in this row and fewer than `longest` of it are there."""
+    rows, row, taken = [], [], None
+    for token in tokens.tolist():
+        if token == bos_id:
+            taken = 0
+        if taken is not None and taken < longest:
+            row.append(token)
+            taken += 1
+        if len(row) == T + 1:
+            rows.append(row)
+            row, taken = [], None
+    return rows
+
+
+def training_rows(milestone, tokens, T, args):
+    """The rows of T + 1 tokens on which a milestone trains, cut from a shard without its loader."""
+    known = known_values(milestone.id)
+    if known.get("packed"):
+        return packed_rows(tokens, T, args.bos_id, args.max_document_len)
+    starts = range(0, len(tokens) - T, T)
+    if known.get("aligned"):
+        starts = aligned_starts(tokens, T, args.bos_id)
+    return [tokens[start : start + T + 1].tolist() for start in starts]
 
 
 def train(module, args):

@@ -1,4 +1,5 @@
-"""Rows of training that begin where a document begins: which they are, and who gets which.
+"""Rows of training that begin where a document begins, packs among them: which they are, and who
+gets which.
 
 Run: .venv/bin/python -m pytest tests/test_aligned_rows.py
 """
@@ -10,10 +11,19 @@ import pytest
 import torch
 
 import shards as shard_files
-from snapshots import aligned_starts, known_values, load_snapshot, token_batches, where
+from snapshots import (
+    aligned_starts,
+    known_values,
+    load_snapshot,
+    packed_rows,
+    token_batches,
+    training_rows,
+    where,
+)
 
 BOS = 1
-ARGS = SimpleNamespace(bos_id=BOS, vocab_size=64, micro_batch_size=1, train_seq_len=8)
+ARGS = SimpleNamespace(bos_id=BOS, vocab_size=64, micro_batch_size=1, train_seq_len=8,
+                       max_document_len=5)
 
 
 def shard(length, documents):
@@ -23,7 +33,7 @@ def shard(length, documents):
     return tokens
 
 
-@where("document_starts")
+@where("document_starts", known="aligned")
 def test_known_rows(milestone):
     known = known_values(milestone.id)["aligned"]
     tokens = shard(known["tokens"], known["documents"])
@@ -32,7 +42,7 @@ def test_known_rows(milestone):
         assert [position + start for start in found] == expected
 
 
-@where("document_starts")
+@where("document_starts", known="aligned")
 def test_rows_follow_the_definition(milestone):
     document_starts, rng = load_snapshot(milestone).document_starts, np.random.default_rng(0)
     for length, documents in [
@@ -99,3 +109,72 @@ def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refuse
     shard_files.write(tmp_path / "a_4.bin", shard(200, range(1, 74, 8)))
     inputs, _ = rows_of(module, tmp_path, 1, 16)
     assert inputs[:, 1].tolist() == 2 * list(range(4, 61, 8))
+
+
+# ---- packs, from 05k on ----
+
+
+@where("packed_rows")
+def test_known_packs(milestone):
+    known = known_values(milestone.id)["packed"]
+    tokens = shard(known["tokens"], known["documents"])
+    args = SimpleNamespace(bos_id=BOS, max_document_len=known["longest"])
+    found = [row.tolist() for row in load_snapshot(milestone).packed_rows(
+        tokens, known["row"], args)]
+    assert found == [[token for start, end in row for token in tokens[start:end].tolist()]
+                     for row in known["rows"]]
+
+
+@where("packed_rows")
+def test_packs_follow_the_definition(milestone):
+    module, rng = load_snapshot(milestone), np.random.default_rng(0)
+    for length, documents in [
+            (60, [0, 20, 40]), (60, [3, 4, 5, 59]),  # documents of one token, the last one too
+            (60, [0]), (60, []), (8, range(8)),
+            *((2_000, np.flatnonzero(rng.random(2_000) < share)) for share in (0.5, 0.1, 0.01))]:
+        tokens = shard(length, documents)
+        for T in (1, 8, 30):
+            for longest in (1, 5, T, T + 1, T + 2, 100):
+                args = SimpleNamespace(bos_id=BOS, max_document_len=longest)
+                found = [row.tolist() for row in module.packed_rows(tokens, T, args)]
+                assert found == packed_rows(tokens, T, BOS, longest), (length, T, longest)
+
+
+@where("packed_rows")
+def test_a_pack_may_end_with_the_shard(milestone):
+    for length, rows in ((18, 2), (17, 1)):  # a row of 8 and a target: of two documents 5 and 4
+        tokens = shard(length, [0, 5, 9, 14])
+        assert len(list(load_snapshot(milestone).packed_rows(tokens, 8, ARGS))) == rows
+
+
+@where("token_batches", known="packed")
+def test_all_ranks_and_micro_batches_see_the_same_packs(milestone, tmp_path):
+    module, rng = load_snapshot(milestone), np.random.default_rng(1)
+    expected = []
+    for name, steps in (("a_1", 2), ("a_2", 1)):  # and a few rows more, which are no step
+        tokens = shard(600, np.flatnonzero(rng.random(600) < 0.3))
+        rows = training_rows(milestone, tokens, 8, ARGS)
+        end = next(n for n in range(600) if len(
+            training_rows(milestone, tokens[:n], 8, ARGS)) == 8 * steps + 3)
+        shard_files.write(tmp_path / f"{name}.bin", tokens[:end])
+        expected += rows[: 8 * steps]
+    expected += expected[:8]  # then round again
+    for world_size in (1, 2, 4):
+        for micro_batch_size in (1, 2):
+            inputs, targets = rows_of(module, tmp_path, world_size, 32, micro_batch_size)
+            assert inputs.tolist() == [row[:-1] for row in expected]
+            assert targets.tolist() == [row[1:] for row in expected]
+            assert (inputs[:, 0] == BOS).all() and inputs.dtype == targets.dtype == torch.int64
+
+
+@where("token_batches", known="packed")
+def test_a_shard_without_enough_packs_is_refused(milestone, tmp_path):
+    module = load_snapshot(milestone)
+    shard_files.write(tmp_path / "a_1.bin", shard(200, range(1, 113, 8)))  # 14 of 5 tokens
+    with pytest.raises(AssertionError, match="with 8 packed rows, 8 tokens each"):
+        rows_of(module, tmp_path, 1, 8)
+    inputs, _ = rows_of(module, tmp_path, 1, 16, aligned=False)  # there the rows are enough
+    assert inputs.flatten().tolist() == shard(200, range(1, 113, 8))[:128].tolist()
+    shard_files.write(tmp_path / "a_2.bin", shard(200, range(1, 122, 8)))  # 16: 5 + 4 each
+    inputs, _ = rows_of(module, tmp_path, 1, 16)
+    assert inputs[:, 1].tolist() == 2 * shard(200, [])[2:120:16].tolist()

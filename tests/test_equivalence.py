@@ -18,15 +18,14 @@ from snapshots import (
     MANIFEST,
     MICRO,
     WRITTEN,
-    aligned_starts,
     by_id,
     constant_momentum,
-    known_values,
     load_snapshot,
     micro_args,
     micro_overrides,
     micro_sizes,
     train,
+    training_rows,
     tried_snapshots,
     where,
     write_random_shards,
@@ -85,30 +84,25 @@ def blocks_of(records, kind, number):
     return list(itertools.chain.from_iterable(zip(*by_rank, strict=True)))
 
 
-def expected_blocks(folder, steps, bos_id=None):
-    """The stream as data/README.md rules it, cut from the tokens without their loader. bos_id: the
-    first token of the documents with which rows begin; None where they do not."""
-    T, B = MICRO["seq_len"], MICRO["micro_batch_size"]
+def expected_blocks(folder, steps, milestone):
+    """The stream as data/README.md rules it, cut from the tokens without their loader."""
+    B, T = MICRO["micro_batch_size"], MICRO["seq_len"]
     step_rows = SIZES["total_batch_size"] // T
+    args = micro_args(milestone, folder, None)
     cuts = []  # the rows of each step, with the last targets
     for file in sorted(folder.glob("*_train_*")):
-        tokens = shard_files.read(file).astype(np.int64)
-        starts = list(range(0, len(tokens) - T, T))
-        if bos_id is not None:
-            starts = aligned_starts(tokens, T, bos_id)
-        rows = [tokens[start : start + T + 1] for start in starts]
+        rows = training_rows(milestone, shard_files.read(file), T, args)
         cuts += [rows[i : i + step_rows] for i in range(0, len(rows) - step_rows + 1, step_rows)]
     assert len(cuts) < steps, "the test must go past the last shard's end"
     for step in range(steps):
-        rows = np.stack(cuts[step % len(cuts)])
+        rows = np.array(cuts[step % len(cuts)], dtype=np.int64)
         for i in range(0, step_rows, B):
             yield batch_hash(rows[i : i + B, :-1], rows[i : i + B, 1:])
 
 
 @tried_snapshots
 def test_every_world_size_sees_the_same_tokens(recorded, short_shards, milestone):
-    aligned = {"bos_id": 1} if "aligned" in known_values(milestone.id) else {}
-    expected = list(expected_blocks(short_shards, MICRO["train_steps"], **aligned))
+    expected = list(expected_blocks(short_shards, MICRO["train_steps"], milestone))
     for world_size, records in recorded.items():
         # stream 0 is the kernel warm-up's
         assert blocks_of(records, "train", 1) == expected, f"world size {world_size}"
