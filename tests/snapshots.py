@@ -56,7 +56,7 @@ def by_id(milestone):
 
 every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 
-# Whole runs on several ranks are dear: by default they are tried where their form is a new one, and
+# Comparisons of whole runs are dear: by default they are made where the form of runs is new, and
 # at the last milestone, the others with the slow tests.
 FORMS = {
     "00": "DistributedDataParallel", "01": "Muon", "03": "a share of the updates for each rank",

@@ -1,5 +1,5 @@
-"""A snapshot trains on two ranks, keeps its log format and saves what it validated; what it refuses
-by itself, an assertion says.
+"""Every snapshot trains on two ranks, keeps its log format and saves what it validated; what it
+refuses by itself, an assertion says.
 
 Run: .venv/bin/python -m pytest tests/test_smoke.py
 """
@@ -20,6 +20,7 @@ from snapshots import (
     MANIFEST,
     MICRO,
     aligned_starts,
+    every_snapshot,
     known_values,
     load_snapshot,
     micro_args,
@@ -29,7 +30,6 @@ from snapshots import (
     token_batches,
     train,
     training_rows,
-    tried_snapshots,
     where,
 )
 from speedrun.scripts.sizes import length_names
@@ -47,7 +47,7 @@ def run(milestone_id, overrides):
     module.main(module.Hyperparameters(**overrides))
 
 
-@tried_snapshots
+@every_snapshot
 def test_a_run(milestone, shards, tmp_path):
     log_dir = tmp_path / "log"
     overrides = micro_overrides(
