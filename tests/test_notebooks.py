@@ -48,6 +48,12 @@ def test_lesson_walks_the_diff_of_each_of_its_milestones(milestone):
         assert f'lesson.show_diff("{milestone.parent}", "{milestone.id}", ' in code
 
 
+def test_the_map_shows_every_written_milestone():
+    # The first notebook's table is generated; run_lessons.py start_here makes it again.
+    text = (LESSONS / "start_here.ipynb").read_text(encoding="utf-8")
+    assert [m.id for m in WRITTEN if f"| [{m.id}](" not in text] == []
+
+
 @pytest.mark.parametrize("path", [
     pytest.param(path, id=path.stem, marks=[] if path in ALWAYS_RUN else SLOW)
     for path in NOTEBOOKS
