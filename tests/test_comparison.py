@@ -182,14 +182,19 @@ def test_picture(tmp_path):
 def test_flops_of_the_records(milestone):
     args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
     T, V = getattr(args, length_names(vars(args))[0]), args.vocab_size
-    windows = [known["record"].get("window", T)]
+    windows, exact = [known["record"].get("window", T)], False
     if table := known.get("window"):  # the mean over the steps of the schedule
-        windows = [table["unit"] * bisect(table["changes"], s) for s in range(args.train_steps)]
+        numbers = [bisect(table["changes"], s) for s in range(args.train_steps)]
+        exact = "sizes" in table  # of the tokens before a token's own
+        windows = [table["sizes"][n - 1] + 1 if exact else table["unit"] * n for n in numbers]
     if kinds := known.get("layers"):  # of a short window half the tiles, at least one
         short = [max(128, w // 2 // 128 * 128) for w in windows]
+        if exact:
+            short = [table["short"][n - 1] + 1 for n in numbers]
         windows = [w for kind, *_ in kinds for w in (windows if kind == "long" else short)]
     visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
-    if tile := known["record"].get("tile_size"):  # in the last tile of a window half is seen
+    tile = known["record"].get("tile_size")
+    if tile and not exact:  # in the last tile of a window half is seen
         visible -= sum((T - w) / T for w in windows) / len(windows) * (tile - 1) / 2
     attentions = 12 - ("layer_without_attention" in known["record"])
     gates = 6 * known["record"].get("gate_channels", 0)  # a layer's weights

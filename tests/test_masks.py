@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_masks.py
 """
 
 import inspect
+import itertools
 import math
 
 import pytest
@@ -18,6 +19,7 @@ from snapshots import (
     load_snapshot,
     micro_args,
     micro_sizes,
+    path,
     where,
 )
 from speedrun.figures import attention_cost
@@ -36,9 +38,20 @@ def documents(T, *starts):
 
 
 def counts_tiles(module):
-    """Whether the window is whole tiles. Then FlexAttention needs compilation: without, torch asks
+    """Whether a mask is made of tiles. Then FlexAttention needs compilation: without, torch asks
     the rule of each pair and ignores which tiles are listed."""
     return hasattr(module.Hyperparameters, "tile_size")
+
+
+def is_staged(module):
+    """Whether the window has a few values in stages, each a Python number. Then it is that of the
+    tokens before a token's own, and exact."""
+    return hasattr(module.Hyperparameters, "window_stages")
+
+
+def rounds(module):
+    """Whether the window is rounded up to whole tiles."""
+    return counts_tiles(module) and not is_staged(module)
 
 
 COUNTING = [m for m in declaring("attention_mask") if counts_tiles(load_snapshot(m))]
@@ -48,9 +61,11 @@ def mask_of(milestone, inputs, window, flex, tile_size=None):
     """The milestone's mask: FlexAttention's, or the fallback's (B, 1, T, T) booleans."""
     module = load_snapshot(milestone)
     tiles = dict(tile_size=tile_size or TILE) if counts_tiles(module) else {}
-    args = micro_sizes(module, bos_id=1, use_flex_attention=flex, **tiles | dict(compile=flex))
+    args = micro_sizes(module, bos_id=1, **path(module, flex), **tiles | dict(compile=flex))
     if "window" in inspect.signature(module.attention_mask).parameters:
-        return module.attention_mask(inputs, torch.tensor(window, dtype=torch.int32), args)
+        if not is_staged(module):
+            window = torch.tensor(window, dtype=torch.int32)
+        return module.attention_mask(inputs, window, args)
     args.window = window
     return module.attention_mask(inputs, args)
 
@@ -99,7 +114,7 @@ def applied(mask, T):
 
 @pytest.fixture(autouse=True)
 def flex_attention_by_tiles(request, monkeypatch):
-    """Where the window is whole tiles, FlexAttention computes as if it were compiled."""
+    """Where a mask is made of tiles, FlexAttention computes as if it were compiled."""
     def attend(q, k, v, block_mask, scale=None):
         assert block_mask.shape[-2:] == (q.size(2), k.size(2))  # as torch demands
         return F.scaled_dot_product_attention(
@@ -115,14 +130,16 @@ def flex_attention_by_tiles(request, monkeypatch):
 @pytest.mark.parametrize("window", [1, 5, 128, 129, 300, 1000])
 def test_masks_follow_the_definition(milestone, window):
     torch.manual_seed(0)
-    T, whole = 384, counts_tiles(load_snapshot(milestone))
+    T, module = 384, load_snapshot(milestone)
     inputs = (torch.rand(3, T) < torch.tensor([[0.002], [0.02], [0.3]])).long()
-    visible = by_definition(inputs, window, TILE if whole else 1)
+    tile_size = TILE if rounds(module) else 1
+    visible = by_definition(inputs, window + is_staged(module), tile_size)
     assert mask_of(milestone, inputs, window, flex=False)[:, 0].equal(visible)
     mask = mask_of(milestone, inputs, window, flex=True)
     assert applied(mask, T)[:, 0].equal(visible)
     b, q, k = torch.meshgrid(torch.arange(3), torch.arange(T), torch.arange(T), indexing="ij")
-    assert whole or mask.mask_mod(b, torch.tensor(0), q, k).equal(visible)  # also uncompiled
+    rule = mask.mask_mod(b, torch.tensor(0), q, k)
+    assert rounds(module) or rule.equal(visible)  # also uncompiled
     for b in range(3):
         partial, full = tiles_of(mask, b)
         for row in range(T // TILE):
@@ -167,9 +184,22 @@ def test_known_tiles(milestone):
 @pytest.mark.parametrize("milestone", COUNTING, ids=by_id)
 def test_flex_attention_that_would_see_all_tiles_is_refused(milestone):
     module = load_snapshot(milestone)
-    args = micro_sizes(module, use_flex_attention=True, compile=False)
+    args = micro_sizes(module, **path(module, flex=True), compile=False)
     with pytest.raises(AssertionError, match="without compilation FlexAttention sees all tiles"):
         module.attention_mask(documents(32), torch.tensor(8), args)
+
+
+@where("attention_mask", known="small_windows")
+def test_exact_windows_in_tiles_that_do_and_do_not_divide_the_row(milestone):
+    torch.manual_seed(0)
+    for T, tile_size in [(40, 8), (33, 8), (33, 16), (30, 4)]:
+        inputs = torch.randint(12, (2, T))  # of which 1 begins a document
+        for window in (1, 5, 7, tile_size, tile_size + 1, 2 * tile_size - 1, 2 * tile_size, 100):
+            visible = by_definition(inputs, window + 1)
+            for flex in (False, True):
+                mask = mask_of(milestone, inputs, window, flex, tile_size)
+                found = applied(mask, T) if flex else mask
+                assert found[:, 0].equal(visible), (T, tile_size, window, flex)
 
 
 @where("attention_mask")
@@ -188,7 +218,7 @@ def small_models(milestone, **overrides):
     if counts_tiles(module):
         overrides["tile_size"] = 8
     models = [module.GPT(micro_sizes(
-        module, bos_id=1, use_flex_attention=flex, **overrides | dict(compile=flex)))
+        module, bos_id=1, **path(module, flex), **overrides | dict(compile=flex)))
         for flex in (False, True)]
     for param in models[0].parameters():
         torch.nn.init.normal_(param, std=0.2)
@@ -234,11 +264,11 @@ def test_documents_do_not_see_each_other(milestone):
     torch.testing.assert_close(model(changed)[:, 20:], logits[:, 20:], rtol=0, atol=0)
 
 
-@where("window_size")
+@where("window_size", "attention")
 @torch.no_grad()
 @pytest.mark.parametrize("flex", [False, True])
-def test_a_new_window_does_not_recompile(milestone, flex):
-    model = small_models(milestone)[flex].eval()
+def test_windows_need_one_graph_or_one_for_each_stage(milestone, flex):
+    model = small_models(milestone, seq_len=64)[flex].eval()
     graphs = []
 
     def count(graph, example_inputs):
@@ -246,13 +276,13 @@ def test_a_new_window_does_not_recompile(milestone, flex):
         return graph.forward
 
     compiled = torch.compile(model, backend=count, dynamic=False, fullgraph=True)
-    inputs, targets = torch.randint(2, 64, (2, 1, 32))
+    inputs, targets = torch.randint(2, 64, (2, 1, 64))
     losses = []
-    for size in (8, 16, 32):
+    for size in (16, 32, 64, 16, 32, 64):  # of which half may be seen
         set_window(model, size)
         losses.append(model(inputs, targets).item())
         assert compiled(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-6)
-    assert len(graphs) == 1 and len(set(losses)) == 3
+    assert len(graphs) == (1 if torch.is_tensor(model.window) else 3) and len(set(losses)) == 3
 
 
 @where("attention_mask")
@@ -270,7 +300,8 @@ def test_one_document_in_a_long_window_is_the_parent(milestone):
         loss.backward()
     for (name, mine), theirs in zip(model.named_parameters(), parent.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-5, msg=name)
-    assert model.blocks[1].attn.c_q.weight.grad.abs().max() > 1e-3
+    queries = [p.grad for name, p in model.named_parameters() if "attn.c_q" in name]
+    assert max(grad.abs().max() for grad in queries) > 1e-3
 
 
 @where("Block", "GPT", known="layers")
@@ -294,7 +325,7 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
     inputs = torch.arange(8)[None]
     for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7)):
-        model.window.fill_(4 * tiles)
+        set_window(model, 4 * tiles)
         seen.clear()
         model(inputs)
         reach = dict(long=4 * tiles, short=4 * half)
@@ -313,11 +344,15 @@ def test_window_table(milestone):
     changes = [step for step in range(len(windows))
                if step == 0 or windows[step] != windows[step - 1]]
     assert changes == known["changes"]
-    assert [windows[step] for step in changes] == list(range(known["unit"], 1793, known["unit"]))
+    sizes = known.get("sizes") or list(range(known["unit"], 1793, known["unit"]))
+    assert [windows[step] for step in changes] == sizes
     assert windows[::125] == known["validations"]
 
 
-@where("window_size")
+GROWING = [m for m in declaring("window_size") if not is_staged(load_snapshot(m))]
+
+
+@pytest.mark.parametrize("milestone", GROWING, ids=by_id)
 def test_window_is_never_empty(milestone):
     module = load_snapshot(milestone)
     for start, end, steps in [(3, 100, 7), (64, 64, 5), (64, 127, 3)]:
@@ -331,6 +366,24 @@ def test_window_is_never_empty(milestone):
         assert windows == sorted(windows) and start <= windows[0] and windows[-1] <= end
 
 
+@where("window_size", "warm_up", known="small_windows")
+def test_the_warm_up_meets_all_windows_of_the_run(milestone):
+    module, seen = load_snapshot(milestone), []
+
+    class Model(torch.nn.Linear):
+        def forward(self, inputs, targets):
+            return self.weight.sum()
+
+    model = Model(1, 1)
+    model.register_forward_pre_hook(lambda *_: seen.append(model.window))
+    for train_steps in (*range(1, 40), 1670):
+        args = module.Hyperparameters(train_steps=train_steps)
+        seen.clear()
+        module.warm_up(torch.compile(model, disable=True), [], itertools.repeat((None, None)), args)
+        assert sorted(seen) == seen and len(seen) == args.kernel_warmup_steps == 3
+        assert set(seen) == {module.window_size(step, args) for step in range(train_steps + 1)}
+
+
 @where("window_size", "main: train", known="window")
 def test_training_and_validation_use_the_window_of_the_step(
         milestone, shards, tmp_path, monkeypatch):
@@ -342,8 +395,10 @@ def test_training_and_validation_use_the_window_of_the_step(
         return attention_mask(inputs, window, args)
 
     monkeypatch.setattr(module, "attention_mask", spy)
-    sizes = dict(window_start=2, window_end=10)
-    if counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
+    sizes, expected = dict(window_start=2, window_end=10), ([2, 4, 6, 8], [2, 6, 10])
+    if is_staged(module):  # of five steps the third and the fifth are later stages
+        sizes, expected = dict(window_start=2, window_growth=4), ([2, 2, 6, 6], [2, 6, 10])
+    elif counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
         sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(
         milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=2,
@@ -351,8 +406,8 @@ def test_training_and_validation_use_the_window_of_the_step(
     each = 2 if hasattr(module.Hyperparameters, "window_pattern") else 1  # the long one first
     training, validating = (
         [w for grad, w in seen if grad == phase][::each] for phase in (True, False))
-    assert training == [2, 4, 6, 8]  # steps 0 to 3
-    assert list(dict.fromkeys(validating)) == [2, 6, 10]  # of one or two sequences each
+    assert training == expected[0]  # steps 0 to 3
+    assert list(dict.fromkeys(validating)) == expected[1]  # of one or two sequences each
 
 
 # ---- what it costs ----

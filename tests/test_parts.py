@@ -22,6 +22,7 @@ from snapshots import (
     micro_args,
     micro_layers,
     micro_sizes,
+    path,
     sized,
     train,
     where,
@@ -83,7 +84,7 @@ def test_full_size_trains(milestone, shards, tmp_path):
 
 def without_flex(module):
     """What lets a model with FlexAttention train on a CPU."""
-    return dict(use_flex_attention=False) if hasattr(module, "flex_attention") else {}
+    return path(module, flex=False) if hasattr(module, "flex_attention") else {}
 
 
 # ---- the small deterministic model, which tests/known/00.toml describes ----
@@ -128,10 +129,10 @@ def hyperparameters(module, sizes):
         **sized(sizes, vars(module.Hyperparameters)), **without_flex(module))
 
 
-def small_model(milestone, amplitude, bf16=False):
+def small_model(milestone, amplitude, bf16=False, **more):
     """The small model, filled."""
     module, known = load_snapshot(milestone), known_values(milestone.id)
-    sizes = SMALL | known.get("small_sizes", {}) | dict(bf16=bf16)
+    sizes = SMALL | known.get("small_sizes", {}) | dict(bf16=bf16) | more
     model = module.GPT(hyperparameters(module, sizes))
     fill(model, amplitude, **known.get("small_model", {}))
     return model
@@ -166,8 +167,11 @@ def train_small(milestone, train_steps, log_dir, **more):
 @where("Model")
 def test_small_loss(milestone):
     known = known_values(milestone.id)
-    for case in known["small_loss"]:
-        model = small_model(milestone, case["amplitude"])
+    for case in [*known["small_loss"], *known.get("small_windows", [])]:
+        chosen = {name: case[name] for name in ("bos_id", "tile_size") if name in case}
+        model = small_model(milestone, case["amplitude"], **chosen)
+        if "window" in case:
+            model.window = case["window"]
         with torch.no_grad():
             if case.get("tables") == "bfloat16":
                 for name, buffer in model.named_buffers():
@@ -609,8 +613,10 @@ def test_gates(milestone, fresh):
     parent = load_snapshot(MANIFEST.get(milestone.parent)).CausalSelfAttention(
         model.args, attn.rotary)
     parent.c_qkvo.copy_(attn.c_qkvo)
-    ungated, known = parent(x, value_embed, mask), known_values(milestone.id)["gate"]
-    torch.testing.assert_close(attn(x, value_embed, mask), known["at_first"] * ungated)
+    known, at_first = known_values(milestone.id)["gate"], attn(x, value_embed, mask)
+    ungated = at_first / known["at_first"]
+    torch.testing.assert_close(parent(x, value_embed, mask),
+                               at_first if hasattr(parent, "gate") else ungated)
     attn.gate.normal_()
     gates = torch.sigmoid(x[..., : known["channels"]] @ attn.gate.T)  # (B, T, H)
     expected = (ungated.view(2, 8, 2, 16) * gates[..., None]).flatten(2)
