@@ -48,6 +48,8 @@ def run(milestone, shards, log_dir, cuda=True, **options):
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
 WITH_FLEX = [m for m in WRITTEN if "use_flex_attention" in default_hyperparameters(m.script)]
+WITH_KERNELS = [m for m in WRITTEN if "attention_kernel" in default_hyperparameters(m.script)]
+WINDOWS = dict(window=150, window_start=32, window_end=192, window_growth=64)
 
 
 @every_snapshot
@@ -63,8 +65,7 @@ def test_gpu_losses_follow_the_cpus(milestone, shards, tmp_path):
 def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path):
     # The backward pass of FlexAttention exists on a GPU alone.
     sizes = dict(seq_len=256, micro_batch_size=1, bf16=False)
-    windows = dict(window=150, window_start=32, window_end=192)
-    sizes |= {name: windows[name] for name in windows if name in MICRO_OF[milestone.id]}
+    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in MICRO_OF[milestone.id]}
     curves = []
     for flex in (False, True):
         log = run(milestone, shards, tmp_path / str(flex), use_flex_attention=flex,
@@ -73,3 +74,18 @@ def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path
         curves.append([loss for _, loss in log.val_curve])
     assert curves[0] == pytest.approx(curves[1], abs=1e-2)  # TF32 inside the kernels
     assert curves[0][0] - curves[0][-1] > 0.5
+
+
+@pytest.mark.parametrize("milestone", WITH_KERNELS, ids=by_id)
+def test_gpu_attention_kernels_train_like_a_dense_mask(milestone, shards, tmp_path):
+    sizes = dict(seq_len=256, micro_batch_size=2, max_document_len=100, bf16=True, compile=True)
+    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in MICRO_OF[milestone.id]}
+    curves = {}
+    for kernel in ("dense", "flex", "FA2"):
+        log = run(milestone, shards, tmp_path / kernel, attention_kernel=kernel, **sizes)
+        assert log.hyperparameters["attention_kernel"] == kernel
+        curves[kernel] = [loss for _, loss in log.val_curve]
+    for kernel in ("flex", "FA2"):
+        assert curves[kernel][0] == pytest.approx(curves["dense"][0], abs=1e-3)
+        assert curves[kernel] == pytest.approx(curves["dense"], abs=0.05)  # bfloat16 rounds
+    assert curves["dense"][0] - curves["dense"][-1] > 0.5

@@ -170,6 +170,38 @@ def test_long_sequences_want_a_compiled_flex_attention(switches, fits):
             check_values(values, {}, 8, on_gpu=True)
 
 
+@pytest.mark.parametrize("kernel, compiled, fits", [
+    (None, True, True), ("FA2", False, True), ("FA3", True, True), ("flex", True, True),
+    ("flex", False, False), ("dense", True, False),
+])
+def test_long_sequences_want_a_kernel_without_a_dense_mask(kernel, compiled, fits):
+    values = dict(seq_len=65_536, attention_kernel=kernel, compile=compiled)
+    if fits:
+        check_values(values, {}, 8, on_gpu=True)
+    else:
+        with pytest.raises(UserError, match="too long for a dense mask"):
+            check_values(values, {}, 8, on_gpu=True)
+
+
+@pytest.mark.parametrize("kernel", ["FA2", "FA3", "flex"])
+def test_a_cpu_attends_with_a_dense_mask(kernel):
+    for fitting in ("dense", None):
+        check_values(dict(seq_len=64, attention_kernel=fitting), {}, 1, on_gpu=False)
+    with pytest.raises(UserError, match=f"^attention_kernel={kernel} needs CUDA; leave"):
+        check_values(dict(seq_len=64, attention_kernel=kernel), {}, 1, on_gpu=False)
+    with pytest.raises(UserError, match="too long for a dense mask"):
+        check_values(dict(seq_len=65_536, attention_kernel=None), {}, 1, on_gpu=False)
+
+
+@pytest.mark.parametrize("kernel", [None, "FA2", "FA3"])
+def test_flash_attention_wants_bfloat16(kernel):
+    values = dict(seq_len=64, attention_kernel=kernel)
+    with pytest.raises(UserError, match="^bf16=False does not fit attention_kernel=FA"):
+        check_values(values | dict(bf16=False), {}, 1, on_gpu=True)
+    for fitting in (dict(bf16=None), dict(bf16=True), dict(bf16=False, attention_kernel="flex")):
+        check_values(values | fitting, {}, 1, on_gpu=True)
+
+
 @pytest.mark.parametrize("change, message", [
     (dict(val_tokens=1088), r"^val_tokens=1088 is .* \* val_seq_len \* ranks = 2 \* 64 \* 2;"),
     (dict(total_batch_size=1056),

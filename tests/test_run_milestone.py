@@ -25,6 +25,7 @@ from speedrun.history.manifest import REPOSITORY, Manifest, ManifestError, load_
 from speedrun.run import execute, gpus
 from speedrun.run.failure import explain, last_words
 from speedrun.run.log import RunLog, read_log
+from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
@@ -536,6 +537,15 @@ def test_the_paths_of_a_run_are_told(monkeypatch, tmp_path, device, setting, pat
             show(f"environment:{json.dumps(dict(device=device))}")
             show(f"hyperparameters:{json.dumps(values)}")
         assert paths in stream.getvalue()
+
+
+@pytest.mark.parametrize("chosen, why", [((), "the best that is here"),
+                                         (["attention_kernel"], "as set")])
+def test_one_of_several_paths_is_told_by_its_name(chosen, why):
+    source = load_manifest().get("06").script.read_text(encoding="utf-8")
+    values = dict(bf16=True, compile=True, attention_kernel="FA2", use_fp8=True)
+    told = paths_taken(source, values, True, chosen)
+    assert told.startswith(f"CUDA: bf16, compiled, FA2 attention kernel ({why}), ")
 
 
 # ---- the summary ----

@@ -110,7 +110,7 @@ class Hyperparameters:
     kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=best_attention)  # or FA4, where it is installed
+    attention_kernel: str = field(default_factory=best_attention)  # the best that is here
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for GPUs
     use_fp8: bool = field(default_factory=gpu_has_fp8)  # elsewhere it is not faster
 
