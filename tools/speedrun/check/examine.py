@@ -61,10 +61,15 @@ class Examination:
         seen = found["contract"].observations
         here, there = (seen[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
-        machine = [name for name in here if here[name] != there[name] and name != "compile"]
+        paths = [(name, value) for name, some in SIZES["paths"].items() if name in here
+                 for value in some]
+        machine = [name for name in here if here[name] != there[name]
+                   and name not in ("compile", *SIZES["paths"])]
         self.options["precision"] = dict(machine=machine)
-        self.options["refusals"] = dict(machine=machine, trials=SIZES["refused"])
-        self.options["model"] = dict(calls=found["updates"].folder / "calls.pt", machine=machine)
+        self.options["refusals"] = dict(
+            machine=machine, paths=paths, trials=SIZES["refused"])
+        self.options["model"] = dict(
+            calls=found["updates"].folder / "calls.pt", machine=machine, paths=paths)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
         self.limits = {job: LIMIT_S + SLOWER * task.seconds for job, task in found.items()}
         return found

@@ -6,6 +6,7 @@ Nothing here knows a milestone; what takes long or cannot be seen from outside i
 import copy
 import dataclasses
 import functools
+import importlib
 import os
 import sys
 import time
@@ -128,7 +129,8 @@ class Spy:
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
         self.models, self.calls, self.losses, self.initial = [], [], [], None
         self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
-        self.numbers, self.changing = {}, set()  # the model's numbers outside of tensors
+        # the model's numbers outside of tensors: all that each had, in order
+        self.numbers = defaultdict(list)
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
@@ -136,6 +138,8 @@ class Spy:
         self.under_way = set()  # messages
         self.masks = []  # of each call of flex_attention
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
+        self.packs = False  # whether varlen_attn was called
+        self.activated = []  # FlashAttention that takes the place of torch's own
         self.meter = Meter(self)
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
         self.phase = "backward pass"  # what the script is doing; so far nothing
@@ -173,8 +177,7 @@ class Spy:
         for name, part in net.named_modules():
             for key, value in vars(part).items():
                 if type(value) in (int, float, bool) and key != "training":
-                    if self.numbers.setdefault((name, key), value) != value:
-                        self.changing.add(f"{name}.{key}".lstrip("."))
+                    self.numbers[f"{name}.{key}".lstrip(".")].append(value)
         self.all_calls += 1
         self.compiled_calls += self.compiled > 0
         try:
@@ -213,6 +216,15 @@ class Spy:
     def launch(self, *args, **kwargs):
         """A kernel in Triton is started, which no CPU runs: what it should write stays as it is."""
         self.launches[self.phase] += 1
+
+    def attend_to_packs(self, function, *args, **kwargs):
+        """varlen_attn is called, which does not work on a CPU."""
+        self.packs = True
+        return _varlen_attn(*args, **kwargs)
+
+    def activate(self, function, implementation):
+        """A FlashAttention is activated, whose package is not here."""
+        self.activated.append(implementation)
 
     def send(self, function, *args, **kwargs):
         """A collective is called; its largest tensor counts."""
@@ -272,6 +284,11 @@ class Spy:
             for name, p in self.weights(optimizer):
                 self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
 
+    def changing(self, calls=None):
+        """{name: what it is in so many first calls of the model} of the numbers that change."""
+        return {name: sorted(set(some[:calls])) for name, some in self.numbers.items()
+                if len(set(some)) > 1}
+
     def states(self):
         """[(name of a weight, tensor of its size that an optimizer keeps for it)]."""
         return [(name, value) for optimizer in self.steps for name, p in self.weights(optimizer)
@@ -309,6 +326,25 @@ def _as_compiled(mask):
     return seen, bool((partial & full)[..., :-1].any())
 
 
+def _varlen_attn(q, k, v, starts, starts_k, longest, longest_k, *, scale=None,
+                 window_size=(-1, -1)):
+    """What torch's varlen_attn computes, from a dense mask. Left out is what the kernel would not
+    read: what is longer than said, or comes after the last start."""
+    if starts.dtype != torch.int32 or starts_k.dtype != torch.int32:
+        raise RuntimeError("cumulative sequence lengths must be int32")
+    t = torch.arange(len(q), dtype=torch.int32)
+    number = torch.searchsorted(starts, t, right=True)  # of the document
+    number_k = torch.searchsorted(starts_k, t, right=True)
+    position = t - starts[number - 1]
+    back = t[:, None] - t
+    left, right = (len(q) if size < 0 else size for size in window_size)
+    seen = (number[:, None] == number_k) & (back <= left) & (back >= -right)
+    y = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=seen, scale=scale).transpose(0, 1)
+    read = (number < len(starts)) & (position < min(longest, longest_k))
+    return y.where(read[:, None, None], 0)
+
+
 def told(function, method):
     """The function, each call of which goes through a method of the current spy."""
     @functools.wraps(function)
@@ -344,6 +380,9 @@ def stand_ins():
     torch.compile = _compile
     tell(torch.nn.functional, "rms_norm", "norm")
     tell(flex_attention, "flex_attention", "attend")
+    with suppress(ImportError, AttributeError):  # an older torch lacks them
+        tell(importlib.import_module("torch.nn.attention.varlen"), "varlen_attn", "attend_to_packs")
+        tell(torch.nn.attention, "activate_flash_attention_impl", "activate")
     tell(torch.nn.parallel.DistributedDataParallel, "__init__", "distribute")
     tell(dist, "init_process_group", "meet")
     for name in COLLECTIVES:

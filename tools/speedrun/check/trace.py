@@ -6,6 +6,7 @@ follows from the script.
 """
 
 import dataclasses
+import importlib.util
 import inspect
 import math
 import os
@@ -84,6 +85,8 @@ def contract(module, values, note, **_):
     with note.guard("the defaults on a machine with a GPU"), gpu, triton():
         other = runpy.run_path(module.__file__)["Hyperparameters"]
         note.note("the defaults on a machine with a GPU", "has", _fields(other))
+    if "flash_attn" in Path(module.__file__).read_text(encoding="utf-8"):
+        _other_machines(module, note)
     with note.guard("parse_args"):
         parsed = {}
         for field in dataclasses.fields(module.Hyperparameters):
@@ -100,6 +103,24 @@ def contract(module, values, note, **_):
         sys.argv = [module.__file__, "--help"]
         how = _exit_code(runpy.run_path, module.__file__, None, "__main__")
         note.fact("a start with --help", how)
+
+
+def _other_machines(module, note):
+    """The defaults on GPUs of several generations, with packages for attention that are not here,
+    and with an older torch."""
+    find_spec, this = importlib.util.find_spec, torch.__version__
+    for machine, capability, version in (
+            ("an A100", (8, 0), this), ("an H100", (9, 0), this), ("a B200", (10, 0), this),
+            ("an H100 with torch 2.11", (9, 0), type(this)("2.11.0"))):
+        what = f"the defaults on {machine} with FlashAttention's packages"
+        with note.guard(what), mock.patch.multiple(
+                torch.cuda, is_available=lambda: True,
+                get_device_capability=lambda *_, capability=capability: capability
+        ), mock.patch.object(torch, "__version__", version), mock.patch.object(
+                importlib.util, "find_spec",
+                lambda name, *more: find_spec("torch" if "flash_attn" in name else name, *more)):
+            there = runpy.run_path(module.__file__)["Hyperparameters"]
+            note.note(what, "has", _fields(there))
 
 
 def _exit_code(function, *arguments):
@@ -138,10 +159,11 @@ def schedules(module, values, note, **_):
                 note.fact(f"type of {name}", f"whole number: {whole}")
 
 
-def model(module, values, note, calls, machine, **_):
+def model(module, values, note, calls, machine, paths, **_):
     """The model with given weights: its tensors, logits, loss and gradients.
 
-    calls: a file with calls of the milestone's model. machine: switches that follow the machine.
+    calls: a file with calls of the milestone's model. machine: switches that follow the machine;
+    paths: (name, value) of choices that do.
     """
     def make(scale=1.0, **changes):
         net = module.GPT(arguments(module, {**values, **changes}))
@@ -182,29 +204,34 @@ def model(module, values, note, calls, machine, **_):
             logits = net(some)
             note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
-    # Documents begin within tiles and reach over more of them than a window.
+    # Documents begin within tiles and reach over more of them than a window; one fills a half.
     longer = inputs.repeat(1, LONGER).roll(3, 1)  # bfloat16 is too coarse for large angles, say
-    for field in machine:
-        what = f"logits with {field}=True"
+    half = longer[:, longer.size(1) // 2 :]
+    half[half == values.get("bos_id", -1)] = 2
+    for field, value in [*((field, True) for field in machine), *paths]:
+        path = f"{field}={value}"
+        what = f"logits with {path}"
         lengths = dict.fromkeys(length_names(values), longer.size(1))
-        switched = {field: True, "compile": True, **lengths}
+        switched = {field: value, "compile": True, **lengths}
         with note.guard(what), torch.no_grad():
+            spy = Spy()
             net = module.GPT(arguments(module, {**values, **switched}))
-            note.note(f"dtypes of the parameters with {field}=True", "same", {
+            note.note(f"dtypes of the parameters with {path}", "same", {
                 name: dtype_name(p.dtype) + ", holding what bfloat16 can" * _is_rounded(p)
                 for name, p in net.named_parameters()})
-            spy = Spy()
+            note.fact(f"FlashAttention that is activated with {path}", ", ".join(spy.activated))
             logits = make(**switched)(longer)
             loose = logits.dtype == torch.bfloat16 or "bf16" in field
             note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
             note.fact(f"{what} are rounded to bfloat16", _is_rounded(logits))
-            note.fact(f"flex_attention is called with {field}=True", bool(spy.masks))
+            note.fact(f"flex_attention is called with {path}", bool(spy.masks))
+            note.fact(f"varlen_attn is called with {path}", spy.packs)
             if spy.masks:
                 note.fact("rows that FlexAttention's mask is made for", spy.masks[-1])
-        where = f"call 1 of the model with {field}=True"
+        where = f"call 1 of the model with {path}"
         with note.guard(where), Spy().meter as meter:
             args, kwargs = calls[0]
-            net = make(**{field: True, "compile": True})
+            net = make(**{field: value, "compile": True})
             loss = net(*args, **kwargs)
             loss.backward()
             note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
@@ -236,7 +263,7 @@ def updates(module, values, note, folder, **_):
     for what, kinds in spy.kinds.items():
         note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
     note.fact("Python numbers of the model that change between calls",
-              ", ".join(sorted(spy.changing)))
+              ", ".join(sorted(spy.changing())))
     torch.save([spy.calls[i] for i in sorted({0, len(spy.calls) - 1})],
                Path(folder).with_name("calls.pt"))
 
@@ -270,8 +297,11 @@ def training(module, values, note, folder, **_):
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
     note.fact("the same seed gives the same weights", not _apart(weights[0], weights[2]))
     spy = Spy()
-    lines = run(module, {**values, "kernel_warmup_steps": 2, "val_loss_every": 3,
+    warm_up = values.get("window_stages", 2)  # steps
+    lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
                          "train_loss_every": 2, "save_checkpoint": True}, folder, spy)
+    note.fact("Python numbers of the model in the kernel warm-up", "; ".join(
+        f"{name} is {', '.join(map(str, some))}" for name, some in spy.changing(warm_up).items()))
     note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
     _note_run(note, spy, "after a kernel warm-up", lines)
     with note.guard("the checkpoint"):
@@ -364,25 +394,26 @@ def _joined(names):
     return {key: ", ".join(sorted(some)) for key, some in names.items()}
 
 
-def refusals(module, values, note, folder, shards, machine, trials, **_):
+def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
     """What a run refuses to start with. trials: {what is wrong: {hyperparameter: value}}; a value
     of train_files or val_files is how the names of the shards begin."""
     seen = {}
-    for switch in ("", "compile", *machine):
+    switches = [(field, True) for field in machine] + paths
+    for switch, on in [("", True), ("compile", True), *switches]:
         # No data, no memory. What cannot be run in this way is not compared.
         with FakeTensorMode(), torch.no_grad(), suppress(Exception):
             lengths = dict.fromkeys(length_names(values), UNMASKED)
-            net = module.GPT(arguments(module, {**values, **lengths, switch: True}))
-            what = f"{UNMASKED:,} tokens{switch and f' with {switch}=True'}"
+            net = module.GPT(arguments(module, {**values, **lengths, switch: on}))
+            what = f"{UNMASKED:,} tokens{switch and f' with {switch}={on}'}"
             try:
                 net(*torch.ones(2, 1, UNMASKED, dtype=torch.int64))
                 seen[what] = "taken"
             except AssertionError:
                 seen[what] = "refused"
-    for switch in machine:
+    for switch, on in switches:
         with torch.no_grad(), suppress(Exception):
-            net = module.GPT(arguments(module, {**values, switch: True}))
-            what = f"{switch}=True without compilation"
+            net = module.GPT(arguments(module, {**values, switch: on}))
+            what = f"{switch}={on} without compilation"
             try:
                 net(*torch.ones(2, 1, 16, dtype=torch.int64))
                 seen[what] = "taken"

@@ -187,10 +187,10 @@ def write_shards(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
 
-    def write(name, length, shift=0, magic=20240520, count=None):
-        tokens = np.where(rng.random(length) < 0.12, 1, rng.integers(2, 61, length))
+    def write(name, length, shift=0, magic=20240520, count=None, share=0.12):
+        tokens = np.where(rng.random(length) < share, 1, rng.integers(2, 61, length))
         tokens[-37:] = [1, *np.maximum(tokens[-36:], 2)]
-        tokens += shift
+        tokens[tokens > 1] += shift
         header = np.zeros(256, "<i4")
         header[:3] = magic, 1, count or length
         (folder / f"{name}.bin").write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
@@ -201,4 +201,5 @@ def write_shards(folder: Path) -> None:
     write("magic", 500, magic=1)
     write("beyond", 500, shift=61)
     write("short", 100)
+    write("crowded", 500, share=1)
     write("exact", 128)  # as many as a step takes, and no target for the last one
