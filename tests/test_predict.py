@@ -221,6 +221,14 @@ def test_keys_per_query_are_those_of_the_tiles_that_the_mask_lists(milestone, st
     assert keys_per_query(module, args, step) == keys
 
 
+def test_keys_per_query_of_flash_attention_are_those_of_its_windows():
+    module = load_snapshot(load_manifest().get("06"))
+    args = module.Hyperparameters(train_seq_len=2000, num_layers=2, num_value_embeds=1,
+                                  window_pattern="LS", attention_kernel="FA2")
+    long, short = (sum(min(t, window) + 1 for t in range(2000)) / 2000 for window in (896, 384))
+    assert keys_per_query(module, args, 800) == pytest.approx((long + short) / 2)
+
+
 SOURCE = """
 @triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 0.0001, 'num_load': 2})
 @triton.jit
@@ -238,7 +246,7 @@ def triton_poi_fused_add_0(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.c
 ])
 def test_bytes_of_a_kernel_are_corrected(change, moved):
     observer = Observer()
-    kernel = SilentKernel("triton_poi_fused_add_0", SOURCE.replace(*change), observer, None)
+    kernel = SilentKernel("triton_poi_fused_add_0", SOURCE.replace(*change), observer)
     kernel.run(*(torch.empty(10_000) for _pointer in range(3)), 10_000, stream=0)
     [launch] = observer.launches
     assert launch.kind == "triton" and launch.moved == pytest.approx(moved)

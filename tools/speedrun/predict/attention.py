@@ -60,8 +60,8 @@ def _listing(counts, rule, KV_LEN, BLOCK_SIZE):
 
 
 def keys_per_query(module, args, step: int) -> float | None:
-    """Keys for each query in the tiles that a script's masks list in `step`, the mean over its
-    layers; None without FlexAttention.
+    """Keys for each query in the tiles that a script's masks list in `step`, or in the windows of
+    FlashAttention, the mean over its layers; None without either.
 
     Its model runs, made narrow, on one sequence. That is one document, so this is an upper bound:
     borders leave fewer tiles. A rule is asked about one of ROWS rows of tiles.
@@ -84,11 +84,20 @@ def keys_per_query(module, args, step: int) -> float | None:
         keys.append(tiles * block_mask.BLOCK_SIZE[1])
         return v
 
+    def counted(q, k, v, starts, *lengths, window_size, scale):
+        t = torch.arange(len(q))
+        positions = t - starts[torch.searchsorted(starts, t, right=True) - 1]  # in a document
+        keys.append((positions.clamp(max=window_size[0]) + 1).float().mean().item())
+        return v
+
     model = module.GPT(
         dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, bf16=False))
     if isinstance(getattr(model, "window", None), torch.Tensor):
         model.window.fill_(module.window_size(step, args))
+    elif hasattr(model, "window"):
+        model.window = module.window_size(step, args)
     with (patch.object(module, "create_block_mask", sampled_mask, create=True),
+          patch.object(module, "varlen_attn", counted, create=True),
           patch.object(module, "flex_attention", noted), torch.no_grad()):
         seq_len = getattr(args, length_names(vars(args))[0])
         model(torch.zeros((1, seq_len), dtype=torch.int64))

@@ -35,14 +35,11 @@ def reason_against() -> str | None:
 class Compiler:
     """What Inductor made since `install`: graphs is their number, backward's and those of
     DistributedDataParallel's pieces included; sources {source: name} are its Triton kernels.
-
-    keys_per_query: as SilentKernel wants it, to be set before a mask is used.
     """
 
     def __init__(self):
         self.graphs = 0
         self.sources: dict[str, str] = {}
-        self.keys_per_query: float | None = None
 
 
 def install(card: Card, compiler: Compiler, observer: Observer) -> None:
@@ -136,7 +133,7 @@ def _replace_kernels(compiler, observer):
 
     def kernel(self, name, source, *args, **kwargs):
         compiler.sources[source] = name
-        return SilentKernel(name, source, observer, compiler.keys_per_query)
+        return SilentKernel(name, source, observer)
 
     triton.autotune = lambda configs, **kwargs: autotune(configs[:1], **kwargs)
     TritonKernel.inductor_meta_per_kernel = describe_with_bytes

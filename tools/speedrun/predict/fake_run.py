@@ -84,7 +84,7 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         if not compiled and hasattr(args, "use_triton"):
             args.use_triton = False  # a kernel by itself wants a device
         if compiled:
-            compiler.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
+            observer.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
             module.main(args)
     kernels = []

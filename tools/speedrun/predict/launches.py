@@ -29,7 +29,7 @@ class Launch:
         if self.phase == "optimizer":
             return "optimizer"
         if self.flops:
-            return "attention" if "attention" in self.name else "products"
+            return "attention" if "atten" in self.name or "attn" in self.name else "products"
         return "fused" if self.kind == "triton" else "other"
 
 

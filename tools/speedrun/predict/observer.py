@@ -29,8 +29,9 @@ class Observer(TorchDispatchMode):
     """While active: bytes of CUDA storages alive and at their peak, FLOPs by dtype, bytes that
     operators and kernels read and write, the bytes of every collective, and every launch.
 
-    What a compiler does with tensors while it traces does not count. Raises TypeError at a matrix
-    product of two dtypes, which real CUDA refuses and fake tensors let pass.
+    What a compiler does with tensors while it traces does not count. keys_per_query, to be set
+    before attention is computed: keys that a query sees. Raises TypeError at a matrix product of
+    two dtypes, which real CUDA refuses and fake tensors let pass.
     """
 
     def __init__(self):
@@ -40,6 +41,7 @@ class Observer(TorchDispatchMode):
         self.launches: list[Launch] = []
         self.phase = "forward"  # that a launch belongs to
         self.compiled = False  # whether an operator is called by compiled code
+        self.keys_per_query: float | None = None  # None: not known
         self.reset()
 
     @classmethod
@@ -98,8 +100,25 @@ class Observer(TorchDispatchMode):
             if name in COPY_FIRST and "out" in kwargs:
                 self.launched(kind, "copy_", 2 * kwargs["out"].nbytes, 0, None)
             self.launched(kind, name, _moved(operator, args, kwargs, outputs),
-                          *_work(operator, args, kwargs, result, inputs))
+                          *self._work(operator, args, kwargs, result, inputs))
         return result
+
+    def _work(self, operator, args, kwargs, result, inputs):
+        """FLOPs of a product or of attention, and their dtype.
+
+        Half of attention's pairs count if it is causal. FlashAttention over documents of any length
+        is two products forward, five backward; without keys_per_query it is not counted.
+        """
+        count = flop_registry.get(operator._overloadpacket)
+        if count is None or not inputs:
+            return 0, None
+        dtype = str(inputs[0].dtype)[6:]
+        if operator.namespace == "torch_attn":
+            products = 5 if "backward" in operator._opname else 2
+            return products * 2 * inputs[0].numel() * (self.keys_per_query or 0), dtype
+        names = [argument.name for argument in operator._schema.arguments]
+        causal = dict(zip(names, args, strict=False)).get("is_causal") is True
+        return count(*args, **kwargs, out_val=result) / (2 if causal else 1), dtype
 
     def _allocate(self, storage):
         key = storage._cdata
@@ -134,17 +153,6 @@ def _touched(tensor):
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else 1
     return count * tensor.element_size()
-
-
-def _work(operator, args, kwargs, result, inputs):
-    """FLOPs of a product or of attention, half of them if it is causal, and their dtype."""
-    count = flop_registry.get(operator._overloadpacket)
-    if count is None or not inputs:
-        return 0, None
-    names = [argument.name for argument in operator._schema.arguments]
-    causal = dict(zip(names, args, strict=False)).get("is_causal") is True
-    flops = count(*args, **kwargs, out_val=result) / (2 if causal else 1)
-    return flops, str(inputs[0].dtype)[6:]
 
 
 def _on_cuda(tree):

@@ -10,13 +10,10 @@ SYMMETRIC = "symmetric_kernel"  # a snapshot's own: of x x' the tiles on one sid
 
 
 class SilentKernel:
-    """Tells the observer of its launches and does nothing else.
+    """Tells the observer of its launches and does nothing else."""
 
-    keys_per_query: in the tiles that FlexAttention's mask lists; None: not known, taken as all.
-    """
-
-    def __init__(self, name: str, source: str, observer: Observer, keys_per_query: float | None):
-        self.name, self.observer, self.keys_per_query = name, observer, keys_per_query
+    def __init__(self, name: str, source: str, observer: Observer):
+        self.name, self.observer = name, observer
         arguments = re.search(rf"def {name}\((.*?)\):", source, re.DOTALL)[1]
         self.arguments = [argument.split(":")[0].strip() for argument in arguments.split(",")]
         self.unread = {argument for argument in self.arguments
@@ -59,5 +56,5 @@ class SilentKernel:
         if "arg_Q" not in tensors:
             return 0, None
         query, products = tensors["arg_Q"], 7 if "arg_DQ" in tensors else 2
-        keys = self.keys_per_query or tensors["arg_K"].size(-2)
+        keys = self.observer.keys_per_query or tensors["arg_K"].size(-2)
         return products * 2 * query.numel() * keys, str(query.dtype)[6:]
