@@ -93,7 +93,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
-    use_fp8: bool = field(default_factory=gpu_has_fp8)  # elsewhere it is not faster
+    use_fp8: bool = field(default_factory=gpu_has_fp8)  # for GPUs from Ada on
 
 
 def parse_args(argv=None):

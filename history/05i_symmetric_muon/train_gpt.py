@@ -95,7 +95,7 @@ class Hyperparameters:
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for GPUs
-    use_fp8: bool = field(default_factory=gpu_has_fp8)  # elsewhere it is not faster
+    use_fp8: bool = field(default_factory=gpu_has_fp8)  # for GPUs from Ada on
 
 
 def parse_args(argv=None):

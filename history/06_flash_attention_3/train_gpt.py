@@ -100,7 +100,7 @@ class Hyperparameters:
     window_start: int = 384  # tokens that a token sees at first, besides itself
     window_growth: int = 512  # tokens more in each further stage
     window_stages: int = 3  # of equally many steps; each has kernels of its own
-    tile_size: int = 128  # the mask is made of tiles of so many queries and as many keys
+    tile_size: int = 128  # short windows are whole tiles
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
@@ -112,7 +112,7 @@ class Hyperparameters:
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # the best that is here
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for GPUs
-    use_fp8: bool = field(default_factory=gpu_has_fp8)  # elsewhere it is not faster
+    use_fp8: bool = field(default_factory=gpu_has_fp8)  # for GPUs from Ada on
 
 
 def parse_args(argv=None):
