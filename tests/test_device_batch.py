@@ -170,6 +170,8 @@ def machine(monkeypatch, tmp_path, shards):
         monkeypatch.setattr(fit_batch, "execute", trials)
         fields = default_hyperparameters(milestone.script)
         overrides = {**sized(SIZES, fields), **MICRO_OF.get(milestone.id, {})}
+        if "attention_kernel" in fields:
+            overrides["attention_kernel"] = "dense"  # in float32
         fixed = overrides.keys() - {"micro_batch_size", "train_steps", *SCHEDULE}
         settings = [*(f"{name}={overrides[name]}" for name in fixed), *settings]
         options = dict(device_batch=AUTO, data=shards, out=tmp_path / "run") | options

@@ -1,10 +1,9 @@
 """Manifest, tables, pictures and commands. Run: python -m pytest tests/test_tools.py"""
 
-import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from PIL import Image
 import make_figures
 import test_roofline
 from speedrun.figures import records_plot, tables
+from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import KINDS, REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
 from test_ladder import invented
@@ -336,8 +336,7 @@ def fresh(tmp_path_factory):
     runs = invented(*(m.id for m in load_manifest().written()))
     (tmp_path / "history" / "tiny.json").write_text(runs.to_json(), encoding="utf-8")
     predicted = test_roofline.invented(*(m.id for m in load_manifest().written()))
-    (tmp_path / "history" / "predictions.json").write_text(
-        json.dumps([asdict(prediction) for prediction in predicted.values()]), encoding="utf-8")
+    write_predictions(tmp_path / "history" / "predictions.json", predicted.values())
     for table in make_figures.TABLES:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)
