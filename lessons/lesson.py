@@ -199,7 +199,7 @@ def cells(matrix, title: str, xlabel: str, ylabel: str, *, colors: dict[str, str
         entries = np.asarray(matrix)
         if colors:
             axes.imshow(entries, cmap=ListedColormap(list(colors.values())), vmin=0,
-                        vmax=len(colors) - 1, aspect="auto")
+                        vmax=len(colors) - 1, aspect="auto", interpolation="nearest")
             patches = [Patch(facecolor=color, edgecolor="0.5", label=name)
                        for name, color in colors.items()]
             axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
