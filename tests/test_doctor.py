@@ -173,7 +173,7 @@ def test_eight_h100(computer, report):
     assert lines["CUDA"]["text"] == "torch is built for 13.0"
     assert lines["ranks"]["text"] == "nccl on GPUs"
     assert lines["FP8"]["status"] == "ok"
-    assert lines["FlashAttn-3"]["text"].startswith("through flash_attn_interface; used by ")
+    assert lines["FlashAttn-3"]["text"].startswith("there; used by ")
     off = {switch for name in NAMES for switch, on in lines[name]["switches"].items() if not on}
     assert off <= ({"use_triton"} if find_spec("triton") is None else set())
     assert lines["00_baseline"]["text"] == "CUDA: bf16, compiled; 65 of 65 shards"
@@ -223,12 +223,13 @@ def test_a_gpu_without_shards_is_told_to_fetch_them(computer, report):
     assert lines["corpus"]["text"] == "the first run at tiny scale makes it"
 
 
-@pytest.mark.parametrize("modules, status", [(("kernels",), "ok"), ((), "none")])
+@pytest.mark.parametrize("modules, status", [(("flash_attn_interface",), "ok"), ((), "none")])
 def test_flash_attention_3_on_hopper(computer, report, modules, status):
     computer.has_gpus(H100, modules=("triton", *modules))
     line = report()[1]["FlashAttn-3"]
     assert line["status"] == status
-    assert modules or line["do"] == "pip install kernels"
+    assert modules or line["text"].startswith("FA2 in its place: no flash_attn_interface")
+    assert line["text"].endswith("used by 06")
 
 
 def test_different_gpus_have_lines_of_their_own(computer, capsys):

@@ -14,7 +14,7 @@ from speedrun.run.gpus import peak_flops, visible_memory
 RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: what the snapshots' micro-batches are made for
 BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
 # As Dao-AILab's repository builds it, and Hugging Face's client, which downloads it built.
-FLASH_ATTENTION = ("flash_attn_interface", "kernels")
+FLASH_ATTENTION = "flash_attn_interface"
 
 
 def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], scale: str) -> Iterator[Finding]:
@@ -96,18 +96,18 @@ def kernel_checks(torch: ModuleType, switches: dict[str, dict[str, bool]]) -> It
 
     capabilities = capabilities_of(torch)
     on_hopper = set(capabilities) == {HOPPER}
-    flash = next(filter(find_spec, FLASH_ATTENTION), None)
-    # name, part of its switches' names, where it is, what it needs, what to do
+    flash = find_spec(FLASH_ATTENTION) is not None
+    # name, part of its switches' names, where it is, what it needs
     kernels = [
         ("FlexAttention", "flex", "there" if capabilities and torch.__version__ >= "2.5" else None,
-         "trains on GPUs only, from torch 2.5 on", None),
+         "trains on GPUs only, from torch 2.5 on"),
         ("FP8", "fp8", "there" if min(capabilities, default=(0, 0)) >= FLOAT8 else None,
-         "needs compute capability 8.9 (Ada, Hopper and later)", None),
-        ("FlashAttn-3", "flash", f"through {flash}" if on_hopper and flash else None,
-         "no kernel installed" if on_hopper else "needs Hopper (H100, H200)",
-         "pip install kernels" if on_hopper else None),
+         "needs compute capability 8.9 (Ada, Hopper and later)"),
+        ("FlashAttn-3", "attention_kernel", "there" if on_hopper and flash else None,
+         f"FA2 in its place: no {FLASH_ATTENTION} here, see requirements.txt"
+         if on_hopper else "needs Hopper (H100, H200)"),
     ]
-    for name, part, where, need, do in kernels:
+    for name, part, where, need in kernels:
         ids = [id for id, values in switches.items() if any(part in value for value in values)]
-        status, text, do = (OK, where, None) if where else (ABSENT, need, do)
-        yield Finding(name, status, f"{text}; {used(ids)}", do)
+        status, text = (OK, where) if where else (ABSENT, need)
+        yield Finding(name, status, f"{text}; {used(ids)}")

@@ -128,7 +128,8 @@ def _check_attention(values, on_gpu):
     if "attention_kernel" in values:
         kernel = values["attention_kernel"] or ("FA2" if on_gpu else "dense")
         if kernel != "dense" and not on_gpu:
-            raise UserError(f"attention_kernel={kernel} needs CUDA; leave it out")
+            raise UserError(f"attention_kernel={kernel}: without CUDA only dense trains; leave it"
+                            " out")
         if kernel.startswith("FA") and values.get("bf16") is False:
             raise UserError(f"bf16=False does not fit attention_kernel={kernel}, which takes"
                             " bfloat16 alone; leave it out, or add --set attention_kernel=flex")
