@@ -59,8 +59,8 @@ every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 # Comparisons of whole runs are dear: by default they are made where the form of runs is new, and
 # at the last milestone, the others with the slow tests.
 FORMS = {
-    "00": "DistributedDataParallel", "01": "Muon", "03": "a share of the updates for each rank",
-    "05b2": "updates under way", "05e2": "an all-reduce for each gradient", "05g": "two lengths",
+    "00": "DistributedDataParallel", "03": "a share of the updates for each rank",
+    "05b2": "updates under way", "05e2": "an all-reduce for each gradient",
     "05h": "rows that begin with documents", "05k": "packs of documents",
 }
 

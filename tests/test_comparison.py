@@ -337,6 +337,7 @@ def test_trains_in_turn_and_survives_a_failure(shards, tmp_path):
     assert "01_muon muon_lr=0.02" in (tmp_path / "c.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT is sent the POSIX way")
 def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     endless = "01:train_steps=1000000"

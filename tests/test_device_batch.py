@@ -391,6 +391,7 @@ def simulated(tmp_path, limit):
 
 
 @posix
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, shards, capfd):
     script = simulated(tmp_path, limit=1)
     fake_nvidia_smi(tmp_path, monkeypatch, [(GPU, "1000", f"GPU-{i}") for i in range(2)])

@@ -22,8 +22,7 @@ SOLUTIONS = sorted((LESSONS / "solutions").glob("[0-9]*.py"))
 WRITTEN = load_manifest().written()
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason=(
     "a minute each; RUN_SLOW=1 runs all notebooks, and so does tools/run_lessons.py"))]
-ALWAYS_RUN = [LESSONS / f"{name}.ipynb"
-              for name in ("start_here", "03_distributed_muon")]  # the latter starts ranks
+ALWAYS_RUN = [LESSONS / "start_here.ipynb"]
 
 
 def name_of(path):
