@@ -33,10 +33,11 @@ def lesson():
     return lesson
 
 
-EXERCISES = [(path, number) for path in SOLUTIONS for number in "123"]
-exercises = pytest.mark.parametrize(
-    "path, number", EXERCISES, ids=[f"{path.stem}-{number}" for path, number in EXERCISES]
-)
+# The third exercise of a lesson trains: by default it is tried in the last lesson, else if asked.
+exercises = pytest.mark.parametrize("path, number", [
+    pytest.param(path, number, id=f"{path.stem}-{number}",
+                 marks=pytest.mark.slow if number == "3" and path != SOLUTIONS[-1] else [])
+    for path in SOLUTIONS for number in "123"])
 
 
 @exercises
