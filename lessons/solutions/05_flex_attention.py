@@ -1,5 +1,7 @@
 """Exercises of lesson 05: their checks, hints and solutions."""
 
+from unittest.mock import patch
+
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
@@ -168,7 +170,6 @@ def dense(rule, inputs):
 def loss_after_questions(rule):
     """Trains 05's model with the rule as its mask; the mean loss where a title must follow."""
     module = load_snapshot(load_manifest().get("05").script)
-    module.attention_mask = lambda inputs, args: dense(rule, inputs)[:, None]
     torch.manual_seed(1)
     model = module.GPT(module.Hyperparameters(vocab_size=32, num_layers=2, num_heads=1,
                                               model_dim=32, seq_len=LENGTH, bf16=False))
@@ -176,16 +177,18 @@ def loss_after_questions(rule):
     stream = titled_documents(STEPS * BATCH * LENGTH + 1, seed=1)
     batches = zip(stream[:-1].view(STEPS, BATCH, LENGTH), stream[1:].view(STEPS, BATCH, LENGTH),
                   strict=True)
-    for step, (inputs, targets) in enumerate(batches):
-        adam.param_groups[0]["lr"] = 0.02 * min(1, (STEPS - step) / (0.4 * STEPS))
-        model(inputs, targets).backward()
-        adam.step()
-        adam.zero_grad()
-    tokens = titled_documents(32 * LENGTH + 1, seed=2)
-    inputs, targets = tokens[:-1].view(32, LENGTH), tokens[1:].view(32, LENGTH)
-    with torch.no_grad():
-        losses = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
-    return losses[inputs.flatten() == QUESTION].mean().item()
+    with patch.object(module, "attention_mask", lambda inputs, args: dense(rule, inputs)[:, None]):
+        for step, (inputs, targets) in enumerate(batches):
+            adam.param_groups[0]["lr"] = 0.02 * min(1, (STEPS - step) / (0.4 * STEPS))
+            model(inputs, targets).backward()
+            adam.step()
+            adam.zero_grad()
+        tokens = titled_documents(32 * LENGTH + 1, seed=2)
+        inputs, targets = tokens[:-1].view(32, LENGTH), tokens[1:].view(32, LENGTH)
+        with torch.no_grad():
+            logits = model(inputs).flatten(0, 1)
+        losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
+        return losses[inputs.flatten() == QUESTION].mean().item()
 
 
 def check_four_keys(answer):
