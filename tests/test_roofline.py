@@ -70,8 +70,9 @@ def test_a_kernel_takes_the_longer_of_its_two_times():
 
 
 def test_attention_is_slower_than_products():
-    fused = launch("forward", flops=1, name="_scaled_dot_product_flash_attention")
-    assert time(fused)[1] == pytest.approx(1 / ATTENTION + 1000 * LAUNCH)
+    for name in ("_scaled_dot_product_flash_attention", "_varlen_attn", "_varlen_attn_backward"):
+        fused = launch("forward", flops=1, name=name)
+        assert time(fused)[1] == pytest.approx(1 / ATTENTION + 1000 * LAUNCH)
     flex = replace(fused, name="triton_tem_fused_flex_attention_0", kind="triton")
     assert time(flex)[1] == pytest.approx(1 / FLEX_ATTENTION + 1000 * LAUNCH)
     assert ATTENTION < FLEX_ATTENTION < PRODUCTS

@@ -13,7 +13,7 @@ from speedrun.run.gpus import peak_flops, visible_memory
 
 RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: what the snapshots' micro-batches are made for
 BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
-# As Dao-AILab's repository builds it, and Hugging Face's client, which downloads it built.
+# As Dao-AILab's repository builds it, and as PyTorch looks for it.
 FLASH_ATTENTION = "flash_attn_interface"
 
 

@@ -1,5 +1,6 @@
 """What a compiled training step starts on a GPU, and what its Triton kernels take of it."""
 
+import re
 from dataclasses import dataclass
 
 # Of forward and backward: matrix products, attention, what Inductor fused, the rest (gradients
@@ -29,7 +30,7 @@ class Launch:
         if self.phase == "optimizer":
             return "optimizer"
         if self.flops:
-            return "attention" if "atten" in self.name or "attn" in self.name else "products"
+            return "attention" if re.search("attention|attn", self.name) else "products"
         return "fused" if self.kind == "triton" else "other"
 
 

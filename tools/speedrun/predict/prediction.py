@@ -64,9 +64,9 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
             compiled: bool = False) -> Prediction:
     """Runs the script's main() on `world_size` fake cards, with its own hyperparameters and these.
 
-    Takes seconds, compiled a minute or two. All micro-steps of a step are alike, so of more than
-    two only two are run. Raises UserError, one line: where fake cards cannot be (see fake_cuda), or
-    with the script's last words.
+    Takes seconds, compiled minutes. All micro-steps of a step are alike, so of more than two only
+    two are run. Raises UserError, one line: where fake cards cannot be (see fake_cuda), or with the
+    script's last words.
     """
     micro_tokens, micro_steps = _micro_steps(script, world_size, settings)
     if micro_steps <= 2:

@@ -63,7 +63,7 @@ def _exchange(collectives, card, world_size):
 
 def _share(launch):
     """The share of the peak at which it computes: attention's FLOPs, or those of a product."""
-    if "attention" not in launch.name:
+    if launch.group != "attention":
         return PRODUCTS
     return FLEX_ATTENTION if launch.kind == "triton" else ATTENTION
 

@@ -136,6 +136,7 @@ def _check_attention(values, on_gpu):
         without_mask.append(compiled if kernel == "flex" else kernel != "dense")
     for length in length_names(values):
         if _known(values, length) and values[length] > MOST_DENSE and not all(without_mask):
+            flash = "FlashAttention or " if "attention_kernel" in values else ""
             raise UserError(f"{length}={values[length]} is too long for a dense mask, and only"
-                            " FlashAttention or a compiled FlexAttention does without; lower it to"
+                            f" {flash}a compiled FlexAttention does without; lower it to"
                             f" {MOST_DENSE} or less")
