@@ -290,7 +290,7 @@ def attention_mask(inputs, window, args):
     assert args.compile or not args.use_flex_attention, (
         "without compilation FlexAttention sees all tiles: add --use_flex_attention=False")
     assert args.use_flex_attention or T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     inputs = F.pad(inputs, (0, -T % tile))  # to N whole tiles
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
 

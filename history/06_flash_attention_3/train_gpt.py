@@ -368,7 +368,7 @@ def attention_mask(inputs, window, args):
     assert args.compile or args.attention_kernel != "flex", (
         "without compilation FlexAttention sees all tiles: add --attention_kernel=dense")
     assert args.attention_kernel != "dense" or T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     if args.attention_kernel.startswith("FA"):
         longest = args.max_document_len if torch.is_grad_enabled() else T
         return document_starts(inputs, args), longest, window

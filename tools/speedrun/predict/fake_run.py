@@ -77,8 +77,8 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
         first_token = getattr(args, "bos_id", 0)
-        args.train_files = _shard(  # packs leave tokens out, so one step more
-            folder, "train", (STEPS + 1) * args.total_batch_size + 1,
+        args.train_files = _shard(
+            folder, "train", STEPS * args.total_batch_size + 1,
             getattr(args, "max_document_len", seq_len), first_token)
         args.val_files = _shard(folder, "val", args.val_tokens + 1, val_seq_len, first_token)
         if not compiled and hasattr(args, "use_triton"):
