@@ -44,7 +44,8 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
     known = known_values(milestone.id)
     assert found.collectives == {
         f"{kind} {dtype}": size
-        for kind, name in (("allreduce", "all_reduce"), ("allgather_base", "all_gather"))
+        for kind, name in (("allreduce", "all_reduce"), ("allgather_base", "all_gather"),
+                           ("reduce_scatter_base", "reduce_scatter"))
         for dtype, size in known.get(name, {}).items()}
     assert max(found.peaks.values()) > sum(found.memory.values())
     # Products take 6 FLOPs for each weight of a linear map and token; Newton-Schulz comes on top.

@@ -91,8 +91,9 @@ class Observer(TorchDispatchMode):
             self._allocate(tensor.untyped_storage())
         name = operator._opname
         if operator.namespace == "c10d":
-            # of a gather what arrives, which stands first; what is sent is a part of it
-            for tensor in inputs[:1] if "gather" in name else inputs:
+            # of a gather or scatter the whole; a rank's own share, the other tensor, is part of it
+            whole = [max(inputs, key=lambda tensor: tensor.nbytes)]
+            for tensor in whole if "gather" in name or "scatter" in name else inputs:
                 kind = f"{name.strip('_')} {str(tensor.dtype)[6:]}"
                 self.collectives[kind] += tensor.nbytes
         elif not (operator.is_view or NO_LAUNCH.match(operator.name())) and (inputs or outputs):
