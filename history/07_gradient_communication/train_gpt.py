@@ -233,7 +233,8 @@ class ShardedAdam(torch.optim.Optimizer):
         scatters = []
         for group in self.param_groups:
             for param in group["params"]:
-                assert len(param) % world_size == 0, f"{len(param)} rows for {world_size} ranks"
+                assert len(param) % world_size == 0, (
+                    f"{world_size} ranks cannot share {len(param)} rows: change vocab_size")
                 grad = torch.empty_like(param.grad[: len(param) // world_size])
                 scatter = dist.reduce_scatter_tensor(
                     grad, param.grad, op=dist.ReduceOp.AVG, async_op=True)

@@ -3,6 +3,7 @@
 import functools
 import os
 import tempfile
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import torch
@@ -43,6 +44,8 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     if hasattr(module, "DistributedDataParallel"):
         module.DistributedDataParallel = functools.partial(
             _distributed, module.DistributedDataParallel)
+    if hasattr(module, "ThreadPoolExecutor"):
+        module.ThreadPoolExecutor = _AtOnce
     attention.replace(module, compiled)
 
     def observed(phase, function):
@@ -133,6 +136,17 @@ def _all_reduce(state, bucket):
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+class _AtOnce(Executor):
+    """In place of a script's threads, in which there are no fake devices."""
+    def __init__(self, max_workers=None):
+        pass
+
+    def submit(self, function, *args):
+        future = Future()
+        future.set_result(function(*args))
+        return future
 
 
 class _Silent:
