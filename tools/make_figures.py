@@ -77,9 +77,8 @@ TABLES = (
 PICTURES = (
     Picture("history/records.png", lambda s: records_plot.data_hash(s.records, s.manifest),
             lambda s, path: records_plot.draw_records(s.records, s.manifest, path)),
-    Picture("history/tiny.png", lambda s: plot.data_hash(s.ladder, {}, ladder.PANELS),
-            lambda s, path: plot.draw_comparison(s.ladder, path, {}, ladder.PANELS),
-            needs="ladder"),
+    Picture("history/tiny.png", lambda s: plot.data_hash(s.ladder, {}),
+            lambda s, path: ladder.draw_ladder(s.ladder, path), needs="ladder"),
 )
 
 

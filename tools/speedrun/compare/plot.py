@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -14,7 +13,7 @@ HASH_KEY = "Data-SHA256"  # the name of the PNG text chunk that holds data_hash
 # Okabe and Ito's colours, told apart by most eyes, and markers for a reader in grey.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
 STYLES = [  # colour, marker and what fills it: the second round is hollow, the third grey, ...
-    (color, marker, fill or color) for fill in (None, "white", "#bbbbbb", "#ffee55")
+    (color, marker, fill or color) for fill in (None, "white", "#bbbbbb")
     for color, marker in zip(COLOURS, "os^DvPX*", strict=True)
 ]
 AXES = {"steps": "optimizer step", "tokens": "million tokens", "seconds": "training time, seconds"}
@@ -33,26 +32,21 @@ def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-def data_hash(
-    comparison: Comparison, official: dict[str, list], panels: Sequence[str] = tuple(AXES)
-) -> str:
+def data_hash(comparison: Comparison, official: dict[str, list]) -> str:
     """The hexadecimal SHA-256 of all that the picture shows."""
     shown = [[entry.label, curves_of(entry)] for entry in comparison.entries]
-    text = json.dumps([shown, comparison.target, official, panels])
+    text = json.dumps([shown, comparison.target, official])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def draw_comparison(
-    comparison: Comparison,
-    path: Path,
-    official: dict[str, list[tuple[int, float]]],
-    panels: Sequence[str] = tuple(AXES),
+    comparison: Comparison, path: Path, official: dict[str, list[tuple[int, float]]]
 ) -> None:
     """Writes a PNG: each run a thin line, the mean of an entry's a thick one.
 
     official: label -> curve [(step, loss), ...] of an entry's record, drawn dashed over steps and
-    tokens. panels: keys of AXES, those of which nothing is known are left out. Raises OSError if
-    the file cannot be written.
+    tokens. Axes of which nothing is known are left out. Raises OSError if the file cannot be
+    written.
     """
     import matplotlib
 
@@ -61,7 +55,7 @@ def draw_comparison(
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     curves = {entry: curves_of(entry) for entry in comparison.entries if entry.runs}
-    names = [name for name in panels if any(found[name] for found in curves.values())]
+    names = [name for name in AXES if any(found[name] for found in curves.values())]
     figure, axes = plt.subplots(
         1, len(names), figsize=(4 + 3 * len(names), 5), dpi=200, sharey=True, squeeze=False,
         facecolor="white", layout="constrained",
@@ -78,7 +72,7 @@ def draw_comparison(
     first.set(ylabel="validation loss, nats per token", ylim=_limits(comparison, curves, official))
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False, fontsize="small")
-    shown = data_hash(comparison, official, panels)
+    shown = data_hash(comparison, official)
     figure.savefig(path, metadata={HASH_KEY: shown, "Software": None})
     plt.close(figure)
 

@@ -6,6 +6,7 @@ history/tiny.json is what compare_milestones.py writes with --json; history/READ
 from pathlib import Path
 
 from speedrun.base.text import UNKNOWN, markdown
+from speedrun.compare.plot import HASH_KEY, data_hash
 from speedrun.compare.results import Comparison, scores
 from speedrun.compare.stats import crossing
 from speedrun.figures.tables import cell
@@ -13,7 +14,6 @@ from speedrun.history.manifest import Manifest
 from speedrun.scripts.find import code_hash
 
 SEEDS = 3
-PANELS = ("tokens",)  # the clock of a laptop is not what these runs are for
 MAY_DIFFER = ("val_loss_every",)  # from the manifest's
 
 
@@ -70,3 +70,30 @@ def _against(parent, row, kind):
     if kind == "systems" and abs(row.val_loss - parent.val_loss) < 1e-4:
         return f"{change:+.1%} (systems: the same losses)"
     return f"{change:+.1%}" + ("" if change < 0 else ": not fewer at this scale")
+
+
+def draw_ladder(ladder: Comparison, path: Path) -> None:
+    """Writes a PNG: the final loss of every run, and of each milestone the mean.
+
+    Raises OSError if the file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 12, "font.family": "DejaVu Sans"})
+    figure, panel = plt.subplots(figsize=(10, 4.5), dpi=160, facecolor="white",
+                                 layout="constrained")
+    for place, entry in enumerate(ladder.entries):
+        losses = entry.final_losses
+        panel.plot([place] * len(losses), losses, "o", color="0.6", markersize=4)
+        panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
+    ids = [entry.milestone for entry in ladder.entries]
+    panel.set_xticks(range(len(ids)), ids, rotation=90)
+    panel.set(ylabel="final validation loss", xlabel="milestone", axisbelow=True)
+    panel.margins(x=0.01)
+    panel.grid(color="0.92", linewidth=0.8)
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={HASH_KEY: data_hash(ladder, {}), "Software": None})
+    plt.close(figure)
