@@ -8,9 +8,9 @@ from pathlib import Path
 
 from speedrun.compare.stats import crossing, mean_curve, p_value
 from speedrun.run.log import RunLog
+from speedrun.scripts.sizes import BYTE_VOCABULARIES
 
 RECORD_TARGET = 3.28  # nats per token on FineWeb's validation tokens
-BYTE_VOCABULARY = 257  # of the embedded corpus
 OWN_TARGET = "the final loss of"
 
 
@@ -135,7 +135,7 @@ def run_from_log(path: Path, log: RunLog) -> Run:
 def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
     """The loss to reach and where it comes from: 3.28 on GPT-2 tokens, on bytes what the first
     entry ends at. Logs that do not tell their vocabulary are records."""
-    if all(entry.vocab_size != BYTE_VOCABULARY for entry in entries):
+    if all(entry.vocab_size not in BYTE_VOCABULARIES for entry in entries):
         return RECORD_TARGET, "the records'"
     if entries[0].curve:
         return entries[0].curve[-1][1], f"{OWN_TARGET} {entries[0].label}"

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from speedrun.base.errors import UserError
+from speedrun.scripts.sizes import BYTE_VOCABULARIES
 
-BYTES = 257  # vocabulary of the embedded corpus: the bytes, and 256 as the start of a document
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 
@@ -36,8 +36,8 @@ def vocabulary_of(vocab_size: int, bos_id: int | None) -> Vocabulary:
 
     bos_id: the document token that the model itself knows, which counts where the size tells none.
     """
-    if vocab_size == BYTES:
-        return Vocabulary("bytes", BYTES, 256, list, lambda id: bytes([id]))
+    if vocab_size in BYTE_VOCABULARIES:
+        return Vocabulary("bytes", 257, 256, list, lambda id: bytes([id]))
     if vocab_size not in GPT2_SIZES:
         note = f"no known vocabulary has {vocab_size} tokens, so their numbers are printed"
         return _numbers(vocab_size, bos_id, note)

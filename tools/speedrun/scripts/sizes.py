@@ -8,6 +8,8 @@ from collections.abc import Iterable
 # what hyperparameters of these names are on a machine without a GPU
 ON_A_CPU = dict(compile=False, bf16=False, use_fp8=False, use_triton=False,
                 use_flex_attention=False, attention_kernel="dense")
+# how many tokens the embedded corpus has: the bytes and the start of a document; padded for 8 ranks
+BYTE_VOCABULARIES = (257, 264)
 # phases that some records count in steps; scripts divide by them
 SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
 
