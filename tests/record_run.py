@@ -11,8 +11,8 @@ def record(milestone_id, overrides):
     """Trains and returns {losses, streams, matrices, buffers} of this rank.
 
     losses: unrounded, one for each validation; streams: {"train" or "val": one list of hashes for
-    each stream that was read from}; matrices: how many newton_schulz was given; buffers: of
-    momentum.
+    each stream that was read from}; matrices: how many newton_schulz was given; buffers: of how
+    many there is a momentum.
     """
     module = load_snapshot(MANIFEST.get(milestone_id))
     streams = dict(train=[], val=[])
@@ -28,8 +28,15 @@ def record(milestone_id, overrides):
     module.token_batches = recorded
     muons, sizes = watch_muon(module)
     losses = train(module, module.Hyperparameters(**overrides))
-    buffers = sum("momentum_buffer" in state for muon in muons for state in muon.state.values())
+    buffers = sum(map(remembered, muons))
     return dict(losses=losses, streams=streams, matrices=sum(sizes), buffers=buffers)
+
+
+def remembered(muon):
+    """The number of matrices, or of stacks, of which a Muon keeps the momentum."""
+    buffers = {param: state["momentum_buffer"] for param, state in muon.state.items()
+               if "momentum_buffer" in state}
+    return sum(len(buffer) if buffer.ndim > param.ndim else 1 for param, buffer in buffers.items())
 
 
 def watch_muon(module):

@@ -60,8 +60,9 @@ every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 # at the last milestone, the others with the slow tests.
 FORMS = {
     "00": "DistributedDataParallel", "03": "a share of the updates for each rank",
-    "05b2": "updates under way", "05e2": "an all-reduce for each gradient",
-    "05h": "rows that begin with documents", "05k": "packs of documents",
+    "05e2": "an all-reduce for each gradient", "05h": "rows that begin with documents",
+    "05k": "packs of documents", "07": "a share of the gradients for each rank",
+    "08": "batches of a thread",
 }
 
 
@@ -173,6 +174,18 @@ def path(module, flex):
     if hasattr(module, "best_attention"):  # a choice among several
         return dict(attention_kernel="flex" if flex else "dense")
     return dict(use_flex_attention=flex)
+
+
+def set_window(model, size):
+    """Gives the model another window; before 05 it has none."""
+    if hasattr(model, "set_window"):
+        model.set_window(size)
+    elif torch.is_tensor(getattr(model, "window", None)):
+        model.window.fill_(size)
+    elif hasattr(model, "window"):
+        model.window = size
+    elif hasattr(getattr(model, "args", None), "window"):
+        model.args.window = size
 
 
 def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,

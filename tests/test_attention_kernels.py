@@ -15,8 +15,15 @@ import torch.nn.functional as F
 from torch.torch_version import TorchVersion
 
 import shards as shard_files
-from snapshots import known_values, load_snapshot, micro_sizes, token_batches, where
-from test_masks import documents, mask_of, set_window
+from snapshots import (
+    known_values,
+    load_snapshot,
+    micro_sizes,
+    set_window,
+    token_batches,
+    where,
+)
+from test_masks import documents, mask_of
 
 BOS = 1
 LONGEST = 20  # tokens of a document in training

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranks import start_ranks
+from record_run import remembered
 from snapshots import (
     MANIFEST,
     constant_momentum,
@@ -175,16 +176,28 @@ class World:
     def __init__(self, rank=0, world_size=1):
         self.dist = SimpleNamespace(
             get_rank=lambda: rank, get_world_size=lambda: world_size, all_reduce=self.all_reduce,
-            all_gather_into_tensor=self.all_gather_into_tensor)
-        self.rank, self.arrived = rank, []  # what each exchange ends with
+            all_gather_into_tensor=self.all_gather_into_tensor, ReduceOp=torch.distributed.ReduceOp,
+            reduce_scatter_tensor=self.reduce_scatter_tensor)
+        self.rank, self.arrived = rank, []  # what each exchange ends with, but for scatters
         self.events = []
+        self.sizes = dict(reduce_scatter=[], all_gather=[])  # bytes of the whole
 
     def all_reduce(self, tensor):
         self.arrived.append(tensor.clone())
 
+    def reduce_scatter_tensor(self, own, tensor, op, async_op):
+        assert op == torch.distributed.ReduceOp.AVG
+        world_size = self.dist.get_world_size()
+        own.copy_(tensor.chunk(world_size)[self.rank] / world_size)
+        self.sizes["reduce_scatter"].append(tensor.nbytes)
+        self.events.append("scattered")
+        return SimpleNamespace(wait=lambda: self.events.append("arrived"))
+
     def all_gather_into_tensor(self, gathered, tensor, async_op):
+        tensor = tensor.clone()  # which may be a part of `gathered`
         gathered.zero_()[self.rank * len(tensor) : (self.rank + 1) * len(tensor)] = tensor
         self.arrived.append(gathered.clone())
+        self.sizes["all_gather"].append(gathered.nbytes)
         self.events.append("sent")
         return SimpleNamespace(wait=lambda: self.events.append("awaited"))
 
@@ -253,7 +266,7 @@ def test_muon_orthogonalizes_matrices_of_one_shape_in_one_batch(milestone, monke
     assert sorted(map(list, batches)) == known_values(milestone.id)["muon_batches"]
 
 
-@where("Muon", known="all_gather")
+@where("Muon", known="muon_events")
 def test_updates_travel_while_the_next_are_computed(milestone, monkeypatch):
     module, world = load_snapshot(milestone), World()
     newton_schulz = module.newton_schulz
@@ -264,7 +277,7 @@ def test_updates_travel_while_the_next_are_computed(milestone, monkeypatch):
 
     monkeypatch.setattr(module, "newton_schulz", spy)
     step_of_muon(milestone, [torch.ones(4, 4), torch.ones(8, 4)], world=world)
-    assert world.events == ["computed", "sent", "computed", "sent", "awaited", "awaited"]
+    assert world.events == known_values(milestone.id)["muon_events"]
 
 
 @where("newton_schulz", "Muon")
@@ -338,12 +351,13 @@ def test_muon_has_the_matrices_of_the_blocks(milestone, shards, tmp_path, monkey
     args = micro_args(milestone, shards, tmp_path / "log", train_steps=1)
     module.main(args)
     shapes = [list(param.shape) for param in groups[0]]  # in the order of the model
-    attention = known_values(milestone.id)["attention_shapes"]
-    attentions = [attention] * 2
-    if hasattr(args, "layer_without_attention"):
-        attentions[args.layer_without_attention] = []
-    assert shapes == [
-        shape for some in attentions for shape in some + known_values(milestone.id)["mlp_shapes"]]
+    parts = {name: [known_values(milestone.id)[f"{name}_shapes"]] * 2
+             for name in ("attention", "mlp")}
+    for name, of_layers in parts.items():
+        if hasattr(args, f"layer_without_{name}"):
+            of_layers[getattr(args, f"layer_without_{name}")] = []
+    assert shapes == [shape for layer in zip(*parts.values(), strict=True)
+                      for some in layer for shape in some]
 
 
 # ---- from 03 on: who orthogonalizes what ----
@@ -363,7 +377,7 @@ def test_owners(milestone):
         params, muon = step_of_muon(milestone, gradients, world=world)
         owned = [i for i, move in enumerate(params) if move.any()]
         assert owned == np.flatnonzero(owners == rank).tolist()
-        assert len(muon.state) == len(owned)  # it keeps no other momentum
+        assert remembered(muon) == len(owned)  # it keeps no other momentum
         flat = torch.cat([tensor.flatten() for tensor in world.arrived])
         assert flat.count_nonzero() == flat.numel() // 8  # equal shares, the rest stays zero
         filled = filled + (flat != 0).int()
@@ -390,3 +404,178 @@ def exchange_updates(milestone_id):
     make_muon(module, params, lr=1.0).step()
     module.dist.destroy_process_group()
     return [(-param).tolist() for param in params]
+
+
+# ---- from 06d on: gradients that are scattered ----
+
+
+def make_adam(module, params, lr, betas=(0.8, 0.95), eps=1e-20):
+    """The module's ShardedAdam without compiled code, a group for each parameter."""
+    return module.ShardedAdam([dict(params=[param], lr=lr) for param in params], betas=betas,
+                              eps=eps, compiled=False)
+
+
+@where("ShardedAdam", "adam_update")
+def test_steps_of_adam(milestone, monkeypatch):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["adam"]
+    monkeypatch.setattr(module, "dist", World().dist)
+    for eps, expected in known["cases"]:
+        param, found = torch.nn.Parameter(torch.zeros(1)), []
+        adam = make_adam(module, [param], known["rate"], known["betas"], eps)
+        for gradient in known["gradients"]:
+            param.grad = torch.tensor([float(gradient)])
+            adam.step()
+            found.append(param.item())
+        assert found == pytest.approx(expected, abs=6e-7)
+
+
+@where("ShardedAdam")
+def test_rows_of_adam_are_dealt_to_all_ranks(milestone, monkeypatch):
+    module, found = load_snapshot(milestone), torch.zeros(16, 3)
+    for rank in range(8):
+        world, param = World(rank, 8), torch.nn.Parameter(torch.zeros(16, 3))
+        monkeypatch.setattr(module, "dist", world.dist)
+        adam, param.grad = make_adam(module, [param], lr=1), torch.arange(1.0, 49).view(16, 3)
+        adam.step()
+        (state,) = adam.state.values()
+        assert state["mean"].shape == state["mean_square"].shape == (2, 3)
+        assert param.any(dim=1).nonzero().flatten().tolist() == [2 * rank, 2 * rank + 1]
+        found += param.detach()
+    torch.testing.assert_close(found, torch.full((16, 3), -1.0))
+    param.data = param.data[:15]
+    param.grad = torch.ones(15, 3)
+    with pytest.raises(AssertionError, match="8 ranks cannot share 15 rows"):
+        adam.step()
+
+
+@where("ShardedAdam")
+def test_rows_of_adam_travel_while_the_next_are_computed(milestone, monkeypatch):
+    module, world = load_snapshot(milestone), World()
+    adam_update = module.adam_update
+
+    def spy(*args):
+        world.events.append("computed")
+        adam_update(*args)
+
+    monkeypatch.setattr(module, "dist", world.dist)
+    monkeypatch.setattr(module, "adam_update", spy)
+    params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+    for param in params:
+        param.grad = torch.ones(4)
+    make_adam(module, params, lr=1).step()
+    assert world.events == [*["scattered"] * 2, *["arrived", "computed", "sent"] * 2,
+                            *["awaited"] * 2]
+
+
+@where("ShardedAdam")
+def test_two_ranks_step_as_adam_does(milestone):
+    gradients = torch.randn(5, 2, 8, 3, generator=torch.Generator().manual_seed(0))
+    param = torch.nn.Parameter(torch.zeros(8, 3))
+    adam = torch.optim.Adam([param], lr=0.04, betas=(0.8, 0.95), eps=1e-20)
+    for of_ranks in gradients:
+        param.grad = of_ranks.mean(0)
+        adam.step()
+    for (found, state), _ in start_ranks(2, steps_of_a_rank, milestone.id, gradients.tolist()):
+        torch.testing.assert_close(torch.tensor(found), param.detach(), rtol=1e-5, atol=1e-7)
+        assert state == [4, 3]
+
+
+def steps_of_a_rank(milestone_id, gradients):
+    """What this rank's parameter becomes, and the shape of Adam's mean."""
+    module = load_snapshot(MANIFEST.get(milestone_id))
+    module.dist.init_process_group("gloo")
+    param = torch.nn.Parameter(torch.zeros(8, 3))
+    adam = make_adam(module, [param], lr=0.04)
+    for of_ranks in gradients:
+        param.grad = torch.tensor(of_ranks[module.dist.get_rank()])
+        adam.step()
+    module.dist.destroy_process_group()
+    return param.tolist(), list(adam.state[param]["mean"].shape)
+
+
+@where("ShardedAdam", "Muon", known="traffic")
+def test_what_a_rank_of_eight_exchanges_and_keeps(milestone, monkeypatch):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["traffic"]
+    kept = dict(adam_state=0, muon_state=0)
+    for rank in (0, 7):
+        world = World(rank, 8)
+        monkeypatch.setattr(module, "dist", world.dist)
+        with torch.device("meta"):
+            model = module.GPT(module.Hyperparameters(bf16=True))
+        for param in model.parameters():
+            param.grad = torch.empty_like(param)
+        rows = [model.embed.weight, *model.value_embeds.parameters(), model.lm_head.weight,
+                model.scalars]
+        optimizers = dict(
+            adam_state=make_adam(module, rows, lr=0.1),
+            muon_state=make_muon(module, model.blocks.parameters(), lr=0.1, bf16=True))
+        for name, optimizer in optimizers.items():
+            optimizer.step()
+            tensors = [value for state in optimizer.state.values() for value in state.values()
+                       if torch.is_tensor(value)]
+            kept[name] = max(kept[name], sum(tensor.nbytes for tensor in tensors))
+        assert world.sizes == {name: known[name] for name in world.sizes}
+    assert kept == {name: known[name] for name in kept}
+
+
+class ReusingMuon(torch.optim.Optimizer):
+    """Muon, round by round, with a fault: a rank that has no matrix in a round takes what arrives
+    into the gradient of its last one, where it may not have been used yet."""
+
+    def __init__(self, module, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        dist = torch.distributed
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        ((params, lr),) = [(group["params"], group["lr"]) for group in self.param_groups]
+        rounds = [params[i : i + world_size] for i in range(0, len(params), world_size)]
+        own = None
+        for some in rounds:
+            grads = torch.zeros(world_size, *params[0].shape)
+            torch.stack([param.grad for param in some], out=grads[: len(some)])
+            own = some[rank].grad if rank < len(some) else own
+            dist.reduce_scatter_tensor(own[None], grads, op=dist.ReduceOp.AVG)
+        for some in rounds:
+            parts = torch.zeros(world_size, *params[0].shape)
+            if rank < len(some):
+                some[rank].sub_(lr * some[rank].grad)
+                parts[rank] = some[rank]
+            dist.all_reduce(parts)
+            for param, part in zip(some, parts, strict=False):
+                param.copy_(part)
+
+
+@where("Muon", known="filler")
+def test_a_rank_without_a_matrix_spoils_no_gradient(milestone):
+    for make, expected in ((make_muon, [-1, -2, -3]), (ReusingMuon, [-1, 0, -3])):
+        for found, _ in start_ranks(2, three_matrices, milestone.id, make):
+            assert found == expected
+
+
+def three_matrices(milestone_id, make):
+    """What a rank's three parameters become in a step of 1 without momentum, orthogonalization and
+    waiting: whatever is sent is there at once."""
+    module = load_snapshot(MANIFEST.get(milestone_id))
+    dist = module.dist
+    dist.init_process_group("gloo")
+
+    def at_once(send):
+        def sent(*args, async_op=False, **named):
+            send(*args, **named)
+            return SimpleNamespace(wait=lambda: None)
+        return sent
+
+    for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
+        setattr(dist, name, at_once(getattr(dist, name)))
+    module.newton_schulz = lambda matrices, *_: matrices.clone()
+    params = [torch.nn.Parameter(torch.zeros(1, 1)) for _ in range(3)]
+    for mean, param in enumerate(params, start=1):
+        param.grad = torch.full((1, 1), mean + (dist.get_rank() - 0.5))  # of two ranks
+    muon = make(module, params, 1.0)
+    for group in muon.param_groups:
+        group["momentum"] = 0.0
+    muon.step()
+    dist.destroy_process_group()
+    return [param.item() for param in params]

@@ -23,6 +23,7 @@ from snapshots import (
     micro_layers,
     micro_sizes,
     path,
+    set_window,
     sized,
     train,
     where,
@@ -171,7 +172,7 @@ def test_small_loss(milestone):
         chosen = {name: case[name] for name in ("bos_id", "tile_size") if name in case}
         model = small_model(milestone, case["amplitude"], **chosen)
         if "window" in case:
-            model.window = case["window"]
+            set_window(model, case["window"])
         with torch.no_grad():
             if case.get("tables") == "bfloat16":
                 for name, buffer in model.named_buffers():
@@ -277,6 +278,15 @@ def test_linear_casts_its_weight(milestone):
     assert linear.weight.dtype == linear.weight.grad.dtype == torch.float32
 
 
+def make_rotary(module, head_dim, seq_len):
+    """The module's Rotary; for the first window, where windows matter."""
+    rotary = module.Rotary(head_dim, seq_len)
+    if hasattr(rotary, "set_window"):
+        args = module.Hyperparameters()
+        rotary.set_window(args.window_start, args)
+    return rotary
+
+
 @where("Rotary")
 def test_rotary_values(milestone):
     module = load_snapshot(milestone)
@@ -284,7 +294,7 @@ def test_rotary_values(milestone):
         D = case["head_dim"]
         vector = torch.tensor(case.get("vector", [j / D for j in range(D)]), dtype=torch.float32)
         length = 1 + max(position for position, _ in case["turned"])
-        turned = module.Rotary(head_dim=D, seq_len=length)(vector.expand(1, length, 1, D))[0, :, 0]
+        turned = make_rotary(module, D, length)(vector.expand(1, length, 1, D))[0, :, 0]
         for position, values in case["turned"]:
             found = turned[position][case.get("entries", range(D))]
             assert found.tolist() == pytest.approx(values, abs=2e-5)
@@ -293,7 +303,7 @@ def test_rotary_values(milestone):
 @where("Rotary", known="rotary_in_float32")
 def test_rotary_turns_bfloat16_in_float32(milestone):
     torch.manual_seed(0)
-    x, rotary = torch.randn(1, 8, 1, 16), load_snapshot(milestone).Rotary(head_dim=16, seq_len=8)
+    x, rotary = torch.randn(1, 8, 1, 16), make_rotary(load_snapshot(milestone), 16, 8)
     assert rotary(x.bfloat16()).equal(rotary(x.bfloat16().float()).bfloat16())
 
 
@@ -301,12 +311,12 @@ def test_rotary_turns_bfloat16_in_float32(milestone):
 def test_rotary_is_relative(milestone):
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, 64)
-    rotary = load_snapshot(milestone).Rotary(head_dim=64, seq_len=50)
+    rotary = make_rotary(load_snapshot(milestone), 64, 50)
     queries, keys = rotary(query.expand(1, 50, 1, 64)), rotary(key.expand(1, 50, 1, 64))
     scores = torch.einsum("bthd,bshd->ts", queries, keys)
     torch.testing.assert_close(scores[7:, 7:], scores[:-7, :-7], rtol=0, atol=2e-4)
     torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(1, 50, 1))
-    assert rotary(query.bfloat16()).dtype == torch.bfloat16
+    assert rotary.bfloat16()(query.bfloat16()).dtype == torch.bfloat16  # as tables are stored then
 
 
 @where("Rotary", "GPT", known="rotary")
@@ -336,6 +346,11 @@ def fresh(milestone):
 def attentions(model):
     """The attention of each layer that has one."""
     return [block.attn for block in model.blocks if block.attn is not None]
+
+
+def scalars_of(model):
+    """Of a model with one vector of scalars a row for each layer: skip, x, x0, both of values."""
+    return model.scalars[: 5 * len(model.blocks)].view(-1, 5)
 
 
 def projections(attn):
@@ -434,8 +449,10 @@ def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
         for attn in attentions(model):
             if hasattr(attn, "value_lambda"):
                 attn.value_lambda.fill_(0.25)
-            else:
+            elif hasattr(attn, "value_lambdas"):
                 attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
+            else:
+                scalars_of(model)[:, 3:] = torch.tensor([0.75, 0.25])
         model(inputs)
     x = module.norm(module.norm(model.embed(inputs)))  # all that a block sees at init
     raw = [(x @ projections(attn)[2].T).view(2, 8, 2, 16) for attn in attentions(model)]
@@ -474,7 +491,7 @@ def test_what_is_stored_in_bfloat16(milestone):
     assert len(stored) == known_values(milestone.id)["bfloat16_tensors"]
     tables = {name for name, _ in model.named_parameters() if "embed" in name}
     scalars = {name for name, p in model.named_parameters() if p.ndim < 2}
-    assert stored in (tables, tables | scalars)
+    assert stored in (tables, tables | scalars, tables | {"lm_head.weight"})
     others = {p.dtype for name, p in model.named_parameters() if name not in stored}
     assert others == {torch.float32}
 
@@ -509,7 +526,12 @@ def test_skips_are_last_in_first_out(milestone, fresh):
     for number, block in enumerate(model.blocks, start=1):
         block.register_forward_hook(count(10.0**number))
     with torch.no_grad():
-        model.skip_weights.copy_(torch.tensor([0.5, 0.25]))
+        weights = torch.tensor([0.5, 0.25])
+        if hasattr(model, "skip_weights"):
+            model.skip_weights.copy_(weights)
+        else:  # before a sigmoid, unless they are 1 at first
+            scalars = scalars_of(model)
+            scalars[2:, 0] = weights if scalars[2, 0] == 1 else weights.logit()
         model(inputs)
     for weight, (to, above, source) in zip((0.5, 0.25), known_values(milestone.id)["skips"],
                                            strict=True):
@@ -613,14 +635,125 @@ def test_gates(milestone, fresh):
     parent = load_snapshot(MANIFEST.get(milestone.parent)).CausalSelfAttention(
         model.args, attn.rotary)
     parent.c_qkvo.copy_(attn.c_qkvo)
-    known, at_first = known_values(milestone.id)["gate"], attn(x, value_embed, mask)
+    if hasattr(model, "set_window"):
+        model.set_window(model.args.window_start)  # in which the scale is the hyperparameter
+
+    def attend(attn):
+        weights = [] if hasattr(attn, "value_lambdas") else [torch.tensor([0.5, 0.5])]
+        return attn(x, value_embed, *weights, mask)
+
+    known, at_first = known_values(milestone.id)["gate"], attend(attn)
     ungated = at_first / known["at_first"]
-    torch.testing.assert_close(parent(x, value_embed, mask),
-                               at_first if hasattr(parent, "gate") else ungated)
+    torch.testing.assert_close(attend(parent), at_first if hasattr(parent, "gate") else ungated)
     attn.gate.normal_()
     gates = torch.sigmoid(x[..., : known["channels"]] @ attn.gate.T)  # (B, T, H)
     expected = (ungated.view(2, 8, 2, 16) * gates[..., None]).flatten(2)
-    torch.testing.assert_close(attn(x, value_embed, mask), expected)
+    torch.testing.assert_close(attend(attn), expected)
+
+
+# ---- from 06a on: rotary angles that follow the window, one vector of scalars ----
+
+
+@where("Rotary", "all_windows", known="yarn")
+def test_turns_and_scale_in_each_window(milestone):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["yarn"]
+    rotary, args, turns = module.Rotary(head_dim=128, seq_len=2), module.Hyperparameters(), {}
+
+    def set_window(window, args=args):
+        rotary.set_window(window, args)
+        return torch.atan2(rotary.sin[1, 0], rotary.cos[1, 0])  # of position 1
+
+    for window, scale, expected in known["windows"]:
+        turns[window] = set_window(window)
+        assert rotary.scale == pytest.approx(scale, abs=1e-9)
+        assert turns[window][known["pairs"]].tolist() == pytest.approx(expected, rel=2e-5)
+        assert not turns[window][32:].any()
+    slowed = known["slowed"]
+    for (old, new), kept in zip(itertools.pairwise(turns), known["kept"], strict=True):
+        ratios = (turns[new] / turns[old])[:32]
+        assert ratios[:kept].tolist() == [1] * kept
+        assert ratios[slowed:].tolist() == pytest.approx([old / new] * (32 - slowed), rel=1e-5)
+        between = ratios[kept:slowed]
+        assert between.max() < 1 - 1e-4 and between.min() > old / new + 1e-4
+    args.window_stages = 1  # from the first window to the last in one step
+    jump = set_window(known["windows"][-1][0])[known["pairs"]]
+    assert jump.tolist() == pytest.approx(known["jump"], rel=1e-5)
+
+
+@where("Rotary", known="yarn")
+def test_rotary_tables_stay_where_they_are(milestone):
+    module = load_snapshot(milestone)
+    rotary = make_rotary(module, 16, 8)
+    first, addresses = rotary.cos.clone(), [rotary.cos.data_ptr(), rotary.sin.data_ptr()]
+    windows = module.all_windows(args := module.Hyperparameters())
+    for window in (windows[-1], windows[-1], windows[0]):  # also back, as warming up does
+        rotary.set_window(window, args)
+        assert [rotary.cos.data_ptr(), rotary.sin.data_ptr()] == addresses
+        assert rotary.cos.equal(first) == (window == windows[0])
+
+
+@where("GPT", known="yarn")
+def test_all_layers_attend_with_the_scale_of_the_window(milestone, fresh, monkeypatch):
+    module, model, inputs, _ = fresh
+    attention, seen = module.attention, []
+
+    def spy(q, k, v, mask, scale):
+        seen.append(scale)
+        return attention(q, k, v, mask, scale)
+
+    monkeypatch.setattr(module, "attention", spy)
+    for window, scale, _ in known_values(milestone.id)["yarn"]["windows"]:
+        model.set_window(window)
+        seen.clear()
+        model(inputs)
+        assert seen == pytest.approx([scale] * len(attentions(model)), abs=1e-9)
+
+
+def random_model_of_the_records_layers(milestone):
+    """A narrow model with the record's layers and random weights, but for its scalars."""
+    torch.manual_seed(0)
+    module = load_snapshot(milestone)
+    args = module.Hyperparameters()
+    model = module.GPT(micro_sizes(module, **{name: getattr(args, name) for name in (
+        "num_layers", "layer_without_attention", "num_value_embeds", "window_pattern")}))
+    for param in model.parameters():
+        if param.ndim >= 2:
+            torch.nn.init.normal_(param, std=0.2)
+    return model
+
+
+@where("GPT", known="unread")
+def test_which_scalars_are_never_read(milestone):
+    model = random_model_of_the_records_layers(milestone)
+    inputs, targets = torch.randint(64, (2, 2, 32))
+    model(inputs, targets).backward()
+    unread = (model.scalars.grad == 0).nonzero().flatten().tolist()
+    assert unread == sorted(known_values(milestone.id)["unread"])
+
+
+@where("GPT", known="residual_at_init")
+@torch.no_grad()
+def test_what_skips_make_of_the_embeddings_at_first(milestone):
+    model, seen = random_model_of_the_records_layers(milestone), {}
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, args, out: seen.update(x0=args[2], x=out))
+        for name, param in block.named_parameters():
+            if name.endswith(("c_qkvo", "c_proj.weight")):  # the outputs, as at first
+                param[3 if name.endswith("c_qkvo") else slice(None)] = 0
+    model(torch.randint(64, (2, 32)))
+    torch.testing.assert_close(
+        seen["x"], known_values(milestone.id)["residual_at_init"] * seen["x0"])
+
+
+@where("Rotary", "GPT", known="yarn")
+def test_angles_are_rounded_as_tables_alone(milestone):
+    module, in_float32 = load_snapshot(milestone), known_values(milestone.id)["rotary_in_float32"]
+    exact, stored = (module.GPT(micro_sizes(module, bf16=bf16, seq_len=2000)).rotary
+                     for bf16 in (False, True))
+    for rotary in (exact, stored):
+        rotary.set_window(1408, module.Hyperparameters())
+    for table, expected in ((stored.cos, exact.cos), (stored.sin, exact.sin)):
+        assert table.equal(expected.to(torch.float32 if in_float32 else torch.bfloat16))
 
 
 # ---- schedules ----
