@@ -20,6 +20,7 @@ from snapshots import (
     WRITTEN,
     by_id,
     constant_momentum,
+    known_values,
     load_snapshot,
     micro_args,
     micro_overrides,
@@ -31,6 +32,7 @@ from snapshots import (
     write_random_shards,
 )
 from speedrun.run.log import read_log
+from speedrun.scripts.find import default_hyperparameters
 
 WORLD_SIZES = (1, 2, 4)
 # Four micro-steps in a world of one, one in a world of four; 20 steps go twice around the shards.
@@ -103,9 +105,11 @@ def expected_blocks(folder, steps, milestone):
 @tried_snapshots
 def test_every_world_size_sees_the_same_tokens(recorded, short_shards, milestone):
     expected = list(expected_blocks(short_shards, MICRO["train_steps"], milestone))
+    ahead = default_hyperparameters(milestone.script).get("prefetched_batches", 0)  # not trained on
     for world_size, records in recorded.items():
-        # stream 0 is the kernel warm-up's
-        assert blocks_of(records, "train", 1) == expected, f"world size {world_size}"
+        found = blocks_of(records, "train", 1)  # stream 0 is the kernel warm-up's
+        assert found[: len(expected)] == expected, f"world size {world_size}"
+        assert len(found) == len(expected) + ahead * world_size
 
 
 @tried_snapshots
@@ -138,17 +142,20 @@ def test_every_world_size_logs_the_same_train_losses(recorded):
 
 @tried_snapshots
 def test_each_rank_orthogonalizes_its_share(recorded, milestone):
-    numbers = Counter()  # of matrices by size; a stack is one
+    numbers = Counter()  # of matrices by shape, whether tall or wide; a stack is one
     if hasattr(module := load_snapshot(milestone), "Muon"):
-        numbers.update(p.numel() for p in module.GPT(micro_sizes(module)).blocks.parameters()
-                       if p.ndim >= 2)
+        numbers.update(tuple(sorted(p.shape))
+                       for p in module.GPT(micro_sizes(module)).blocks.parameters() if p.ndim >= 2)
     steps = MICRO["train_steps"] + MICRO["kernel_warmup_steps"]
     distributed = MANIFEST.get("03") in ancestry(milestone)
+    filler = known_values(milestone.id).get("filler", False)
     for world_size, records in recorded.items():
         share = world_size if distributed else 1
-        assert sum(run["buffers"] for run in records) * share == numbers.total() * world_size
+        most = sum(math.ceil(number / share) for number in numbers.values())
+        total = most * share if filler else numbers.total()
+        assert sum(run["buffers"] for run in records) * share == total * world_size
         for run in records:
-            assert run["buffers"] <= sum(math.ceil(number / share) for number in numbers.values())
+            assert run["buffers"] <= most
             assert run["matrices"] == steps * run["buffers"]
 
 
@@ -169,6 +176,38 @@ def test_a_systems_milestone_has_its_parents_losses(milestone, shards, tmp_path)
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
     assert losses[0][0] - losses[0][-1] > 0.5
+
+
+def test_but_for_skips_the_model_of_07_trains_as_that_of_06a(shards, tmp_path, monkeypatch):
+    losses = []
+    for milestone in map(MANIFEST.get, ("06a", "07")):
+        module = load_snapshot(milestone)
+
+        class GPT(module.GPT):
+            def __init__(self, args):
+                super().__init__(args)
+                if hasattr(self, "scalars"):
+                    skips = self.scalars.data[: 5 * len(self.blocks)].view(-1, 5)[:, 0]
+                    skips.fill_(20)  # in float32 a sigmoid of 1
+
+        monkeypatch.setattr(module, "GPT", GPT)
+        losses.append(train(module, micro_args(
+            milestone, shards, tmp_path / milestone.id, adam_eps=1e-12)))
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-4)
+    assert losses[0][0] - losses[0][-1] > 0.5
+
+
+@pytest.mark.slow
+@where("Muon", "prefetched", known="filler")
+def test_eight_ranks_have_the_losses_of_one(milestone, shards, tmp_path):
+    losses = []
+    for world_size in (1, 8):
+        overrides = micro_overrides(milestone, shards, tmp_path / str(world_size))
+        losses += [run["losses"] for run, _ in start_ranks(
+            world_size, record, milestone.id, overrides)]
+    assert losses[0][0] - losses[0][-1] > 0.5 and len(losses) == 9
+    for found in losses[1:]:
+        np.testing.assert_allclose(found, losses[0], rtol=0, atol=1e-4)
 
 
 @where("main: train", "attention_mask")

@@ -1,14 +1,28 @@
-"""Which tokens each rank is dealt, step by step, against what is known of the stream.
+"""Which tokens each rank is dealt, step by step, against what is known of the stream, and what a
+thread that reads ahead makes of it.
 
 Run: .venv/bin/python -m pytest tests/test_loader.py
 """
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import shards as shard_files
-from snapshots import load_snapshot, sized, token_batches, where
+from snapshots import (
+    MANIFEST,
+    load_snapshot,
+    micro_args,
+    sized,
+    token_batches,
+    where,
+    write_random_shards,
+)
 from speedrun.scripts.sizes import length_names
 
 
@@ -85,3 +99,70 @@ def test_every_rank_starts_at_its_own_sequences(milestone, monkeypatch):
             assert inputs.shape == targets.shape == (B, T)
             start = B * T * (8 * step + rank)
             assert inputs[0, 0] == start % 50257 and targets[-1, -1] == (start + B * T) % 50257
+
+
+# ---- from 08 on: a thread reads ahead ----
+
+
+@where("prefetched")
+@pytest.mark.parametrize("slow", ["no one", "the thread", "the training"])
+def test_a_thread_hands_on_the_parents_batches(milestone, slow, tmp_path, monkeypatch):
+    write_random_shards(tmp_path, (1_900, 2_800), 300)
+    module, parent = load_snapshot(milestone), load_snapshot(MANIFEST.get(milestone.parent))
+    packed_rows, moments = module.packed_rows, itertools.count()
+
+    def wait(who):
+        if who == slow:
+            time.sleep(0.004 * (next(moments) % 3))
+
+    def rows(*args):
+        for row in packed_rows(*args):
+            wait("the thread")
+            yield row
+
+    monkeypatch.setattr(module, "packed_rows", rows)
+    for ahead in (1, 4):
+        args = micro_args(milestone, tmp_path, None, prefetched_batches=ahead)
+        mine, theirs = (token_batches(m, args.train_files, 256, args, rank=1, world_size=2,
+                                      aligned=True) for m in (module, parent))
+        for found, expected in zip(
+                module.prefetched(mine, args), itertools.islice(theirs, 60), strict=False):
+            wait("the training")
+            for batch, other in zip(found, expected, strict=True):
+                assert batch.equal(other) and batch.dtype == other.dtype
+
+
+def numbers(end, made):
+    """Counts up to a fault at `end`; notes in `made` each number's thread."""
+    for number in itertools.count():
+        if number == end:
+            raise ValueError(f"no number {end}")
+        made.append(threading.current_thread())
+        yield number
+
+
+@where("prefetched")
+def test_so_many_batches_are_ready_and_no_more(milestone):
+    prefetched, threads = load_snapshot(milestone).prefetched, threading.active_count()
+    for ahead in (0, 1, 4):
+        made = []
+        batches = prefetched(numbers(100, made), SimpleNamespace(prefetched_batches=ahead))
+        for taken in range(1, 10):
+            assert next(batches) == taken - 1
+            deadline = time.monotonic() + 20
+            while len(made) < taken + ahead and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.01)
+            assert len(made) == taken + ahead
+        assert len(set(made)) == 1 and threading.current_thread() not in made
+        batches.close()
+        assert threading.active_count() == threads
+
+
+@where("prefetched")
+def test_a_fault_in_the_thread_is_raised_where_its_batch_is_taken(milestone):
+    batches = load_snapshot(milestone).prefetched(
+        numbers(7, []), SimpleNamespace(prefetched_batches=4))
+    assert [next(batches) for _ in range(7)] == list(range(7))
+    with pytest.raises(ValueError, match="no number 7"):
+        next(batches)

@@ -222,7 +222,8 @@ def small_models(milestone, **overrides):
         module, bos_id=1, **path(module, flex), **overrides | dict(compile=flex)))
         for flex in (False, True)]
     for param in models[0].parameters():
-        torch.nn.init.normal_(param, std=0.2)
+        if param.ndim >= 2:  # scalars as small would leave little of attention
+            torch.nn.init.normal_(param, std=0.2)
     models[1].load_state_dict(models[0].state_dict())
     return models
 

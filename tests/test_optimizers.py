@@ -432,8 +432,9 @@ def test_steps_of_adam(milestone, monkeypatch):
 @where("ShardedAdam")
 def test_rows_of_adam_are_dealt_to_all_ranks(milestone, monkeypatch):
     module, found = load_snapshot(milestone), torch.zeros(16, 3)
+    start = torch.arange(10.0, 58).view(16, 3)
     for rank in range(8):
-        world, param = World(rank, 8), torch.nn.Parameter(torch.zeros(16, 3))
+        world, param = World(rank, 8), torch.nn.Parameter(start.clone())
         monkeypatch.setattr(module, "dist", world.dist)
         adam, param.grad = make_adam(module, [param], lr=1), torch.arange(1.0, 49).view(16, 3)
         adam.step()
@@ -441,7 +442,7 @@ def test_rows_of_adam_are_dealt_to_all_ranks(milestone, monkeypatch):
         assert state["mean"].shape == state["mean_square"].shape == (2, 3)
         assert param.any(dim=1).nonzero().flatten().tolist() == [2 * rank, 2 * rank + 1]
         found += param.detach()
-    torch.testing.assert_close(found, torch.full((16, 3), -1.0))
+    torch.testing.assert_close(found, start - 1)
     param.data = param.data[:15]
     param.grad = torch.ones(15, 3)
     with pytest.raises(AssertionError, match="8 ranks cannot share 15 rows"):

@@ -192,7 +192,7 @@ def test_no_shard_for_a_step(milestone, overrides, words, shards, tmp_path):
         load_snapshot(milestone).main(args)
 
 
-@where("token_batches")
+@where("token_batches", "prefetched")
 def test_a_token_beyond_the_vocabulary(milestone, shards, tmp_path):
     T, known = MICRO["seq_len"], known_values(milestone.id)
 
