@@ -412,6 +412,21 @@ def test_a_switch_without_its_kernel_is_not_enough(ask):
                      ["precision", f"{launches}, or not much less", "10"], None]
 
 
+def test_few_numbers_that_differ_are_told_as_such():
+    import torch
+
+    from speedrun.check.differences import differences
+
+    wanted, seen = torch.ones(1000), torch.ones(1000)
+    seen[7] = 1.2
+    (found,) = differences({"gate": ["tensors", {"weight": wanted}, 1e-3]},
+                           {"gate": ["tensors", {"weight": seen}, 1e-3]})
+    assert found.got == "RMS 1.00022, and differs by 0.63%"
+    (found,) = differences({"gate": ["tensors", {"weight": wanted}, 1e-3]},
+                           {"gate": ["tensors", {"weight": wanted * 1.2}, 1e-3]})
+    assert found.got == "RMS 1.2, 1.2 times the milestone's"
+
+
 def caught(id, some, ask):
     """Asserts that each slip of a milestone is seen, and that its block alone differs."""
     text = source_of(id)

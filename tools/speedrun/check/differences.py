@@ -146,9 +146,10 @@ def _tensors(wanted, seen, tolerance):
         rms = [t.square().mean().sqrt().item() for t in (a, b)]
         told = f"RMS {_number(rms[1], rms[0])}"
         cosine = torch.nn.functional.cosine_similarity(a, b, dim=0).item()
-        if abs(cosine) > 0.9999 and rms[0] > 0:
-            told += f", {math.copysign(rms[1] / rms[0], cosine):.3g} times the milestone's"
-        elif rms[0] > 0:
+        times = f"{math.copysign(rms[1] / max(rms[0], 1e-38), cosine):.3g}"
+        if abs(cosine) > 0.9999 and rms[0] > 0 and times != "1":
+            told += f", {times} times the milestone's"
+        elif rms[0] > 0 and math.isfinite(rms[1]):
             told += f", and differs by {((a - b).norm() / a.norm()).item():.2%}"
         if len(wanted) > 1:
             told += f" ({len(wrong)} of {len(wanted)} tensors differ)"
