@@ -289,6 +289,115 @@ def warm_up(model, optimizers, batches, args):
     for part, state in zip(parts, kept):
         part.load_state_dict(state)
 '''
+# Frequencies that go on from where they are, and start again where the window is smaller.
+OTHER_YARN = '''
+class Rotary(nn.Module):
+    def __init__(self, width, length):
+        super().__init__()
+        first = [1024 ** (-i / (width // 4 - 1)) for i in range(width // 4)] + [0.0] * (width // 4)
+        self.first, self.grown = torch.tensor(first, dtype=torch.float64), []
+        self.register_buffer("turned", torch.zeros(2, length, width // 2), persistent=False)
+
+    def set_window(self, window, args):
+        if not self.grown or self.grown[-1] > window:
+            self.grown, self.speeds = [args.window_start], self.first
+            self.scale = args.attention_scale
+        for new in all_windows(args):
+            if self.grown[-1] < new <= window:
+                old, pi = self.grown[-1], 3.141592653589793
+                between = (self.speeds * old / (2 * pi) - 1).div(31).clamp(min=0, max=1)
+                self.speeds = torch.lerp(self.speeds * old / new, self.speeds, between)
+                self.scale = self.scale + self.scale / 5 * math.log(new / old)
+                self.grown.append(new)
+        angles = torch.arange(self.turned.size(1))[:, None] * self.speeds
+        self.turned[:] = torch.stack((angles.cos(), angles.sin()))
+
+    def forward(self, x):
+        cos, sin = self.turned[:, : x.size(1), None]
+        a, b = x.float().chunk(2, dim=-1)
+        return torch.cat((a * cos + b * sin, b * cos - a * sin), dim=-1).to(x.dtype)
+'''
+# One class sends for both optimizers; of Muon the updates travel, not the matrices.
+SHARING_ADAM = '''
+class Sharing(torch.optim.Optimizer):
+    def scatter(self, rows):
+        own = torch.empty_like(rows[: len(rows) // dist.get_world_size()])
+        return own, dist.reduce_scatter_tensor(own, rows, op=dist.ReduceOp.AVG, async_op=True)
+
+    def gather(self, own):
+        rows = own.new_empty(dist.get_world_size() * len(own), *own.shape[1:])
+        return rows, dist.all_gather_into_tensor(rows, own, async_op=True)
+
+
+class ShardedAdam(Sharing):
+    def __init__(self, groups, betas, eps, compiled):
+        super().__init__(groups, dict(betas=betas, eps=eps))
+        self.update = torch.compile(adam_update, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        arriving = [(group, p, *self.scatter(p.grad)) for group in self.param_groups
+                    for p in group["params"]]
+        leaving = []
+        for group, p, grad, message in arriving:
+            message.wait()
+            own = p.view(dist.get_world_size(), -1, *p.shape[1:])[dist.get_rank()].clone()
+            state = self.state[p]
+            t = state["t"] = state.get("t", 0) + 1
+            means = [state.setdefault(name, torch.zeros_like(own)) for name in ("first", "second")]
+            b1, b2 = group["betas"]
+            rate = group["lr"] * math.sqrt(1 - b2**t) / (1 - b1**t)
+            self.update(own, grad, *means, rate, b1, b2, group["eps"])
+            leaving.append((p, *self.gather(own)))
+        for p, rows, message in leaving:
+            message.wait()
+            p.copy_(rows)
+'''
+SHARING_MUON = '''
+class Muon(Sharing):
+    def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
+        shapes = dict.fromkeys(p.shape for p in params)
+        groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
+        super().__init__(groups, dict(lr=lr, momentum=momentum))
+        self.dtype, self.use_triton = (torch.float32, torch.bfloat16)[bf16], use_triton
+        self.orthogonal = torch.compile(newton_schulz, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        arriving, leaving = [], []
+        for group in self.param_groups:
+            grads = [p.grad for p in group["params"]]
+            filler = [torch.zeros_like(grads[0])] * (-len(grads) % dist.get_world_size())
+            arriving.append((group, *self.scatter(torch.stack(grads + filler))))
+        for group, grads, message in arriving:
+            message.wait()
+            mean = self.state[group["params"][0]].setdefault("mean", torch.zeros_like(grads))
+            ahead = nesterov_update(grads, mean, group["momentum"])
+            updates = self.orthogonal(ahead, self.dtype, self.use_triton)
+            leaving.append((group, *self.gather(updates)))
+        for group, updates, message in leaving:
+            message.wait()
+            for p, update in zip(group["params"], updates):
+                p.sub_(group["lr"] * update)
+'''
+QUEUE = '''
+def prefetched(batches, args):
+    ready = queue.Queue(args.prefetched_batches)
+
+    def fill():
+        try:
+            for batch in batches:
+                ready.put((batch, None))
+        except BaseException as error:
+            ready.put((None, error))
+
+    threading.Thread(target=fill, daemon=True).start()
+    while True:
+        batch, error = ready.get()
+        if error:
+            raise error
+        yield batch
+'''
 GATHER = """            gathered = [all_updates.clone() for _ in range(dist.get_world_size())]
             dist.all_gather(gathered, all_updates)
             all_updates.copy_(torch.stack(gathered).sum(0))
@@ -351,6 +460,12 @@ RIGHT = {
     "stacks one by one": ("05f", {}, [
         ("self.newton_schulz(torch.stack(momenta), self.dtype)",
          "torch.stack([self.newton_schulz(m[None], self.dtype)[0] for m in momenta])")]),
+    "frequencies that go on": ("06a", {"Rotary": OTHER_YARN}, []),
+    "one class for messages": ("06d", {"ShardedAdam": SHARING_ADAM}, []),
+    "one class for both optimizers' messages": (
+        "07", {"ShardedAdam": SHARING_ADAM, "Muon": SHARING_MUON}, []),
+    "a queue and a thread": ("08", {"prefetched": QUEUE}, [
+        ("import platform\n", "import platform\nimport queue\nimport threading\n")]),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),
     "FlexAttention by its module's name": ("05a", {}, [
         ("import BlockMask, create_block_mask, flex_attention\n",

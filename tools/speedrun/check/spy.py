@@ -6,9 +6,11 @@ Nothing here knows a milestone; what takes long or cannot be seen from outside i
 import copy
 import dataclasses
 import functools
+import gc
 import importlib
 import os
 import sys
+import threading
 import time
 import zlib
 from collections import Counter, defaultdict
@@ -74,12 +76,14 @@ class Message:
     """An optimizer's collective that does not block, under way until the script waits for it."""
 
     def __init__(self, spy, handle):
-        self.spy, self.handle = spy, handle
+        self.spy, self.handle, self.accompanied = spy, handle, False
         spy.under_way.add(self)
 
     def wait(self, *args, **kwargs):
         """Waits."""
-        self.spy.under_way.discard(self)
+        if self in self.spy.under_way:
+            self.spy.under_way.remove(self)
+            self.spy.accompanied += self.accompanied
         return self.handle.wait(*args, **kwargs)
 
     def __getattr__(self, name):
@@ -112,6 +116,9 @@ class Meter(TorchDispatchMode):
             self.beside[phase] += operations * bool(self.spy.under_way)
         elif name == "_local_scalar_dense":
             self.readings += phase in self.spy.kinds
+        if func.namespace == "aten" and not func.is_view and "empty" not in name:
+            for message in self.spy.under_way:
+                message.accompanied = True
         return out
 
 
@@ -129,19 +136,26 @@ class Spy:
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
         self.models, self.calls, self.losses, self.initial = [], [], [], None
         self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
-        # the model's numbers outside of tensors: all that each had, in order
-        self.numbers = defaultdict(list)
+        # of each call all numbers of the model outside of tensors: compiled code is made for them
+        self.settings = {"training pass": [], "validation": []}
+        self.places = defaultdict(set)  # {name of one of the model's tables: its addresses}
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
+        self.optimizer, self.compiling = None, set()  # weights whose optimizer calls compiled code
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
-        self.under_way = set()  # messages
+        self.messages = self.accompanied = 0  # of optimizers; beside how many something is computed
+        self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited
+        self.threads = set()  # others than the main one, in which the script's code runs
+        self.started_to_validate = 0  # threads
+        self.ready = 0  # batches that waited for the model at a look
         self.masks = []  # of each call of flex_attention
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
         self.packs = False  # whether varlen_attn was called
         self.activated = []  # FlashAttention that takes the place of torch's own
         self.meter = Meter(self)
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
+        self.validating = False
         self.phase = "backward pass"  # what the script is doing; so far nothing
         Spy.current = self
 
@@ -173,11 +187,15 @@ class Spy:
         before, self.phase = self.phase, "training pass" if training else "validation"
         self.kinds[self.phase].add(", ".join(map(_kind, (*args, *kwargs.values()))))
         if training:
+            if len(self.calls) == 2 and threading.active_count() > 1:
+                self.ready = self.batches_ready(*args, *kwargs.values())
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
-        for name, part in net.named_modules():
-            for key, value in vars(part).items():
-                if type(value) in (int, float, bool) and key != "training":
-                    self.numbers[f"{name}.{key}".lstrip(".")].append(value)
+        self.settings[self.phase].append(tuple(
+            value for part in net.modules() for value in vars(part).values()
+            if type(value) in (int, float)))
+        for name, table in net.named_buffers():
+            if table.ndim > 1:
+                self.places[name].add(table.data_ptr())
         self.all_calls += 1
         self.compiled_calls += self.compiled > 0
         try:
@@ -185,9 +203,31 @@ class Spy:
         finally:
             self.phase = before
 
+    def batches_ready(self, inputs, *_):
+        """How many batches wait besides that of these inputs, when threads have made all they will;
+        a batch has its targets with it, or one token more."""
+        used = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves([inputs, self.calls])
+                if isinstance(tensor, torch.Tensor)}
+
+        def waiting():
+            return len({tensor.untyped_storage().data_ptr() for tensor in gc.get_objects()
+                        if type(tensor) is torch.Tensor and tensor.dtype == inputs.dtype
+                        and tensor.shape[:-1] == inputs.shape[:-1]
+                        and tensor.size(-1) - inputs.size(-1) in (0, 1)} - used)
+
+        before, now = -1, waiting()
+        for _ in range(20):
+            if now == before:
+                break
+            time.sleep(0.05)
+            before, now = now, waiting()
+        return now
+
     def call_compiled(self, function, *args, **kwargs):
         """What torch.compile has made is called."""
         self.compiled += 1
+        if self.depth:
+            self.compiling |= {name for name, _ in self.weights(self.optimizer)}
         try:
             return function(*args, **kwargs)
         finally:
@@ -195,8 +235,20 @@ class Spy:
 
     def validate(self, function, *args, **kwargs):
         """validate is called."""
+        self.validating = True
         self.losses.append(function(*args, **kwargs))
+        self.validating = False
         return self.losses[-1]
+
+    def start(self, function, *args, **kwargs):
+        """A thread is started."""
+        self.started_to_validate += self.validating
+        function(*args, **kwargs)
+
+    def saw_thread(self, frame, event, value):
+        """Something is called in a thread."""
+        if frame.f_code.co_filename == os.environ.get("CHECKED_SCRIPT"):
+            self.threads.add(threading.get_ident())
 
     def norm(self, function, input, normalized_shape, weight=None, eps=None):
         """F.rms_norm is called; its default epsilon depends on the dtype."""
@@ -236,6 +288,7 @@ class Spy:
             self.sent[what, dtype_name(largest.dtype)] += size
             if torch._C._current_graph_task_id() >= 0:  # autograd is at work
                 self.sent_in_backward += size
+        self.messages += self.depth > 0
         handle = function(*args, **kwargs)
         return Message(self, handle) if self.depth and hasattr(handle, "wait") else handle
 
@@ -267,7 +320,7 @@ class Spy:
         self.depth += 1
         if self.depth > 1:
             return
-        self.phase = "optimizers"
+        self.phase, self.optimizer = "optimizers", optimizer
         number = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         for name, p in self.weights(optimizer):
             if self.gradients:
@@ -281,19 +334,17 @@ class Spy:
         self.depth -= 1
         if not self.depth:
             self.phase = "backward pass"
+            self.forgotten += len(self.under_way)
+            self.under_way.clear()
             for name, p in self.weights(optimizer):
                 self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
 
-    def changing(self, calls=None):
-        """{name: what it is in so many first calls of the model} of the numbers that change."""
-        return {name: sorted(set(some[:calls])) for name, some in self.numbers.items()
-                if len(set(some)) > 1}
-
     def states(self):
-        """[(name of a weight, tensor of its size that an optimizer keeps for it)]."""
+        """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)]."""
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
         return [(name, value) for optimizer in self.steps for name, p in self.weights(optimizer)
                 for value in optimizer.state.get(p, {}).values()
-                if isinstance(value, torch.Tensor) and value.numel() >= p.numel() > 8]
+                if isinstance(value, torch.Tensor) and value.numel() * ranks >= p.numel() > 8]
 
 
 def _kind(value):
@@ -378,6 +429,8 @@ def stand_ins():
     optim.register_optimizer_step_pre_hook(lambda o, *_: Spy.current.before_step(o))
     optim.register_optimizer_step_post_hook(lambda o, *_: Spy.current.after_step(o))
     torch.compile = _compile
+    threading.setprofile(lambda *event: Spy.current.saw_thread(*event))
+    tell(threading.Thread, "start", "start")
     tell(torch.nn.functional, "rms_norm", "norm")
     tell(flex_attention, "flex_attention", "attend")
     with suppress(ImportError, AttributeError):  # an older torch lacks them

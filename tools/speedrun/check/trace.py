@@ -204,14 +204,21 @@ def model(module, values, note, calls, machine, paths, **_):
             logits = net(some)
             note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
+    record = vars(module.Hyperparameters())
+    windows = {name: value for name, value in record.items()
+               if name.startswith("window_") and type(value) is int}
     # Documents begin within tiles and reach over more of them than a window; one fills a half.
     longer = inputs.repeat(1, LONGER).roll(3, 1)  # bfloat16 is too coarse for large angles, say
     half = longer[:, longer.size(1) // 2 :]
     half[half == values.get("bos_id", -1)] = 2
+    lengths = dict.fromkeys(length_names(values), longer.size(1))
+    if windows:
+        with note.guard("logits with the record's windows"), torch.no_grad():
+            logits = make(**windows, **lengths)(longer)
+            note.note("logits with the record's windows", "tensors", {"logits": logits}, 1e-4)
     for field, value in [*((field, True) for field in machine), *paths]:
         path = f"{field}={value}"
         what = f"logits with {path}"
-        lengths = dict.fromkeys(length_names(values), longer.size(1))
         switched = {field: value, "compile": True, **lengths}
         with note.guard(what), torch.no_grad():
             spy = Spy()
@@ -219,6 +226,9 @@ def model(module, values, note, calls, machine, paths, **_):
             note.note(f"dtypes of the parameters with {path}", "same", {
                 name: dtype_name(p.dtype) + ", holding what bfloat16 can" * _is_rounded(p)
                 for name, p in net.named_parameters()})
+            note.note(f"dtypes of the tables with {path}", "in common", {
+                name: dtype_name(table.dtype) for name, table in net.named_buffers()
+                if table.ndim > 1})
             note.fact(f"FlashAttention that is activated with {path}", ", ".join(spy.activated))
             logits = make(**switched)(longer)
             loose = logits.dtype == torch.bfloat16 or "bf16" in field
@@ -262,8 +272,16 @@ def updates(module, values, note, folder, **_):
         _note_run(note, spy, "with gradients from outside", lines)
     for what, kinds in spy.kinds.items():
         note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
-    note.fact("Python numbers of the model that change between calls",
-              ", ".join(sorted(spy.changing())))
+    for what, settings in spy.settings.items():
+        note.fact(f"sets of numbers in the model, for each of which the {what} is compiled",
+                  len(set(settings)))
+    note.fact("tables of the model that move between calls",
+              ", ".join(sorted(name for name, some in spy.places.items() if len(some) > 1)))
+    note.note("threads besides the main one that run the script's code", "at least",
+              len(spy.threads), 0.01)
+    note.note("batches that are ready when the model takes the third", "at least", spy.ready, 1.0)
+    note.note("batches that wait when the model takes the third", "at most", spy.ready, 2.0)
+    note.fact("a validation starts a thread", spy.started_to_validate > 0)
     torch.save([spy.calls[i] for i in sorted({0, len(spy.calls) - 1})],
                Path(folder).with_name("calls.pt"))
 
@@ -294,14 +312,19 @@ def training(module, values, note, folder, **_):
         run(module, {**values, "seed": seed}, f"{folder}_{number}", spy)
         weights.append(spy.initial or {})
     note.note("the initial weights", "spread", weights[0], 0.25)
+    fixed = [name for name, first in weights[0].items()
+             if name in weights[1] and torch.equal(first, weights[1][name])]
+    note.note("the initial weights that no seed changes", "tensors",
+              {name: weights[0][name] for name in fixed}, 1e-3)
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
     note.fact("the same seed gives the same weights", not _apart(weights[0], weights[2]))
     spy = Spy()
     warm_up = values.get("window_stages", 2)  # steps
     lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
                          "train_loss_every": 2, "save_checkpoint": True}, folder, spy)
-    note.fact("Python numbers of the model in the kernel warm-up", "; ".join(
-        f"{name} is {', '.join(map(str, some))}" for name, some in spy.changing(warm_up).items()))
+    settings = spy.settings["training pass"]
+    note.fact("sets of numbers in the model that training meets, and the kernel warm-up has not",
+              len(set(settings) - set(settings[:warm_up])))
     note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
     _note_run(note, spy, "after a kernel warm-up", lines)
     with note.guard("the checkpoint"):
@@ -331,7 +354,10 @@ def ranks(module, values, note, folder, rank, **_):
               spy.meter.work["optimizers"] // steps, 1.8)
     beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
     note.note(f"share of them while updates travel, rank {rank}", "at least", round(beside, 2), 0.5)
-    for what, factor in (("optimizers", 2.6), ("gradients and losses", 1.6)):
+    note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
+              round(spy.accompanied / max(spy.messages, 1), 2), 0.85)
+    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
+    for what, factor in (("optimizers", 2.6), ("gradients and losses", 1.1)):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
         note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
                   sent // steps, factor)
@@ -365,6 +391,7 @@ def precision(module, values, note, folder, machine, **_):
     note.note("share of calls of the model that are compiled", "numbers",
               {"": spy.compiled_calls / max(spy.all_calls, 1)}, 0.01)
     note.fact("numbers that the model reads from tensors", meter.readings)
+    note.note("weights whose optimizer calls compiled code", "at least", len(spy.compiling), 0.9)
     states = {}
     for name, value in spy.states():
         states.setdefault(name, set()).add(dtype_name(value.dtype))

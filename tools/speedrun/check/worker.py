@@ -128,6 +128,8 @@ class Task:
             own = sum(size for (_, size), ranks in keepers.items() if ranks == 1)
             found["numbers of the optimizers' state that one rank alone keeps"] = [
                 "at least", own, 0.8]
+            found["numbers of the optimizers' state on all ranks together"] = [
+                "at most", sum(sum(state.values()) for state in states), 1.15]
         return found
 
     def _place(self, output):
