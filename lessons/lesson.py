@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -221,18 +222,19 @@ def cells(matrix, title: str, xlabel: str, ylabel: str, *, colors: dict[str, str
 
 def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str = "milliseconds",
              **settings) -> Panel:
-    """Spans one after the other, (name, length) each, in a row for each name."""
+    """Spans one after the other, (name, length) each, in a row for each name; "" is a gap."""
     def panel(axes):
         names = list(dict.fromkeys(name for spans in rows.values() for name, _length in spans))
+        names = [name for name in names if name]
+        shades = dict(zip(names, np.linspace(0.8, 0.2, len(names)).astype(str), strict=True))
         for row, spans in rows.items():
             left = 0.0
             for name, length in spans:
-                shade = str(0.8 - 0.6 * names.index(name) / max(1, len(names) - 1))
-                axes.barh(row, length, left=left, color=shade, edgecolor="white")
+                if name:
+                    axes.barh(row, length, left=left, color=shades[name], edgecolor="white")
                 left += length
-        for name in names:
-            axes.barh(next(iter(rows)), 0, label=name,
-                      color=str(0.8 - 0.6 * names.index(name) / max(1, len(names) - 1)))
+        for name, shade in shades.items():
+            axes.barh(next(iter(rows)), 0, label=name, color=shade)
         axes.invert_yaxis()
         axes.set(title=title, xlabel=xlabel, **settings)
         axes.grid(False, axis="y")
@@ -336,6 +338,55 @@ def _one_rank(source: str, name: str, rank: int, world_size: int, folder: str, a
         return result
     finally:
         dist.destroy_process_group()  # ends whoever waits for this rank
+
+
+class Message:
+    """A collective under way, as LoggedDist launches it.
+
+    name, nbytes (of its larger tensor); launched, asked, came: when it was launched, first waited
+    for, and there, in seconds of time.perf_counter.
+    """
+
+    def __init__(self, name: str, nbytes: int):
+        self.name, self.nbytes, self.launched = name, nbytes, time.perf_counter()
+        self.asked = self.came = self.due = 0.0
+        self.handle = None  # PyTorch's, until it is there
+
+    def wait(self) -> None:
+        """Waits until it is there, on a simulated link not before it is due."""
+        if not self.came:
+            self.asked = time.perf_counter()
+            self.handle.wait()
+            time.sleep(max(0.0, self.due - time.perf_counter()))
+            self.came = time.perf_counter()
+            self.handle = None  # the rest can travel between processes
+
+
+class LoggedDist:
+    """torch.distributed for a snapshot (`module.dist = LoggedDist()`) that keeps its `messages`.
+
+    at_once: waits for each right after its launch. link (seconds of latency, bytes per second):
+    simulates a link that carries one message at a time, in order of launch.
+    """
+
+    def __init__(self, at_once: bool = False, link: tuple[float, float] | None = None):
+        self.at_once, self.link, self.messages = at_once, link, []
+
+    def __getattr__(self, name: str):
+        found = getattr(dist, name)
+        kinds = ("all_reduce", "all_gather", "reduce_scatter")
+        return partial(self._launch, name, found) if name.startswith(kinds) else found
+
+    def _launch(self, name, collective, *tensors, async_op=False, **options):
+        message = Message(name, max(tensor.nbytes for tensor in tensors))
+        if self.link:
+            free = max([message.launched, *(earlier.due for earlier in self.messages[-1:])])
+            message.due = free + self.link[0] + message.nbytes / self.link[1]
+        self.messages.append(message)
+        message.handle = collective(*tensors, async_op=True, **options)
+        if self.at_once or not async_op:
+            message.wait()
+        return message
 
 
 # ------------------------------------- Guesses and exercises -------------------------------------
