@@ -77,6 +77,7 @@ def test_the_log_tells_who_waits_at_once_and_a_link_holds_back():
         for scatters, gathers in steps_of_ranks(milestone, name, at_once, link):
             for message, following in pairwise(scatters + gathers):
                 assert (message.came < following.launched) == at_once
-                seconds = latency + following.nbytes / bandwidth
-                assert following.due - max(message.due, following.launched) == pytest.approx(seconds)
+                begins = max(message.due, following.launched)
+                assert following.due - begins == pytest.approx(
+                    latency + following.nbytes / bandwidth)
                 assert following.came >= following.due
