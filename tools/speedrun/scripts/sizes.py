@@ -11,7 +11,8 @@ ON_A_CPU = dict(compile=False, bf16=False, use_fp8=False, use_triton=False,
 # how many tokens the embedded corpus has: the bytes and the start of a document; padded for 8 ranks
 BYTE_VOCABULARIES = (257, 264)
 # phases that some records count in steps; scripts divide by them
-SCHEDULE = ("warmup_steps", "cooldown_steps", "momentum_warmup_steps")
+SCHEDULE = ("warmup_steps", "cooldown_steps", "scheduled_steps", "momentum_warmup_steps",
+            "momentum_cooldown_steps")
 
 
 def length_names(hyperparameters: Iterable[str]) -> tuple[str, str]:

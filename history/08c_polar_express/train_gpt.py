@@ -1,0 +1,884 @@
+"""
+08c polar express: every step of the orthogonalisation has a polynomial of its own
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it step by step.
+
+Parent:  08b one storage shape
+Changed: Polar Express takes the place of Newton-Schulz; Muon's rate is higher; in training the loss
+         is computed in bfloat16
+Record:  #37 by @Gusarich and #38 by @varunneal, 2025-09-29: val loss 3.2789 after 0.66B tokens in
+         2.48 minutes on 8xH100
+Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
+         torchrun --standalone --nproc_per_node=8 history/08c_polar_express/train_gpt.py
+         python history/08c_polar_express/train_gpt.py
+         (one GPU; if its memory is too small, --train_seq_len=16384 cuts documents more often)
+"""
+
+import argparse
+import glob
+import itertools
+import json
+import math
+import os
+import platform
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+def gpu_has_fp8():
+    """Whether this machine's GPU multiplies in FP8: those of the generations Ada, Hopper, later."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+def best_attention():
+    """The first of FA3, FA2, flex and dense that this machine has: see `attention`."""
+    if not torch.cuda.is_available():
+        return "dense"
+    if torch.__version__ < (2, 12):
+        return "flex"
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    return "FA3" if is_hopper and find_spec("flash_attn_interface") else "FA2"
+
+
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
+    total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
+    train_seq_len: int = 49_152  # tokens per sequence: documents end to end
+    val_seq_len: int = 262_144  # longer, so that fewer documents are cut
+    micro_batch_size: int = 1  # sequences per forward pass per rank
+    max_document_len: int = 2048  # tokens of a document in training; what follows is left out
+    prefetched_batches: int = 4  # micro-batches that wait for the GPU
+    # model
+    vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
+    bos_id: int = 50256  # <|endoftext|>, with which every document begins
+    num_layers: int = 11
+    layer_without_attention: int = 6  # counted from 0
+    num_value_embeds: int = 3  # for as many layers at both ends
+    window_pattern: str = "SSSLSSLSSSL"  # which layers have the long window, which the short one
+    gate_channels: int = 12  # channels from which gates are computed
+    attention_scale: float = 0.1  # of the scores in the first window, instead of 1 / sqrt(head_dim)
+    fp8_x_scale: float = 448 / 768**0.5  # factors that bring the head's inputs, weights and
+    fp8_weight_scale: float = 2.0**9  # gradients into the range of FP8
+    fp8_grad_scale: float = 448.0 * 49_152  # of a mean over 49,152 tokens
+    num_heads: int = 6
+    model_dim: int = 768
+    # optimizer and schedules
+    muon_lr: float = 0.06  # about a step's singular values
+    muon_momentum_start: float = 0.85
+    muon_momentum: float = 0.95
+    embed_lr: float = 0.6
+    head_lr: float = 0.008
+    scalar_lr: float = 0.04
+    adam_beta1: float = 0.8
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8 / 49_152
+    train_steps: int = 1670
+    scheduled_steps: int = 1630  # after them learning rate and window stay what they are
+    cooldown_frac: float = 0.5
+    final_lr_multiplier: float = 0.1
+    momentum_warmup_steps: int = 300
+    window_start: int = 384  # tokens that a token sees at first, besides itself
+    window_growth: int = 512  # tokens more in each further stage
+    window_stages: int = 3  # of equally many steps; each has kernels of its own
+    window_end: int = 1664  # in the last validation
+    long_window_end: int = 2560  # there in the layers with a long window
+    tile_size: int = 128  # short windows are whole tiles
+    # run
+    val_loss_every: int = 125  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+    attention_kernel: str = field(default_factory=best_attention)  # the best that is here
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for GPUs
+    use_fp8: bool = field(default_factory=gpu_has_fp8)  # for GPUs from Ada on
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+if find_spec("triton"):  # PyTorch for a CPU comes without it
+    import triton
+    import triton.language as tl
+
+    @triton.autotune(key=["M", "K"], configs=[
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=depth), warps, stages)
+        for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
+        for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
+    @triton.jit
+    def symmetric_kernel(x, addend, out, M, K, alpha, beta,
+                         ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image.
+
+        x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
+        """
+        BAND: tl.constexpr = 8  # rows of tiles that are computed together read the same of x
+        tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
+        tile, matrix = tl.program_id(0), tl.program_id(1)
+        first_row = tile // (BAND * tile_columns) * BAND
+        band = min(tile_rows - first_row, BAND)
+        row = (first_row + tile % (BAND * tile_columns) % band) * ROWS
+        column = tile % (BAND * tile_columns) // band * COLUMNS
+        if row + ROWS <= column:
+            return  # above the diagonal: another tile's mirror image
+
+        i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
+        x += matrix * M * K
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
+            total = tl.dot(a, b, total)
+        total *= alpha
+
+        inside = (i < M) & (j < M)
+        square = matrix * M * M
+        if addend is not None:
+            total += beta * tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+        total = total.to(out.dtype.element_ty)
+        tl.store(out + square + i * M + j, total, mask=inside)
+        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+
+
+def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
+    """alpha x x' + beta addend, for x (N, M, K) and symmetric addend (N, M, M)."""
+    if not use_triton and addend is None:
+        return x @ x.mT
+    if not use_triton:
+        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+    N, M, K = x.shape
+    out = x.new_empty(N, M, M)
+    symmetric_kernel[lambda tile: (
+        triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N)](
+        x.contiguous(), addend, out, M, K, alpha, beta)
+    return out
+
+
+# a, b, c of each step: the best polynomials for singular values from 0.001 on, each made for what
+# the one before leaves, and a little safer than that (arXiv 2505.16932, Algorithm 1)
+POLAR_EXPRESS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
+
+
+def polar_express(matrices, dtype, use_triton=False):
+    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
+
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and bring singular values of
+    [0.001, 1] to about [0.86, 1.14].
+    """
+    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # no singular value is above 1
+    for a, b, c in POLAR_EXPRESS:
+        A = symmetric_product(X, use_triton=use_triton)  # XX'
+        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.view_as(matrices)
+
+
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- mean of buffer (weight: momentum) and grad, in place; returns the same of both."""
+    momentum_buffer.lerp_(grad, 1 - momentum)
+    return grad.lerp(momentum_buffer, momentum)
+
+
+def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
+    """Adam (arXiv 1412.6980), in place; rate: the learning rate with the bias correction."""
+    mean.lerp_(grad, 1 - beta1)
+    mean_square.lerp_(grad.square(), 1 - beta2)
+    param.sub_(rate * mean / (mean_square.sqrt() + eps))
+
+
+class ShardedAdam(torch.optim.Optimizer):
+    """Adam in which each rank computes its share of the rows of every parameter.
+
+    A rank receives the mean gradients of its rows alone, and what becomes of them travels to the
+    others, both while it computes other parameters.
+    """
+    def __init__(self, groups, betas, eps, compiled):
+        super().__init__(groups, dict(betas=betas, eps=eps))
+        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []
+        for group in self.param_groups:
+            for param in group["params"]:
+                assert len(param) % world_size == 0, (
+                    f"{world_size} ranks cannot share {len(param)} rows: change vocab_size")
+                grad = torch.empty_like(param.grad[: len(param) // world_size])
+                scatter = dist.reduce_scatter_tensor(
+                    grad, param.grad, op=dist.ReduceOp.AVG, async_op=True)
+                scatters.append((group, param, grad, scatter))
+        gathers = []
+        for group, param, grad, scatter in scatters:
+            scatter.wait()
+            rows = param.chunk(world_size)[rank]
+            state = self.state[param]
+            if not state:
+                state.update(
+                    mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows), step=0)
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
+            rate = torch.tensor(group["lr"] * correction)  # a number would be compiled in
+            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, beta1, beta2,
+                             group["eps"])
+            gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
+        for gather in gathers:
+            gather.wait()
+
+
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
+
+    The parameters of a group have one shape; the first `fours` of them are four matrices (n, n)
+    each, stored as one (n, 4n). A rank receives the mean gradients of its share alone, and what
+    becomes of it travels to the others, both while it computes other groups.
+    """
+    def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
+        super().__init__(groups, dict(fours=0, lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.use_triton = use_triton
+        self.polar_express = torch.compile(polar_express, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []
+        for group in self.param_groups:
+            params = group["params"]
+            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            grads = params[0].grad.new_zeros(world_size * share, *params[0].shape)
+            torch.stack([param.grad for param in params], out=grads[: len(params)])
+            own_grads = grads.new_empty(share, *params[0].shape)
+            scatter = dist.reduce_scatter_tensor(
+                own_grads, grads, op=dist.ReduceOp.AVG, async_op=True)
+            scatters.append((group, own_grads, scatter))
+        gathers = []
+        for group, grads, scatter in scatters:
+            scatter.wait()
+            params = group["params"]
+            state = self.state[params[0]]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(grads)
+            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
+            fours = max(0, min(group["fours"] - rank * len(grads), len(grads)))  # of the share
+            n = momenta.size(1)
+            parts = momenta[:fours].view(-1, n, n), momenta[fours:]
+            updates = torch.cat([
+                self.polar_express(part, self.dtype, self.use_triton).view(-1, *momenta.shape[1:])
+                for part in parts if len(part)])
+            own = torch.zeros_like(grads)  # after the last matrix there is filler
+            own_params = params[rank * len(own) : (rank + 1) * len(own)]
+            for slot, param, update in zip(own, own_params, updates, strict=False):
+                torch.sub(param, update, alpha=group["lr"], out=slot)
+            gathered = own.new_empty(world_size * len(own), *own.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, own, async_op=True)
+            gathers.append((params, gathered, gather))
+        for params, gathered, gather in gathers:
+            gather.wait()
+            for param, updated in zip(params, gathered[: len(params)], strict=True):
+                param.copy_(updated)
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for any x.dtype
+
+
+def init_uniform(weight):
+    """Fills a weight (..., out, in) evenly, with standard deviation 0.5 / sqrt(in)."""
+    bound = 0.5 * (3 / weight.size(-1)) ** 0.5
+    return nn.init.uniform_(weight, -bound, bound)
+
+
+class Linear(nn.Linear):
+    """A linear map without bias that casts its float32 weight to the dtype of its input."""
+    def reset_parameters(self):
+        init_uniform(self.weight)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+def quantize(x, scale, dtype):
+    """scale * x, cut to the range of `dtype` and rounded to it."""
+    limit = torch.finfo(dtype).max
+    return (scale * x).clamp(-limit, limit).to(dtype)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`.
+
+    Tensor cores take both with K contiguous. fast: sums are kept with fewer bits.
+    """
+    factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
+    return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
+
+
+class FP8Linear(torch.autograd.Function):
+    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward.
+
+    Inputs and weights are e4m3: 3 bits of mantissa, up to 448. Gradients are e5m2: 2 bits, but up
+    to 57,344, for they spread over more orders of magnitude.
+    """
+    @staticmethod
+    def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)
+        weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
+        ctx.save_for_backward(x8, weight8)
+        ctx.scales = x_scale, weight_scale, grad_scale
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x8, weight8 = ctx.saved_tensors
+        x_scale, weight_scale, grad_scale = ctx.scales
+        grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
+        grad_x = fp8_product(
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
+        grad_weight = fp8_product(  # transposed it is the faster product
+            x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
+        return grad_x, grad_weight, None, None, None
+
+
+class Head(Linear):
+    """The linear map to the logits, zero at first; in training with FP8 where the GPU has it."""
+    def __init__(self, args):
+        super().__init__(args.model_dim, args.vocab_size, bias=False)
+        nn.init.zeros_(self.weight)
+        self.use_fp8 = args.use_fp8
+        self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
+
+    def forward(self, x):  # (B, T, C)
+        if not (self.use_fp8 and torch.is_grad_enabled()):
+            return super().forward(x)
+        return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance.
+
+    As the window grows, YaRN (arXiv 2309.00071) slows slow turning down and scales the scores up.
+    """
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) turns by t frequencies[i]: half of the
+        # pairs by t to t / 1024, in geometric steps, the others not at all.
+        turning = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
+        self.frequencies = torch.cat((turning, torch.zeros(head_dim // 4)))  # (D/2,), at first
+        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim // 2), persistent=False)
+        self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
+
+    def set_window(self, window, args):
+        """Fills the tables for a window that has grown through all the smaller ones."""
+        frequencies, self.scale = self.frequencies, args.attention_scale
+        windows = [size for size in all_windows(args) if size <= window]
+        for old, new in itertools.pairwise(windows):
+            turns = old * frequencies / (2 * math.pi)  # within the old window
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 32 turns: as fast as before; 1: as far
+            frequencies = frequencies * (kept + (1 - kept) * old / new)
+            self.scale *= 1 + 0.2 * math.log(new / old)
+        positions = torch.arange(len(self.cos), device=self.cos.device)
+        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D/2)
+        self.cos.copy_(angles.cos())  # in place: compiled code holds the tables
+        self.sin.copy_(angles.sin())
+
+    def forward(self, x):  # (B, T, H, D)
+        cos, sin = self.cos[: x.size(1)], self.sin[: x.size(1)]
+        x1, x2 = x.chunk(2, dim=-1)
+        return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+
+
+def document_starts(inputs, args):
+    """Where documents begin in `inputs` (B, T), rows end to end: int32, filled up with B T."""
+    begins = inputs == args.bos_id
+    begins[:, 0] = True
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # one size for all, with room
+    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
+    return starts.flatten().int()
+
+
+def attention_mask(inputs, window, args):
+    """The mask of `inputs` (B, T): a token sees its document, as far back as `window` reaches.
+
+    The window is that of the tokens before it. FlexAttention (arXiv 2412.05496) skips the tiles in
+    which nothing is visible and asks the rule in those that are visible in part; those that are
+    visible in full need none. The fallback is a dense (B, 1, T, T) mask for SDPA.
+    FlashAttention takes no mask, but where documents begin, how long they may be, and the window.
+    """
+    B, T = inputs.shape
+    assert args.compile or args.attention_kernel != "flex", (
+        "without compilation FlexAttention sees all tiles: add --attention_kernel=dense")
+    assert args.attention_kernel != "dense" or T <= 16_384, (
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+    if args.attention_kernel.startswith("FA"):
+        longest = args.max_document_len if torch.is_grad_enabled() else T
+        return document_starts(inputs, args), longest, window
+    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
+
+    def visible(b, h, q_idx, k_idx):
+        near = (q_idx >= k_idx) & (q_idx - k_idx <= window)
+        return near & (documents[b, q_idx] == documents[b, k_idx])
+
+    if args.attention_kernel == "flex":
+        return create_block_mask(visible, B, None, T, T, device=inputs.device)
+    b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
+    return visible(b[:, None, None], None, t[:, None], t)[:, None]
+
+
+def attention(q, k, v, mask, scale):
+    """Attention of queries to keys and values, each (B, T, H, D), by what `attention_mask` made."""
+    if isinstance(mask, tuple):  # FlashAttention: rows end to end (FA3: arXiv 2407.08608)
+        starts, longest, window = mask
+        y = varlen_attn(*(x.flatten(0, 1) for x in (q, k, v)), starts, starts, longest, longest,
+                        scale=scale, window_size=(window, 0))
+        return y.view_as(v)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
+    if isinstance(mask, BlockMask):
+        y = flex_attention(q, k, v, block_mask=mask, scale=scale)
+    else:
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return y.transpose(1, 2)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to the tokens that its mask shows."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        self.head_dim = args.model_dim // args.num_heads
+        # Queries, keys, values and output: four matrices for Muon, two products.
+        weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))
+        weights[3] = 0
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # the shape of an MLP's
+        self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
+        self.rotary = rotary
+
+    def forward(self, x, value_embed, value_weights, mask):
+        B, T, C = x.shape
+        weights = self.c_qkvo.to(x.dtype).view(4, C, C)
+        qkv = F.linear(x, weights[:3].flatten(0, 1))
+        q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
+        v = value_weights[0] * v
+        if value_embed is not None:
+            v = v + value_weights[1] * value_embed.view_as(v)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        y = attention(q, k, v, mask, self.rotary.scale)
+        # A gate lets a head fall silent where its attention finds nothing.
+        gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
+        y = y * gates[..., None]
+        return F.linear(y.reshape(B, T, C), weights[3])
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj's
+        self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)
+
+    def forward(self, x):
+        return self.c_proj(F.relu(x @ self.c_fc.to(x.dtype)).square())
+
+
+class Smear(nn.Module):
+    """Adds to each token's embedding that of the token before, times a weight and a gate."""
+    def __init__(self, args):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1, args.gate_channels))
+
+    def forward(self, x, weight):
+        gate = F.linear(x[:, 1:, : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()
+        return torch.cat((x[:, :1], x[:, 1:] + weight * gate * x[:, :-1]), dim=1)
+
+
+class Block(nn.Module):
+    """One transformer layer, at first the identity, because both output maps start at zero."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        has_attention = layer != args.layer_without_attention
+        self.attn = CausalSelfAttention(args, rotary) if has_attention else None
+        self.window_kind = args.window_pattern[layer]
+        self.mlp = MLP(args)
+
+    def forward(self, x, value_embed, x0, scalars, masks):
+        x = scalars[0] * x + scalars[1] * x0
+        if self.attn is not None:
+            x = x + self.attn(norm(x), value_embed, scalars[2:], masks[self.window_kind])
+        x = x + self.mlp(norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.args = args
+        assert args.attention_kernel in ("FA2", "FA3", "FA4", "flex", "dense"), "no such attention"
+        if args.attention_kernel in ("FA3", "FA4"):
+            activate_flash_attention_impl(args.attention_kernel)  # in place of PyTorch's own FA2
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
+        self.smear = Smear(args)
+        # Value residual (arXiv 2410.17897) from learned tables: only a batch's own rows are read.
+        self.value_embeds = nn.ModuleList(
+            nn.Embedding(args.vocab_size, args.model_dim) for _ in range(args.num_value_embeds))
+        longest = max(args.train_seq_len, args.val_seq_len)
+        self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
+        # Of each layer the weights of its skip, before a sigmoid, of x and x0, of values and value
+        # embedding, then the smear's: all in one vector, of a length that 8 ranks can share.
+        scalars = torch.tensor([-1.5, 1.0, 0.0, 0.5, 0.5] * args.num_layers + [0.0])
+        self.scalars = nn.Parameter(F.pad(scalars, (0, -len(scalars) % 8)))
+        self.lm_head = Head(args)
+        if args.bf16:  # stores tables and head in bfloat16, and so what comes of them
+            for module in self.modules():
+                if isinstance(module, (nn.Embedding, Rotary, Head)):
+                    module.bfloat16()
+        self.set_window(window_size(args.train_steps, args))
+
+    def set_window(self, window):
+        # Python numbers: for each of their few values the model is compiled again.
+        self.window = self.long_window = window
+        if window == self.args.window_end:  # further than the rotary tables follow
+            self.long_window = self.args.long_window_end
+        self.rotary.set_window(window, self.args)
+
+    def forward(self, inputs, targets=None):
+        tile = self.args.tile_size
+        short_window = max(1, self.window // tile // 2) * tile  # half as many tiles
+        masks = dict(L=attention_mask(inputs, self.long_window, self.args),
+                     S=attention_mask(inputs, short_window, self.args))
+        count = 5 * len(self.blocks)
+        scalars, smear_weight = self.scalars[:count].view(-1, 5), self.scalars[count]
+        x = x0 = norm(self.smear(self.embed(inputs), smear_weight))  # (B, T, C)
+        value_embeds = [table(inputs) for table in self.value_embeds]  # each (B, T, C)
+        without = [None] * (len(self.blocks) - 2 * len(value_embeds) + 1)
+        value_embeds = value_embeds[1:] + without + value_embeds  # one for each layer
+        skips = []
+        # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
+        half = len(self.blocks) // 2
+        for i, block in enumerate(self.blocks):
+            if i >= half and skips:
+                x = x + scalars[i, 0].sigmoid() * skips.pop()  # the first to be popped is x itself
+            x = block(x, value_embeds[i], x0, scalars[i, 1:], masks)
+            if i < half:
+                skips.append(x)
+        logits = self.lm_head(norm(x))  # (B, T, V)
+        if not torch.is_grad_enabled():  # in training the loss, too, is in bfloat16
+            logits = logits.float()
+        # Softcap (arXiv 2408.00118): 15 tanh(logits / 15), cheaper as a sigmoid.
+        logits = 30 * torch.sigmoid(logits / 7.5) - 15
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def packed_rows(shard, T, args):
+    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens.
+
+    The last of a row is cut to what the row still lacks. What is cut off is not read again.
+    """
+    starts = np.flatnonzero(shard == args.bos_id)
+    row, lacking = [], T + 1
+    for start, end in itertools.pairwise([*starts, len(shard)]):
+        document = shard[start : min(end, start + args.max_document_len, start + lacking)]
+        row.append(document)
+        lacking -= len(document)
+        if lacking == 0:
+            yield np.concatenate(row)
+            row, lacking = [], T + 1
+
+
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    packed: a row is a pack of documents; else it goes on where the last one ends. Blocks of B rows
+    are dealt to the ranks in turn, so that any number of ranks sees the same tokens in each step.
+    What is left of a shard and too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len
+    step_rows = step_tokens // T
+
+    def steps(shard):
+        rows = packed_rows(shard, T, args) if packed else (
+            shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+        while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+            yield step
+
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    kind = "packed rows" if packed else "rows"
+    assert any(step for shard in shards for step in steps(shard)), (
+        f"no {pattern} with {step_rows} {kind}, {T} tokens each")
+    for shard in itertools.cycle(shards):
+        for step in steps(shard):
+            for i in range(rank * B, step_rows, world_size * B):
+                tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
+                    f"{shard.filename} has too many documents in {B} x {T} tokens")
+                if device.type == "cuda":
+                    tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                tokens = tokens.to(device, non_blocking=True)
+                yield tokens[:, :-1], tokens[:, 1:]
+
+
+def prefetched(batches, args):
+    """Yields the same batches, of which a thread makes prefetched_batches ready ahead of time.
+
+    It reads and packs while the main thread waits. Its exceptions are raised in the main thread.
+    """
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        ready = deque(thread.submit(next, batches) for _ in range(args.prefetched_batches))
+        while True:
+            ready.append(thread.submit(next, batches))
+            yield ready.popleft().result()
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then a line to final_lr_multiplier over the last cooldown_frac of scheduled_steps.
+
+    A line loses less than a cosine (arXiv 2405.18392).
+    """
+    progress = min(1.0, step / args.scheduled_steps)
+    remaining = min(1.0, (1 - progress) / args.cooldown_frac)
+    return remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def all_windows(args):
+    """window_start in the first stage, window_growth more in each that follows; window_end."""
+    stages = range(args.window_stages)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
+def window_size(step, args):
+    """The window of a step's stage; for the validation after the last step window_end."""
+    stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
+    return all_windows(args)[-1 if step == args.train_steps else stage]
+
+
+# -------------------------------------------- Training --------------------------------------------
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def warm_up(model, optimizers, batches, args):
+    """Compiles the kernels of training in a few steps, then puts every state back."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    batches = itertools.islice(batches, args.kernel_warmup_steps)
+    for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of the run
+        model.set_window(window_size((args.train_steps - 1) * i // args.kernel_warmup_steps, args))
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+def main(args):
+    """Trains a model and logs its losses."""
+    # ---- setup ----
+    rank = int(os.environ.get("RANK", 0))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    master_process = rank == 0
+    micro_tokens = args.micro_batch_size * args.train_seq_len * world_size
+    val_micro_tokens = args.micro_batch_size * args.val_seq_len * world_size
+    for name, tokens in (("total_batch_size", micro_tokens), ("val_tokens", val_micro_tokens)):
+        assert getattr(args, name) % tokens == 0, (
+            f"{name} is no multiple of micro_batch_size * tokens per sequence * ranks = {tokens}")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    torch.get_device_module(device).set_device(device)
+    synchronize = torch.get_device_module(device).synchronize
+    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                            world_size=world_size, device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    if master_process:
+        os.makedirs(args.log_dir, exist_ok=True)
+        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
+        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
+
+    def print0(line):
+        if master_process:
+            print(line, flush=True)
+            print(line, file=log_file, flush=True)
+
+    environment = dict(python=platform.python_version(), torch=torch.__version__,
+                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                       world_size=world_size, device=device_name)
+    print0(f"environment:{json.dumps(environment)}")
+    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    # ---- model and optimizers ----
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)  # the seed gives all ranks the same
+    if args.compile:
+        model = torch.compile(model, dynamic=False)
+    attentions = [block.attn for block in raw_model.blocks if block.attn is not None]
+    matrices = [attn.c_qkvo for attn in attentions]
+    matrices += [param for block in raw_model.blocks for param in block.mlp.parameters()]
+    half = len(matrices) // 2
+    muon_groups = [  # the smallest first, which hides how long it takes to begin
+        dict(params=list(raw_model.smear.parameters())),
+        dict(params=[attn.gate for attn in attentions]),
+        dict(params=matrices[:half], fours=len(attentions)),
+        dict(params=matrices[half:], fours=max(0, len(attentions) - half)),
+    ]
+    embed_params = [raw_model.embed.weight, *raw_model.value_embeds.parameters()]
+    head_params = [raw_model.lm_head.weight]
+    adam_groups = [
+        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=head_params, lr=args.head_lr),
+        dict(params=[raw_model.scalars], lr=args.scalar_lr),
+    ]
+    optimizers = [
+        ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                    compiled=args.compile),
+        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+             bf16=args.bf16, compiled=args.compile, use_triton=args.use_triton),
+    ]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
+
+    # ---- train ----
+    load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,
+                         packed=True)
+    warm_up(model, optimizers, load_train(), args)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
+    train_batches = prefetched(load_train(), args)
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    synchronize()
+    clock_start = time.perf_counter()
+
+    def log_step(step, loss_text):
+        train_time = 1000 * (time.perf_counter() - clock_start)
+        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
+               f" step_avg:{train_time / max(step, 1):.2f}ms")
+
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        if (window := window_size(step, args)) != raw_model.window:  # validation uses it too
+            raw_model.set_window(window)
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            synchronize()
+            clock_stopped = time.perf_counter()
+            val_batches = load(args.val_files, args.val_tokens, args.val_seq_len, packed=False)
+            val_loss = validate(model, val_batches, args.val_tokens // val_micro_tokens)
+            clock_start += time.perf_counter() - clock_stopped  # validation does not count
+            log_step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = torch.zeros((), device=device)
+        for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
+            loss = model(inputs, targets) / grad_accum_steps
+            loss.backward()
+            train_loss += loss.detach() / world_size
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss)
+        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+    if on_gpu:
+        print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and master_process:
+        checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
