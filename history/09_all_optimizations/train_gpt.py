@@ -566,6 +566,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
+        assert args.backout_layer < args.num_layers, "there is no layer of number backout_layer"
         assert args.attention_kernel in ("FA2", "FA3", "FA4", "flex", "dense"), "no such attention"
         if args.attention_kernel in ("FA3", "FA4"):
             activate_flash_attention_impl(args.attention_kernel)  # in place of PyTorch's own FA2
