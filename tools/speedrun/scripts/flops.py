@@ -50,7 +50,7 @@ def _forward_flops(module, args, T):
     math = sdpa_kernel(SDPBackend.MATH)  # matrix products, which the counter knows
     with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(1, T, dtype=torch.int64)
-        module.GPT(args)(tokens, tokens)
+        module.GPT(args).requires_grad_(False)(tokens, tokens)  # which the counter looks at
     return counter.get_total_flops()
 
 
