@@ -4,15 +4,15 @@
 import hashlib
 import os
 
-from snapshots import MANIFEST, load_snapshot, train
+from snapshots import MANIFEST, load_snapshot, orthogonalizer, train
 
 
 def record(milestone_id, overrides):
     """Trains and returns {losses, streams, matrices, buffers} of this rank.
 
     losses: unrounded, one for each validation; streams: {"train" or "val": one list of hashes for
-    each stream that was read from}; matrices: how many newton_schulz was given; buffers: of how
-    many there is a momentum.
+    each stream that was read from}; orthogonalized: how many entries of matrices were; buffers: of
+    how many there is a momentum.
     """
     module = load_snapshot(MANIFEST.get(milestone_id))
     streams = dict(train=[], val=[])
@@ -28,8 +28,9 @@ def record(milestone_id, overrides):
     module.token_batches = recorded
     muons, sizes = watch_muon(module)
     losses = train(module, module.Hyperparameters(**overrides))
-    buffers = sum(map(remembered, muons))
-    return dict(losses=losses, streams=streams, matrices=sum(sizes), buffers=buffers)
+    buffers = sum(state["momentum_buffer"].numel() for muon in muons
+                  for state in muon.state.values() if "momentum_buffer" in state)
+    return dict(losses=losses, streams=streams, orthogonalized=sum(sizes), buffers=buffers)
 
 
 def remembered(muon):
@@ -40,21 +41,22 @@ def remembered(muon):
 
 
 def watch_muon(module):
-    """Two lists that fill while the module trains: its Muon optimizers, and for each call of
-    newton_schulz the number of its matrices. They stay empty for a milestone without Muon."""
+    """Two lists that fill while the module trains: its Muon optimizers, and the number of entries
+    each time that matrices are orthogonalized. Both stay empty for a milestone without Muon."""
     muons, sizes = [], []
     if hasattr(module, "Muon"):
-        newton_schulz, init = module.newton_schulz, module.Muon.__init__
+        orthogonalize, init = getattr(module, orthogonalizer(module)), module.Muon.__init__
 
         def counted(matrices, *args, **kwargs):
-            sizes.append(len(matrices))
-            return newton_schulz(matrices, *args, **kwargs)
+            sizes.append(matrices.numel())
+            return orthogonalize(matrices, *args, **kwargs)
 
         def noted(self, *args, **kwargs):
             muons.append(self)
             init(self, *args, **kwargs)
 
-        module.newton_schulz, module.Muon.__init__ = counted, noted
+        setattr(module, orthogonalizer(module), counted)
+        module.Muon.__init__ = noted
     return muons, sizes
 
 

@@ -33,16 +33,24 @@ MICRO = dict(
 MICRO_RATES = dict(
     adam_lr=6e-3, warmup_steps=2, cooldown_steps=5, muon_lr=1e-2, embed_lr=3e-3, scalar_lr=0.0,
     momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
-    window_growth=10, tile_size=4, val_seq_len=16, max_document_len=20,
+    window_growth=9, tile_size=4, val_seq_len=16, max_document_len=20, scheduled_steps=17,
+    long_window_end=30, momentum_cooldown_steps=3,
 )
 MICRO_LAYERS = dict(  # of the few
-    num_value_embeds=1, layer_without_attention=1, window_pattern="SL" * 6)
+    num_value_embeds=1, layer_without_attention=1, window_pattern="SL" * 6, backout_layer=1)
+MICRO_ODD = dict(num_layers=3, window_pattern="SSL" * 4)  # from 08a on: skips leave one over
 MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
+
+
+def _micro_layers(fields):
+    layers = MICRO_LAYERS | (MICRO_ODD if "long_window_end" in fields else {})
+    return {name: value for name, value in layers.items() if name in fields}
 
 
 def _rates(milestone):
     fields = default_hyperparameters(milestone.script)
-    rates = MICRO_RATES | MICRO_LAYERS | (MICRO_RATES_UNTIED if "head_lr" in fields else {})
+    rates = MICRO_RATES | _micro_layers(fields) | (
+        MICRO_RATES_UNTIED if "head_lr" in fields else {})
     return {name: value for name, value in rates.items() if name in fields}
 
 
@@ -165,8 +173,19 @@ def micro_sizes(module, **more):
 
 def micro_layers(module):
     """Which of a few layers has what, where that is a hyperparameter."""
-    return {name: number for name, number in MICRO_LAYERS.items()
+    return _micro_layers(vars(module.Hyperparameters))
+
+
+def record_layers(module):
+    """The same of the record."""
+    names = ("num_layers", *MICRO_LAYERS)
+    return {name: getattr(module.Hyperparameters, name) for name in names
             if hasattr(module.Hyperparameters, name)}
+
+
+def orthogonalizer(module):
+    """The name of the function that orthogonalizes."""
+    return "polar_express" if hasattr(module, "polar_express") else "newton_schulz"
 
 
 def path(module, flex):

@@ -196,9 +196,10 @@ def test_flops_of_the_records(milestone):
     tile = known["record"].get("tile_size")
     if tile and not exact:  # in the last tile of a window half is seen
         visible -= sum((T - w) / T for w in windows) / len(windows) * (tile - 1) / 2
-    attentions = 12 - ("layer_without_attention" in known["record"])
+    attentions, mlps = (args.num_layers - (f"layer_without_{part}" in known["record"])
+                        for part in ("attention", "mlp"))
     gates = 6 * known["record"].get("gate_channels", 0)  # a layer's weights
-    weights = (attentions * 4 + 12 * 8) * 768**2 + attentions * gates + V * 768
+    weights = (attentions * 4 + mlps * 8) * 768**2 + attentions * gates + V * 768
     expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 

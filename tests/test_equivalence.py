@@ -144,19 +144,22 @@ def test_every_world_size_logs_the_same_train_losses(recorded):
 def test_each_rank_orthogonalizes_its_share(recorded, milestone):
     numbers = Counter()  # of matrices by shape, whether tall or wide; a stack is one
     if hasattr(module := load_snapshot(milestone), "Muon"):
-        numbers.update(tuple(sorted(p.shape))
-                       for p in module.GPT(micro_sizes(module)).blocks.parameters() if p.ndim >= 2)
+        parameters = module.GPT(micro_sizes(module)).named_parameters()
+        numbers.update(tuple(sorted(param.shape)) for name, param in parameters
+                       if name.startswith(("blocks.", "smear.")) and param.ndim >= 2)
+    entries = sum(math.prod(shape) * number for shape, number in numbers.items())
     steps = MICRO["train_steps"] + MICRO["kernel_warmup_steps"]
     distributed = MANIFEST.get("03") in ancestry(milestone)
     filler = known_values(milestone.id).get("filler", False)
     for world_size, records in recorded.items():
         share = world_size if distributed else 1
-        most = sum(math.ceil(number / share) for number in numbers.values())
-        total = most * share if filler else numbers.total()
+        most = sum(math.prod(shape) * math.ceil(number / share)
+                   for shape, number in numbers.items())
+        total = most * share if filler else entries
         assert sum(run["buffers"] for run in records) * share == total * world_size
         for run in records:
             assert run["buffers"] <= most
-            assert run["matrices"] == steps * run["buffers"]
+            assert run["orthogonalized"] == steps * run["buffers"]
 
 
 def ancestry(milestone):

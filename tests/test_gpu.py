@@ -49,7 +49,7 @@ def run(milestone, shards, log_dir, cuda=True, **options):
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
 WITH_FLEX = [m for m in WRITTEN if "use_flex_attention" in default_hyperparameters(m.script)]
 WITH_KERNELS = [m for m in WRITTEN if "attention_kernel" in default_hyperparameters(m.script)]
-WINDOWS = dict(window=150, window_start=32, window_end=192, window_growth=64)
+WINDOWS = dict(window=150, window_start=32, window_end=192, window_growth=64, long_window_end=224)
 
 
 @every_snapshot

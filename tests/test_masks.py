@@ -20,6 +20,7 @@ from snapshots import (
     micro_args,
     micro_sizes,
     path,
+    record_layers,
     set_window,
     where,
 )
@@ -302,11 +303,8 @@ def test_one_document_in_a_long_window_is_the_parent(milestone):
 @where("Block", "GPT", known="layers")
 @torch.no_grad()
 def test_how_far_each_layer_sees(milestone, monkeypatch):
-    module, tiles = load_snapshot(milestone), 4
-    args = module.Hyperparameters()
-    model = module.GPT(micro_sizes(module, **{name: getattr(args, name) for name in (
-        "num_layers", "layer_without_attention", "num_value_embeds", "window_pattern")},
-        tile_size=4))
+    module, args = load_snapshot(milestone), load_snapshot(milestone).Hyperparameters()
+    model = module.GPT(micro_sizes(module, **record_layers(module), tile_size=4))
     seen = []
 
     def attend(self, x, value_embed, *weights_and_window):
@@ -319,11 +317,15 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     monkeypatch.setattr(module, "attention_mask", lambda inputs, window, args: int(window))
     monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
     inputs = torch.arange(8)[None]
-    for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7)):
-        set_window(model, 4 * tiles)
+    cases = [(4 * tiles, 4 * tiles, 4 * half)
+             for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7))]
+    if hasattr(args, "long_window_end"):  # in the last window alone
+        cases.append((args.window_end, args.long_window_end, args.window_end // 2))
+    for window, *reach in cases:
+        set_window(model, window)
         seen.clear()
         model(inputs)
-        reach = dict(long=4 * tiles, short=4 * half)
+        reach = dict(zip(("long", "short"), reach, strict=True))
         expected = [[reach[kind], *table] for kind, *table in known_values(milestone.id)["layers"]]
         assert seen == expected
 
@@ -341,7 +343,7 @@ def test_window_table(milestone):
     assert changes == known["changes"]
     sizes = known.get("sizes") or list(range(known["unit"], 1793, known["unit"]))
     assert [windows[step] for step in changes] == sizes
-    assert windows[::125] == known["validations"]
+    assert windows[:: args.val_loss_every] == known["validations"]
 
 
 GROWING = [m for m in declaring("window_size") if not is_staged(load_snapshot(m))]
@@ -376,10 +378,13 @@ def test_the_warm_up_meets_all_windows_of_the_run(milestone):
     model.register_forward_pre_hook(lambda *_: seen.append(model.window))
     for train_steps in (*range(1, 40), 1670):
         args = module.Hyperparameters(train_steps=train_steps)
+        if hasattr(args, "scheduled_steps"):  # too few have not all windows
+            args.scheduled_steps = max(5, train_steps - 40)
+            args.train_steps = args.scheduled_steps + 40
         seen.clear()
         module.warm_up(torch.compile(model, disable=True), [], itertools.repeat((None, None)), args)
         assert sorted(seen) == seen and len(seen) == args.kernel_warmup_steps == 3
-        steps = range(train_steps + (not hasattr(args, "window_end")))  # the last is not trained
+        steps = range(args.train_steps + (not hasattr(args, "window_end")))  # the last is none
         assert set(seen) == {module.window_size(step, args) for step in steps}
 
 
@@ -399,6 +404,9 @@ def test_training_and_validation_use_the_window_of_the_step(
         sizes, expected = dict(window_start=2, window_growth=4), ([2, 2, 6, 6], [2, 6, 10])
         if hasattr(module.Hyperparameters, "window_end"):
             sizes["window_end"] = expected[1][-1] = 12
+        if hasattr(module.Hyperparameters, "long_window_end"):
+            sizes["long_window_end"] = expected[1][-1] = 14
+            sizes["scheduled_steps"] = 4
     elif counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
         sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(
