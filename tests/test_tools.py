@@ -1,5 +1,6 @@
 """Manifest, tables, pictures and commands. Run: python -m pytest tests/test_tools.py"""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -8,11 +9,12 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
 from PIL import Image
 
 import make_figures
 import test_roofline
-from speedrun.figures import records_plot, tables
+from speedrun.figures import causes, records_plot, tables
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import KINDS, REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
@@ -258,6 +260,33 @@ def test_records_are_whole_and_in_order(records):
 # ---- tables and pictures ----
 
 
+def test_a_gain_is_fewer_tokens_times_faster_tokens(manifest):
+    found = causes.gains(manifest)
+    by_id = {gain.label.split()[0]: gain for gain in found}
+    tokens = math.log(9536 / 6200)  # both take 524,288 tokens a step
+    assert by_id["01"][1:] == pytest.approx((22.3, math.log(31.4 / 22.3), tokens,
+                                             math.log(31.4 / 9536 * 6200 / 22.3)))
+    assert by_id["01"].speed < 0 < by_id["01"].tokens
+    tokens = math.log(1393 * 524_288 / (1770 * 393_216))  # more steps of a smaller batch
+    assert by_id["05g"].tokens == pytest.approx(tokens) and tokens > 0
+    assert by_id["03"].tokens == 0 and by_id["00a"].tokens is by_id["00a"].speed is None
+    assert "05b value embeddings, 05b2" in [gain.label for gain in found]  # of one record
+    last = manifest.written()[-1].minutes
+    assert math.prod(causes.totals(found)) == pytest.approx(45 / last)
+    assert sum(gain.whole for gain in found) == pytest.approx(math.log(45 / last))
+
+
+def test_a_gain_without_tokens_is_not_split(manifest):
+    milestones = tuple(replace(m, tokens_per_step=None if m.id == "03a" else m.tokens_per_step)
+                       for m in manifest.milestones)
+    found = causes.gains(replace(manifest, milestones=milestones))
+    assert [gain.label[:3] for gain in found if gain.tokens is None] == ["00a", "03a", "03b"]
+    axes = pyplot.subplots()[1]
+    causes.panel(axes, found)
+    assert len(axes.patches) == 2 * len(found) - 3  # one bar instead of two
+    assert causes.data_hash(manifest) != causes.data_hash(replace(manifest, milestones=milestones))
+
+
 def test_text_between_markers_is_replaced():
     text = "a\n<!-- begin t -->\nold\n<!-- end t -->\nb\n"
     new = tables.replace_between(text, "t", "new")
@@ -320,8 +349,9 @@ def test_committed_tables_and_pictures_are_fresh(capsys):
     assert code == 0, "".join(capsys.readouterr())
 
 
-def test_picture_is_small_and_wide():
-    png = (REPOSITORY / "history" / "records.png").read_bytes()
+@pytest.mark.parametrize("name", ["records.png", "causes.png"])
+def test_picture_is_small_and_wide(name):
+    png = (REPOSITORY / "history" / name).read_bytes()
     assert len(png) < 200_000
     assert int.from_bytes(png[16:20], "big") == 1600
 

@@ -16,7 +16,7 @@ from speedrun.base.cli import run_command
 from speedrun.base.errors import UserError
 from speedrun.compare import plot
 from speedrun.compare.results import Comparison
-from speedrun.figures import attention_cost, ladder, predictions, records_plot, tables
+from speedrun.figures import attention_cost, causes, ladder, predictions, records_plot, tables
 from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
@@ -77,6 +77,8 @@ TABLES = (
 PICTURES = (
     Picture("history/records.png", lambda s: records_plot.data_hash(s.records, s.manifest),
             lambda s, path: records_plot.draw_records(s.records, s.manifest, path)),
+    Picture("history/causes.png", lambda s: causes.data_hash(s.manifest),
+            lambda s, path: causes.draw_causes(s.manifest, path)),
     Picture("history/tiny.png", lambda s: plot.data_hash(s.ladder, {}),
             lambda s, path: ladder.draw_ladder(s.ladder, path), needs="ladder"),
 )

@@ -82,10 +82,7 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import numpy as np
     from matplotlib.dates import DateFormatter, MonthLocator
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
 
     plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
@@ -113,12 +110,21 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper right", frameon=False)
 
+    save_grey(figure, path, data_hash(records, manifest))
+    plt.close(figure)
+
+
+def save_grey(figure, path: Path, digest: str) -> None:
+    """Write a matplotlib figure to `path` as a PNG in grey that holds the hash of its data."""
+    import numpy as np
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
     figure.canvas.draw()
     shown = PngInfo()
-    shown.add_text(HASH_KEY, data_hash(records, manifest))
+    shown.add_text(HASH_KEY, digest)
     grey = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("L")  # a third in size
     grey.save(path, format="PNG", optimize=True, pnginfo=shown)
-    plt.close(figure)
 
 
 def _draw_mark(axes, mark):
