@@ -5,7 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_overlap.py
 """
 
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ranks import start_ranks
-from snapshots import by_id, declaring, load_snapshot, micro_sizes
+from snapshots import MANIFEST, declaring, load_snapshot, micro_sizes
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY
+
+LINK = LATENCY, BANDWIDTH = 5e-3, 1e8  # seconds, bytes per second
+WAYS = ((False, None), (False, LINK), (True, LINK))  # whether each waits at once; the link
 
 
 def scatters_gradients(milestone, name):
@@ -24,44 +27,55 @@ def scatters_gradients(milestone, name):
     return any(block.name == name and "reduce_scatter" in block.text for block in blocks)
 
 
-SHARING = [pytest.param(milestone, name, id=f"{by_id(milestone)}-{name}")
-           for name in ("ShardedAdam", "Muon") for milestone in declaring(name)
-           if scatters_gradients(milestone, name)]
+SHARING = [(milestone.id, name) for name in ("ShardedAdam", "Muon")
+           for milestone in declaring(name) if scatters_gradients(milestone, name)]
 
 
-def log_a_step(milestone, name, at_once=False, link=None):
-    """What lesson.LoggedDist knows of each message of a rank's step of the optimizer."""
+def log_steps(cases):
+    """Of each case, (id, optimizer, at_once, link): what lesson.LoggedDist knows of the messages of
+    this rank's step."""
     sys.path.insert(0, str(REPOSITORY / "lessons"))
     from lesson import LoggedDist
 
     dist.init_process_group("gloo")
-    module = load_snapshot(milestone)
-    module.dist = LoggedDist(at_once, link)
-    model = module.GPT(micro_sizes(module))
-    for param in model.parameters():
-        param.grad = torch.ones_like(param)
-    if name == "Muon":
-        optimizer = module.Muon(model.blocks.parameters(), lr=0.1, momentum=0.9, bf16=False,
-                                compiled=False, use_triton=False)
-    else:
-        tables = [param for key, param in model.named_parameters() if "blocks." not in key]
-        optimizer = module.ShardedAdam([dict(params=tables, lr=0.1)], betas=(0.8, 0.95), eps=1e-8,
-                                       compiled=False)
-    optimizer.step()
+    steps = []
+    for id, name, *way in cases:
+        module = load_snapshot(MANIFEST.get(id))
+        module.dist = LoggedDist(*way)
+        model = module.GPT(micro_sizes(module))
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        if name == "Muon":
+            optimizer = module.Muon(model.blocks.parameters(), lr=0.1, momentum=0.9, bf16=False,
+                                    compiled=False, use_triton=False)
+        else:
+            tables = [param for key, param in model.named_parameters() if "blocks." not in key]
+            optimizer = module.ShardedAdam([dict(params=tables, lr=0.1)], betas=(0.8, 0.95),
+                                           eps=1e-8, compiled=False)
+        optimizer.step()
+        steps.append([SimpleNamespace(**vars(message)) for message in module.dist.messages])
     dist.destroy_process_group()
-    return [SimpleNamespace(**vars(message)) for message in module.dist.messages]
+    return steps
 
 
-def steps_of_ranks(*arguments):
-    """Of each of two ranks its scatters and its gathers."""
-    for messages, _printed in start_ranks(2, log_a_step, *arguments):
-        yield ([each for each in messages if each.name.startswith("reduce_scatter")],
-               [each for each in messages if each.name.startswith("all_gather")])
+@pytest.fixture(scope="module")
+def logs():
+    """By case: of each of two ranks its scatters and its gathers."""
+    cases = [(*optimizer, *way) for optimizer, way in product(SHARING, WAYS)]
+    found = {case: [] for case in cases}
+    for steps, _printed in start_ranks(2, log_steps, cases):
+        for case, messages in zip(cases, steps, strict=True):
+            found[case].append([[each for each in messages if each.name.startswith(kind)]
+                                for kind in ("reduce_scatter", "all_gather")])
+    return found
 
 
-@pytest.mark.parametrize("milestone, name", SHARING)
-def test_messages_travel_while_others_are_computed(milestone, name):
-    for scatters, gathers in steps_of_ranks(milestone, name):
+optimizers = pytest.mark.parametrize("id, name", SHARING)
+
+
+@optimizers
+def test_messages_travel_while_others_are_computed(logs, id, name):
+    for scatters, gathers in logs[id, name, False, None]:
         assert len(scatters) == len(gathers) >= 3
         waits = [each.asked for each in scatters + gathers]
         assert waits == sorted(waits) and all(each.came > each.asked for each in gathers)
@@ -70,14 +84,12 @@ def test_messages_travel_while_others_are_computed(milestone, name):
             assert gather.launched < next_scatter.asked
 
 
-def test_the_log_tells_who_waits_at_once_and_a_link_holds_back():
-    link = latency, bandwidth = 5e-3, 1e8  # seconds, bytes per second
-    milestone, name = SHARING[0].values
-    for at_once in (True, False):
-        for scatters, gathers in steps_of_ranks(milestone, name, at_once, link):
-            for message, following in pairwise(scatters + gathers):
-                assert (message.came < following.launched) == at_once
-                begins = max(message.due, following.launched)
-                assert following.due - begins == pytest.approx(
-                    latency + following.nbytes / bandwidth)
-                assert following.came >= following.due
+@pytest.mark.parametrize("at_once", [False, True])
+@optimizers
+def test_the_log_tells_who_waits_at_once_and_the_link_holds_back(logs, id, name, at_once):
+    for scatters, gathers in logs[id, name, at_once, LINK]:
+        for message, following in pairwise(scatters + gathers):
+            assert (message.came < following.launched) == at_once
+            begins = max(message.due, following.launched)
+            assert following.due - begins == pytest.approx(LATENCY + following.nbytes / BANDWIDTH)
+            assert following.came >= following.due

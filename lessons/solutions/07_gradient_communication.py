@@ -344,8 +344,8 @@ def check_rounds(answer):
                 assert used == own, (
                     f"{count} matrices, {world_size} ranks: where each message is there {when},"
                     f" rank {rank} uses the gradients {list(used.values())} instead of"
-                    f" {list(own.values())}; which launch writes where an earlier result still"
-                    " waits to be used?")
+                    f" {list(own.values())}; a launch writes where an earlier result still waits"
+                    " to be used")
 
 
 EXERCISES = {
