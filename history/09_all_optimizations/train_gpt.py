@@ -754,7 +754,8 @@ def warm_up(model, optimizers, batches, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     batches = itertools.islice(batches, args.kernel_warmup_steps)
     for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of the run
-        model.set_window(window_size((args.train_steps - 1) * i // args.kernel_warmup_steps, args))
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps
+        model.set_window(window_size(step, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:
             optimizer.step()
