@@ -357,7 +357,8 @@ def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkey
     module = load_snapshot(milestone)
     factors = {(m, n): factor for m, n, factor in known_values(milestone.id)["muon"]["factor"]}
     polynomials = getattr(module, "POLAR_EXPRESS", 5 * [(3.4445, -4.7750, 2.0315)])
-    larger, epsilon = (1.02, 1e-6) if hasattr(module, "POLAR_EXPRESS") else (1, 1e-7)
+    # an epsilon of 1e-6 beside the mean of gradients, of which FormerMuon has 20 times as much
+    larger, epsilon = (1.02, 2e-5) if hasattr(module, "POLAR_EXPRESS") else (1, 1e-7)
 
     class FormerMuon(torch.optim.Optimizer):
         """Muon without batches, matrix by matrix on every rank."""
