@@ -64,8 +64,8 @@ def by_id(milestone):
 
 every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 
-# Comparisons of whole runs are dear: by default they are made where the form of runs is new, and
-# at the last milestone, the others with the slow tests.
+# What trains or compiles is dear: by default it is tried where the form of runs is new and at the
+# last of the milestones, at the others with the slow tests.
 FORMS = {
     "00": "DistributedDataParallel", "03": "a share of the updates for each rank",
     "05e2": "an all-reduce for each gradient", "05h": "rows that begin with documents",
@@ -76,7 +76,7 @@ FORMS = {
 
 def tried(milestones=WRITTEN):
     """Test parameters: the milestones, those that are not tried by default marked as slow."""
-    return [milestone if milestone.id in FORMS or milestone is WRITTEN[-1]
+    return [milestone if milestone.id in FORMS or milestone is milestones[-1]
             else pytest.param(milestone, marks=pytest.mark.slow) for milestone in milestones]
 
 
@@ -181,6 +181,17 @@ def record_layers(module):
     names = ("num_layers", *MICRO_LAYERS)
     return {name: getattr(module.Hyperparameters, name) for name in names
             if hasattr(module.Hyperparameters, name)}
+
+
+def make_muon(module, params, lr, bf16=False):
+    """The module's Muon without compiled code and kernels. params: also its groups, from 08b on;
+    else those of one shape are a group."""
+    asked, params = inspect.signature(module.Muon).parameters, list(params)
+    if "groups" in asked and not isinstance(params[0], dict):
+        shapes = dict.fromkeys(param.shape for param in params)
+        params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
+    switches = {name: False for name in ("compiled", "use_triton") if name in asked}
+    return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
 
 
 def orthogonalizer(module):

@@ -22,6 +22,7 @@ from snapshots import (
     path,
     record_layers,
     set_window,
+    tried,
     where,
 )
 from speedrun.figures import attention_cost
@@ -257,7 +258,7 @@ def test_documents_do_not_see_each_other(milestone):
     torch.testing.assert_close(model(changed)[:, 20:], logits[:, 20:], rtol=0, atol=0)
 
 
-@where("window_size", "attention")
+@pytest.mark.parametrize("milestone", tried(declaring("window_size", "attention")), ids=by_id)
 @torch.no_grad()
 @pytest.mark.parametrize("flex", [False, True])
 def test_windows_need_one_graph_or_one_for_each_stage(milestone, flex):

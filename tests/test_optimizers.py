@@ -4,7 +4,6 @@ Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
 import dataclasses
-import inspect
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,14 +16,17 @@ from ranks import start_ranks
 from record_run import remembered
 from snapshots import (
     MANIFEST,
+    by_id,
     constant_momentum,
     declaring,
     known_values,
     load_snapshot,
+    make_muon,
     micro_args,
     orthogonalizer,
     record_layers,
     train,
+    tried,
     where,
 )
 
@@ -242,17 +244,6 @@ class World:
         return SimpleNamespace(wait=lambda: self.events.append("awaited"))
 
 
-def make_muon(module, params, lr, bf16=False):
-    """The module's Muon without compiled code and kernels. params: also its groups, from 08b on;
-    else those of one shape are a group."""
-    asked, params = inspect.signature(module.Muon).parameters, list(params)
-    if "groups" in asked and not isinstance(params[0], dict):
-        shapes = dict.fromkeys(param.shape for param in params)
-        params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
-    switches = {name: False for name in ("compiled", "use_triton") if name in asked}
-    return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
-
-
 def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None, **group):
     """One step of Muon from zero; returns the parameters and the optimizer. group: what else the
     group of all of them has."""
@@ -352,7 +343,7 @@ def former_newton_schulz(matrix, polynomials, larger, epsilon):
     return X.T if tall else X
 
 
-@orthogonalizing("Muon")
+@pytest.mark.parametrize("milestone", tried(declaring("Muon", known="orthogonalized")), ids=by_id)
 def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkeypatch):
     module = load_snapshot(milestone)
     factors = {(m, n): factor for m, n, factor in known_values(milestone.id)["muon"]["factor"]}
@@ -453,7 +444,7 @@ def test_owners(milestone):
     assert (filled == 1).all()
 
 
-@pytest.mark.parametrize("milestone", DISTRIBUTED, ids=lambda m: m.name)
+@pytest.mark.parametrize("milestone", tried(DISTRIBUTED), ids=by_id)
 def test_two_ranks_apply_all_updates(milestone):
     exchange = known_values(milestone.id)["exchange"]
     for moves, _ in start_ranks(2, exchange_updates, milestone.id):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import start_ranks
-from snapshots import MANIFEST, declaring, load_snapshot, micro_sizes
+from snapshots import MANIFEST, declaring, load_snapshot, make_muon, micro_sizes
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY
 
@@ -46,8 +46,7 @@ def log_steps(cases):
         for param in model.parameters():
             param.grad = torch.ones_like(param)
         if name == "Muon":
-            optimizer = module.Muon(model.blocks.parameters(), lr=0.1, momentum=0.9, bf16=False,
-                                    compiled=False, use_triton=False)
+            optimizer = make_muon(module, model.blocks.parameters(), lr=0.1)
         else:
             tables = [param for key, param in model.named_parameters() if "blocks." not in key]
             optimizer = module.ShardedAdam([dict(params=tables, lr=0.1)], betas=(0.8, 0.95),
@@ -76,7 +75,7 @@ optimizers = pytest.mark.parametrize("id, name", SHARING)
 @optimizers
 def test_messages_travel_while_others_are_computed(logs, id, name):
     for scatters, gathers in logs[id, name, False, None]:
-        assert len(scatters) == len(gathers) >= 3
+        assert len(scatters) == len(gathers) >= 2
         waits = [each.asked for each in scatters + gathers]
         assert waits == sorted(waits) and all(each.came > each.asked for each in gathers)
         assert max(each.launched for each in scatters) < waits[0]
