@@ -68,7 +68,6 @@ every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
 # last of the milestones, at the others with the slow tests.
 FORMS = {
     "00": "DistributedDataParallel", "03": "a share of the updates for each rank",
-    "05e2": "an all-reduce for each gradient", "05h": "rows that begin with documents",
     "05k": "packs of documents", "07": "a share of the gradients for each rank",
     "08": "batches of a thread",
 }

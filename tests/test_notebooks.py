@@ -22,7 +22,6 @@ SOLUTIONS = sorted((LESSONS / "solutions").glob("[0-9]*.py"))
 WRITTEN = load_manifest().written()
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason=(
     "a minute each; RUN_SLOW=1 runs all notebooks, and so does tools/run_lessons.py"))]
-ALWAYS_RUN = [LESSONS / "start_here.ipynb"]
 
 
 def name_of(path):
@@ -54,9 +53,7 @@ def test_the_map_shows_every_written_milestone():
 
 
 @pytest.mark.parametrize("path", [
-    pytest.param(path, id=path.stem, marks=[] if path in ALWAYS_RUN else SLOW)
-    for path in NOTEBOOKS
-])
+    pytest.param(path, id=path.stem, marks=SLOW) for path in NOTEBOOKS])
 def test_notebook_runs(path, tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", str(path),

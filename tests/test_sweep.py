@@ -62,6 +62,7 @@ def test_verdict(monkeypatch, capsys):
     assert code == 1 and "nothing finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_trains(tmp_path):
     ended = subprocess.run(
         [*COMMAND, "01", "--only", "embed_lr", "--steps", "2", "--factors", "2",
