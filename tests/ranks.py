@@ -21,7 +21,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 # What takes time to import.
-WARM = ["torch._dynamo", "torch.nn.attention.flex_attention", "numpy", "pytest"]
+WARM = ["torch._dynamo", "torch.nn.attention.flex_attention", "torch.nn.attention.varlen", "numpy",
+        "pytest"]
 
 
 def start_ranks(world_size, job, *arguments, timeout=120):

@@ -47,14 +47,12 @@ def _micro_layers(fields):
     return {name: value for name, value in layers.items() if name in fields}
 
 
-def _rates(milestone):
+def micro_of(milestone):
+    """The hyperparameters beside MICRO that a micro run of this milestone has."""
     fields = default_hyperparameters(milestone.script)
     rates = MICRO_RATES | _micro_layers(fields) | (
         MICRO_RATES_UNTIED if "head_lr" in fields else {})
     return {name: value for name, value in rates.items() if name in fields}
-
-
-MICRO_OF = {milestone.id: _rates(milestone) for milestone in WRITTEN}
 
 
 def by_id(milestone):
@@ -145,7 +143,7 @@ def sized(sizes, fields):
 def micro_overrides(milestone, folder, log_dir, **more):
     """Hyperparameters of a micro run on the shards in `folder`."""
     files = dict(train_files=f"{folder}/*_train_*.bin", val_files=f"{folder}/*_val_*.bin")
-    sizes = MICRO | MICRO_OF[milestone.id] | more
+    sizes = MICRO | micro_of(milestone) | more
     return {**files, "log_dir": str(log_dir),
             **sized(sizes, default_hyperparameters(milestone.script))}
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 import run_milestone
-from snapshots import MICRO, MICRO_OF, WRITTEN, every_snapshot, sized
+from snapshots import MANIFEST, MICRO, WRITTEN, every_snapshot, micro_of, sized
 from speedrun.base.errors import UserError
 from speedrun.run import fit_batch, gpus
 from speedrun.run.failure import Failure
@@ -169,7 +169,7 @@ def machine(monkeypatch, tmp_path, shards):
         trials = trials or Trials(min(memory, default=0))
         monkeypatch.setattr(fit_batch, "execute", trials)
         fields = default_hyperparameters(milestone.script)
-        overrides = {**sized(SIZES, fields), **MICRO_OF.get(milestone.id, {})}
+        overrides = {**sized(SIZES, fields), **micro_of(milestone)}
         if "attention_kernel" in fields:
             overrides["attention_kernel"] = "dense"  # in float32
         fixed = overrides.keys() - {"micro_batch_size", "train_steps", *SCHEDULE}
@@ -400,7 +400,7 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(fit_batch.tempfile, "tempdir", str(temporary))
-    settings = {**MICRO, **MICRO_OF["00"], "total_batch_size": 4 * 32, "val_tokens": 4 * 32,
+    settings = {**MICRO, **micro_of(MANIFEST.get("00")), "total_batch_size": 4 * 32, "val_tokens": 4 * 32,
                 "train_steps": 3, "kernel_warmup_steps": 0}
     del settings["micro_batch_size"]
     command = ["run_milestone.py", script, "--data", shards, "--device-batch", "auto",

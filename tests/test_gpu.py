@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from snapshots import MICRO_OF, WRITTEN, as_options, by_id, every_snapshot, micro_overrides
+from snapshots import WRITTEN, as_options, by_id, every_snapshot, micro_of, micro_overrides
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import read_log
 from speedrun.scripts.find import default_hyperparameters
@@ -65,7 +65,7 @@ def test_gpu_losses_follow_the_cpus(milestone, shards, tmp_path):
 def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path):
     # The backward pass of FlexAttention exists on a GPU alone.
     sizes = dict(seq_len=256, micro_batch_size=1, bf16=False)
-    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in MICRO_OF[milestone.id]}
+    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in micro_of(milestone)}
     curves = []
     for flex in (False, True):
         log = run(milestone, shards, tmp_path / str(flex), use_flex_attention=flex,
@@ -79,7 +79,7 @@ def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path
 @pytest.mark.parametrize("milestone", WITH_KERNELS, ids=by_id)
 def test_gpu_attention_kernels_train_like_a_dense_mask(milestone, shards, tmp_path):
     sizes = dict(seq_len=256, micro_batch_size=2, max_document_len=100, bf16=True, compile=True)
-    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in MICRO_OF[milestone.id]}
+    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in micro_of(milestone)}
     curves = {}
     for kernel in ("dense", "flex", "FA2"):
         log = run(milestone, shards, tmp_path / kernel, attention_kernel=kernel, **sizes)

@@ -5,6 +5,7 @@ import ast
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -109,7 +110,12 @@ def code_hash(script: Path) -> str:
 
     Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
     """
-    tree = ast.parse(script.read_text(encoding="utf-8"))
+    return _code_hash(script.read_text(encoding="utf-8"))
+
+
+@cache
+def _code_hash(source):
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         match node:
             case ast.Assert():
@@ -134,10 +140,14 @@ def _hyperparameters(path):
 def _fields(script):
     """The syntax of each field of class Hyperparameters; raises as default_hyperparameters."""
     try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
+        return _fields_of(script.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{script} is not a Python script: {error}") from None
-    for node in tree.body:
+
+
+@cache
+def _fields_of(source):
+    for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
             return [field for field in node.body
                     if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
