@@ -400,8 +400,8 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(fit_batch.tempfile, "tempdir", str(temporary))
-    settings = {**MICRO, **micro_of(MANIFEST.get("00")), "total_batch_size": 4 * 32, "val_tokens": 4 * 32,
-                "train_steps": 3, "kernel_warmup_steps": 0}
+    settings = {**MICRO, **micro_of(MANIFEST.get("00")), "total_batch_size": 4 * 32,
+                "val_tokens": 4 * 32, "train_steps": 3, "kernel_warmup_steps": 0}
     del settings["micro_batch_size"]
     command = ["run_milestone.py", script, "--data", shards, "--device-batch", "auto",
                *(f"--set={name}={value}" for name, value in settings.items())]
