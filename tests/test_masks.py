@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ def by_definition(inputs, window, tile_size=1):
     """The rule token by token: no later one, none of another document, the last `window`, which
     begins where a tile does."""
     B, T = inputs.shape
-    visible = torch.zeros(B, T, T, dtype=torch.bool)
+    tokens, visible = inputs.tolist(), np.zeros((B, T, T), dtype=bool)  # faster than tensors
     for b in range(B):
         for q in range(T):
             first = q - window + 1
@@ -85,9 +86,9 @@ def by_definition(inputs, window, tile_size=1):
                 first = (q // tile_size + 1 - math.ceil(window / tile_size)) * tile_size
             for k in range(q, max(first, 0) - 1, -1):
                 visible[b, q, k] = True
-                if inputs[b, k] == 1:  # the first token of q's document
+                if tokens[b][k] == 1:  # the first token of q's document
                     break
-    return visible
+    return torch.from_numpy(visible)
 
 
 def tiles_of(mask, b=0):

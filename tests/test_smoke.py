@@ -51,8 +51,8 @@ def run(milestone_id, overrides):
 def test_a_run(milestone, shards, tmp_path):
     log_dir = tmp_path / "log"
     overrides = micro_overrides(
-        milestone, shards, log_dir, val_loss_every=10, train_loss_every=5, save_checkpoint=True
-    )
+        milestone, shards, log_dir, total_batch_size=256, val_loss_every=10, train_loss_every=5,
+        save_checkpoint=True)
     (_, printed), silent = start_ranks(2, run, milestone.id, overrides)
     assert silent == (None, "")
 

@@ -1,13 +1,16 @@
 """Finds for each block of one file its counterpart in another, by its name."""
 
 import ast
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from speedrun.diff.nature import parse
 from speedrun.history.blocks import Block, merge_names
 
 
-def match(old: list[Block], new: list[Block]) -> list[tuple[Block | None, Block | None, bool]]:
+def match(
+    old: Sequence[Block], new: Sequence[Block]
+) -> list[tuple[Block | None, Block | None, bool]]:
     """(old, new, moved) for each block in the order of `new`, each removed one where it stood; old
     or new is None for one that was added or removed; moved: it stands elsewhere among the others.
 

@@ -9,6 +9,7 @@ import ast
 import difflib
 import re
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 # Free to differ between any two milestones.
@@ -37,7 +38,8 @@ class DiffSize:
     blocks: int
 
 
-def split_blocks(source: str) -> list[Block]:
+@cache
+def split_blocks(source: str) -> tuple[Block, ...]:
     """Splits the text of a script into its blocks, in reading order.
 
     Every line that is not blank belongs to exactly one block. Raises SyntaxError if the text is
@@ -81,7 +83,7 @@ def split_blocks(source: str) -> list[Block]:
         else:
             add(_name(node, lines[node.lineno - 1]), first, taken)
     add_comments(taken + 1, len(lines))
-    return list(blocks.values())
+    return tuple(blocks.values())
 
 
 def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
