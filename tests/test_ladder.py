@@ -22,7 +22,7 @@ def invented(*ids, final=2.0):
     for i, id in enumerate(ids):
         milestone = MANIFEST.get(id)
         runs = [
-            Run(log="", steps=200, seed=seed, seconds=[],
+            Run(log="", steps=200, seed=seed, seconds=[(0, 0.0), (200, 720.0)],
                 val_curve=[(0, 5.0), (200, final - 0.1 * i + seed / 100)])
             for seed in range(3)
         ]
@@ -65,13 +65,14 @@ def test_table():
     ladder = invented("00", "00a", "01", "02", "03")
     assert "same losses" not in ladder_table(ladder, MANIFEST)
     ladder.entries[4].runs[:] = ladder.entries[3].runs
-    lines = ladder_table(ladder, MANIFEST).splitlines()[2:]
+    *lines, _empty, total = ladder_table(ladder, MANIFEST).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["00_baseline", "819,200", "—", "—", "2.0100 ± 0.0100", "3"]
     assert cells[1][1] == "792,689"  # 4096 * 200 * (5 - 2.01) / (5 - 1.91)
     assert cells[1][2] == "-3.2%"
     assert cells[2][3] == "793,520"  # to 00a's 1.91: 4096 * 200 * (5 - 1.91) / (5 - 1.81)
     assert cells[4][2].endswith("(systems: the same losses)")
+    assert total == "The clocks of these 15 runs add up to 3.0 hours."
 
 
 def test_table_says_where_a_milestone_needs_more():
@@ -80,4 +81,4 @@ def test_table_says_where_a_milestone_needs_more():
     slow.runs[:] = [
         dataclasses.replace(run, val_curve=[(0, 5.0), (200, 2.3), (300, 1.9)]) for run in slow.runs
     ]
-    assert "not fewer at this scale" in ladder_table(ladder, MANIFEST).splitlines()[-1]
+    assert "not fewer at this scale" in ladder_table(ladder, MANIFEST).splitlines()[3]

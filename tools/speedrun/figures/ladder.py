@@ -42,7 +42,7 @@ def stale_entries(ladder: Comparison, manifest: Manifest) -> list[str]:
 
 def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
     """A Markdown table: tokens to the first milestone's final loss, beside the parent's; tokens to
-    the parent's final loss; losses."""
+    the parent's final loss; losses. Below it the time that all runs took, by their own clocks."""
     rows, lines = {}, []
     for entry, row in zip(ladder.entries, scores(ladder), strict=True):
         milestone = manifest.get(entry.milestone)
@@ -59,7 +59,9 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
         ])
     head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent",
             "tokens to its parent's final loss", "final val loss", "runs"]
-    return markdown(head, lines, right=head[1:])
+    clocks = [run.seconds[-1][1] for entry in ladder.entries for run in entry.runs]
+    total = f"The clocks of these {len(clocks)} runs add up to {sum(clocks) / 3600:.1f} hours."
+    return f"{markdown(head, lines, right=head[1:])}\n\n{total}"
 
 
 def _against(parent, row, kind):
