@@ -21,7 +21,6 @@ from speedrun.scripts.find import default_hyperparameters
 SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script
 LIMIT_S, SLOWER = 8, 10  # a job may take LIMIT_S and so many times what the milestone's takes
-REFERENCE_S = 60  # for the milestone's own jobs
 SLIP_BUDGET_S = 8  # for the slips that might say in words what is wrong
 FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of them does in others
 
@@ -124,7 +123,8 @@ class Examination:
 
     def _run(self, scripts, jobs):
         """{job: Task} of each script, all at their end."""
-        tasks = [{job: Task(script, job, self.values, self.limits.get(job, REFERENCE_S),
+        left = self.deadline - time.monotonic()  # the milestone's own jobs may take all of it
+        tasks = [{job: Task(script, job, self.values, self.limits.get(job, left),
                             self.options.get(job, {})) for job in jobs} for script in scripts]
         run([task for some in tasks for task in some.values()], self.deadline)
         return tasks
