@@ -230,15 +230,19 @@ def test_outputs_are_kept_without_traces(folder):
     assert set(notebook.metadata) == {"kernelspec"} and not notebook.cells[0].metadata
 
 
-def test_a_notebook_that_fails_keeps_its_outputs(folder, capsys):
+@pytest.mark.parametrize(("cell", "said"), [
+    ("1 / 0", "ZeroDivisionError: division by zero"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "Kernel died"),
+])
+def test_a_notebook_that_fails_keeps_its_outputs(folder, capsys, cell, said):
     write, run = folder
-    path = write("01_bad.ipynb", "1 / 0")
+    path = write("01_bad.ipynb", cell)
     before = path.read_bytes()
     write("02_good.ipynb", "1")
     assert run() == 1
     assert path.read_bytes() == before
     seen = capsys.readouterr()
-    assert "01_bad.ipynb failed: ZeroDivisionError: division by zero" in seen.err
+    assert f"01_bad.ipynb failed: {said}" in seen.err
     assert "02_good.ipynb" in seen.out
 
 

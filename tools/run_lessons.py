@@ -33,7 +33,7 @@ def main() -> int:
 
     import nbformat  # these take a second to import
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     failed = 0
     for path in notebooks:
@@ -43,7 +43,7 @@ def main() -> int:
                                 resources={"metadata": {"path": str(LESSONS)}})
         try:
             client.execute()
-        except (CellExecutionError, CellTimeoutError) as error:
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             failed += 1
             reason = str(error).splitlines()[0]
             if isinstance(error, CellExecutionError):
