@@ -94,8 +94,8 @@ def ending(exit_code: int) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    hint = " (out of memory?)" if exit_code == -SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    hints = {"SIGKILL": " (out of memory?)", "SIGBUS": " (was a shard cut short?)"}
+    return f"was killed by {name}{hints.get(name, '')}"
 
 
 def _status(exit_code):
