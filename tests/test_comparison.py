@@ -18,16 +18,7 @@ from dataclasses import asdict
 import pytest
 
 from ranks import run_tool
-from snapshots import (
-    MICRO,
-    WRITTEN,
-    by_id,
-    declaring,
-    known_values,
-    load_snapshot,
-    micro_overrides,
-    tried,
-)
+from snapshots import MICRO, WRITTEN, known_values, load_snapshot, micro_overrides, where
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import parse_target
 from speedrun.compare.plot import curves_of, draw_comparison
@@ -187,7 +178,7 @@ def test_picture(tmp_path):
 # ---- FLOPs ----
 
 
-@pytest.mark.parametrize("milestone", tried(declaring("Model", "Hyperparameters")), ids=by_id)
+@where("Model", "Hyperparameters")
 def test_flops_of_the_records(milestone):
     args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
     T, V = getattr(args, length_names(vars(args))[0]), args.vocab_size

@@ -444,7 +444,7 @@ def test_owners(milestone):
     assert (filled == 1).all()
 
 
-@pytest.mark.parametrize("milestone", tried(DISTRIBUTED), ids=by_id)
+@pytest.mark.parametrize("milestone", DISTRIBUTED, ids=by_id)
 def test_two_ranks_apply_all_updates(milestone):
     exchange = known_values(milestone.id)["exchange"]
     for moves, _ in start_ranks(2, exchange_updates, milestone.id):

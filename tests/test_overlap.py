@@ -47,11 +47,14 @@ def log_steps(cases):
             param.grad = torch.ones_like(param)
         if name == "Muon":
             optimizer = make_muon(module, model.blocks.parameters(), lr=0.1)
+            messages = len({param.shape for param in model.blocks.parameters()})
         else:
             tables = [param for key, param in model.named_parameters() if "blocks." not in key]
             optimizer = module.ShardedAdam([dict(params=tables, lr=0.1)], betas=(0.8, 0.95),
                                            eps=1e-8, compiled=False)
+            messages = len(tables)
         optimizer.step()
+        assert len(module.dist.messages) == 2 * messages  # there and back
         steps.append([SimpleNamespace(**vars(message)) for message in module.dist.messages])
     dist.destroy_process_group()
     return steps

@@ -94,8 +94,10 @@ def ending(exit_code: int) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    hints = {"SIGKILL": " (out of memory?)", "SIGBUS": " (was a shard cut short?)"}
-    return f"was killed by {name}{hints.get(name, '')}"
+    hint = " (out of memory?)" if exit_code == -SIGKILL else ""
+    if name == "SIGBUS":  # a part of a mapped file is not there
+        hint = " (was a shard cut short?)"
+    return f"was killed by {name}{hint}"
 
 
 def _status(exit_code):
