@@ -125,13 +125,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum.
-
-    Matrices of one size are one batch. Each rank computes the updates of its share, and they travel
-    to the others while it computes those of the next size.
-    """
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
     def __init__(self, params, lr, momentum, bf16, compiled):
-        by_size = defaultdict(list)
+        by_size = defaultdict(list)  # matrices of one size are one batch
         for param in params:
             by_size[param.numel()].append(param)
         groups = [dict(params=params) for params in by_size.values()]
@@ -142,7 +138,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []
+        gathers = []  # of a rank's updates, which travel while it computes those of the next size
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer

@@ -135,13 +135,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum.
-
-    Matrices of one size are one batch. Each rank computes the updates of its share, and they travel
-    to the others while it computes those of the next size.
-    """
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
     def __init__(self, params, lr, momentum, bf16, compiled):
-        by_size = defaultdict(list)
+        by_size = defaultdict(list)  # matrices of one size are one batch
         for param in params:
             by_size[param.numel()].append(param)
         groups = [dict(params=params) for params in by_size.values()]
@@ -152,7 +148,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []
+        gathers = []  # of a rank's updates, which travel while it computes those of the next size
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
@@ -208,23 +204,17 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`.
-
-    Tensor cores take both with K contiguous. fast: sums are kept with fewer bits.
-    """
+    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`."""
+    # Tensor cores take both with K contiguous. Fast sums are kept with fewer bits.
     factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
     return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward.
-
-    Inputs and weights are e4m3: 3 bits of mantissa, up to 448. Gradients are e5m2: 2 bits, but up
-    to 57,344, for they spread over more orders of magnitude.
-    """
+    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
@@ -234,6 +224,7 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, grad):
         x8, weight8 = ctx.saved_tensors
         x_scale, weight_scale, grad_scale = ctx.scales
+        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
             grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)

@@ -141,10 +141,8 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
     @triton.jit
     def symmetric_kernel(x, addend, out, M, K, alpha, beta,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image.
-
-        x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
-        """
+        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
+        # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         BAND: tl.constexpr = 8  # rows of tiles that are computed together read the same of x
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
@@ -218,11 +216,7 @@ def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam in which each rank computes its share of the rows of every parameter.
-
-    A rank receives the mean gradients of its rows alone, and what becomes of them travels to the
-    others, both while it computes other parameters.
-    """
+    """Adam in which each rank computes its share of the rows of every parameter."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -230,7 +224,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []
+        scatters = []  # of gradients, whose mean each rank receives for its rows alone
         for group in self.param_groups:
             for param in group["params"]:
                 assert len(param) % world_size == 0, (
@@ -239,7 +233,7 @@ class ShardedAdam(torch.optim.Optimizer):
                 scatter = dist.reduce_scatter_tensor(
                     grad, param.grad, op=dist.ReduceOp.AVG, async_op=True)
                 scatters.append((group, param, grad, scatter))
-        gathers = []
+        gathers = []  # of updated rows; both travel while other parameters are computed
         for group, param, grad, scatter in scatters:
             scatter.wait()
             rows = param.chunk(world_size)[rank]
@@ -259,13 +253,9 @@ class ShardedAdam(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
-
-    Parameters of one shape are one batch. Each rank computes the updates of its share, and they
-    travel to the others while it computes those of the next shape.
-    """
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        by_shape = defaultdict(list)
+        by_shape = defaultdict(list)  # parameters of one shape are one batch
         for param in params:
             by_shape[param.shape].append(param)
         groups = [dict(params=params) for params in by_shape.values()]
@@ -277,7 +267,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []
+        gathers = []  # of a rank's updates, which travel while it computes those of the next shape
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
@@ -331,23 +321,17 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`.
-
-    Tensor cores take both with K contiguous. fast: sums are kept with fewer bits.
-    """
+    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`."""
+    # Tensor cores take both with K contiguous. Fast sums are kept with fewer bits.
     factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
     return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward.
-
-    Inputs and weights are e4m3: 3 bits of mantissa, up to 448. Gradients are e5m2: 2 bits, but up
-    to 57,344, for they spread over more orders of magnitude.
-    """
+    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
@@ -357,6 +341,7 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, grad):
         x8, weight8 = ctx.saved_tensors
         x_scale, weight_scale, grad_scale = ctx.scales
+        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
             grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
@@ -423,19 +408,13 @@ def document_starts(inputs, args):
 
 
 def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees its document, as far back as `window` reaches.
-
-    The window is that of the tokens before it. FlexAttention (arXiv 2412.05496) skips the tiles in
-    which nothing is visible and asks the rule in those that are visible in part; those that are
-    visible in full need none. The fallback is a dense (B, 1, T, T) mask for SDPA.
-    FlashAttention takes no mask, but where documents begin, how long they may be, and the window.
-    """
+    """The mask of `inputs` (B, T): a token sees its document from `window` tokens back."""
     B, T = inputs.shape
     assert args.compile or args.attention_kernel != "flex", (
         "without compilation FlexAttention sees all tiles: add --attention_kernel=dense")
     assert args.attention_kernel != "dense" or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    if args.attention_kernel.startswith("FA"):
+    if args.attention_kernel.startswith("FA"):  # no mask, but what would make one
         longest = args.max_document_len if torch.is_grad_enabled() else T
         return document_starts(inputs, args), longest, window
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
@@ -444,10 +423,10 @@ def attention_mask(inputs, window, args):
         near = (q_idx >= k_idx) & (q_idx - k_idx <= window)
         return near & (documents[b, q_idx] == documents[b, k_idx])
 
-    if args.attention_kernel == "flex":
+    if args.attention_kernel == "flex":  # skips tiles that show nothing (arXiv 2412.05496)
         return create_block_mask(visible, B, None, T, T, device=inputs.device)
     b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
-    return visible(b[:, None, None], None, t[:, None], t)[:, None]
+    return visible(b[:, None, None], None, t[:, None], t)[:, None]  # (B, 1, T, T), for SDPA
 
 
 def attention(q, k, v, mask, scale):
@@ -596,10 +575,8 @@ def open_shard(file):
 
 
 def packed_rows(shard, T, args):
-    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens.
-
-    The last of a row is cut to what the row still lacks. What is cut off is not read again.
-    """
+    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
+    # The last of a row is cut to what the row still lacks. What is cut off is not read again.
     starts = np.flatnonzero(shard == args.bos_id)
     row, lacking = [], T + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
@@ -744,6 +721,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # the seed gives all ranks the same
     if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # instead of 8: every window is compiled twice
         model = torch.compile(model, dynamic=False)
     hidden_matrix_params = list(raw_model.blocks.parameters())
     embed_params = [raw_model.embed.weight, *raw_model.value_embeds.parameters()]

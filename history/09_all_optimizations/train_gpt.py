@@ -70,7 +70,7 @@ class Hyperparameters:
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
     max_document_len: int = 2048  # tokens of a document in training; what follows is left out
-    prefetched_batches: int = 4  # micro-batches that wait for the GPU
+    prefetched_batches: int = 32  # micro-batches that wait for the GPU
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
@@ -147,10 +147,8 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
     @triton.jit
     def symmetric_kernel(x, addend, out, M, K, alpha, beta,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image.
-
-        x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
-        """
+        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
+        # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         BAND: tl.constexpr = 8  # rows of tiles that are computed together read the same of x
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
@@ -234,11 +232,7 @@ def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam in which each rank computes its share of the rows of every parameter.
-
-    A rank receives the mean gradients of its rows alone, and what becomes of them travels to the
-    others, both while it computes other parameters.
-    """
+    """Adam in which each rank computes its share of the rows of every parameter."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -246,7 +240,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []
+        scatters = []  # of gradients, whose mean each rank receives for its rows alone
         for group in self.param_groups:
             for param in group["params"]:
                 assert len(param) % world_size == 0, (
@@ -255,7 +249,7 @@ class ShardedAdam(torch.optim.Optimizer):
                 scatter = dist.reduce_scatter_tensor(
                     grad, param.grad, op=dist.ReduceOp.AVG, async_op=True)
                 scatters.append((group, param, grad, scatter))
-        gathers = []
+        gathers = []  # of updated rows; both travel while other parameters are computed
         for group, param, grad, scatter in scatters:
             scatter.wait()
             rows = param.chunk(world_size)[rank]
@@ -275,13 +269,9 @@ class ShardedAdam(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
-
-    The parameters of a group have one shape; the first `fours` of them are four matrices (n, n)
-    each, stored as one (n, 4n). A rank receives the mean gradients of its share alone, and what
-    becomes of it travels to the others, both while it computes other groups.
-    """
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
+        # Parameters of one shape are a group; its first `fours` are four (n, n), stored as (n, 4n).
         super().__init__(groups, dict(fours=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.use_triton = use_triton
@@ -290,17 +280,18 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []
+        scatters = []  # of gradients, whose mean each rank receives for its share alone
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
-            grads = params[0].grad.new_zeros(world_size * share, *params[0].shape)
+            grads = params[0].grad.new_empty(world_size * share, *params[0].shape)
             torch.stack([param.grad for param in params], out=grads[: len(params)])
+            grads[len(params) :] = 0  # after the last matrix there is filler
             own_grads = grads.new_empty(share, *params[0].shape)
             scatter = dist.reduce_scatter_tensor(
                 own_grads, grads, op=dist.ReduceOp.AVG, async_op=True)
             scatters.append((group, own_grads, scatter))
-        gathers = []
+        gathers = []  # of updated matrices; both travel while another group is computed
         for group, grads, scatter in scatters:
             scatter.wait()
             params = group["params"]
@@ -314,7 +305,7 @@ class Muon(torch.optim.Optimizer):
             updates = torch.cat([
                 self.polar_express(part, self.dtype, self.use_triton).view(-1, *momenta.shape[1:])
                 for part in parts if len(part)])
-            own = torch.zeros_like(grads)  # after the last matrix there is filler
+            own = torch.zeros_like(grads)
             own_params = params[rank * len(own) : (rank + 1) * len(own)]
             for slot, param, update in zip(own, own_params, updates, strict=False):
                 torch.sub(param, update, alpha=group["lr"], out=slot)
@@ -355,23 +346,17 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`.
-
-    Tensor cores take both with K contiguous. fast: sums are kept with fewer bits.
-    """
+    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`."""
+    # Tensor cores take both with K contiguous. Fast sums are kept with fewer bits.
     factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
     return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward.
-
-    Inputs and weights are e4m3: 3 bits of mantissa, up to 448. Gradients are e5m2: 2 bits, but up
-    to 57,344, for they spread over more orders of magnitude.
-    """
+    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
@@ -381,6 +366,7 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, grad):
         x8, weight8 = ctx.saved_tensors
         x_scale, weight_scale, grad_scale = ctx.scales
+        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
             grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
@@ -447,19 +433,13 @@ def document_starts(inputs, args):
 
 
 def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees its document, as far back as `window` reaches.
-
-    The window is that of the tokens before it. FlexAttention (arXiv 2412.05496) skips the tiles in
-    which nothing is visible and asks the rule in those that are visible in part; those that are
-    visible in full need none. The fallback is a dense (B, 1, T, T) mask for SDPA.
-    FlashAttention takes no mask, but where documents begin, how long they may be, and the window.
-    """
+    """The mask of `inputs` (B, T): a token sees its document from `window` tokens back."""
     B, T = inputs.shape
     assert args.compile or args.attention_kernel != "flex", (
         "without compilation FlexAttention sees all tiles: add --attention_kernel=dense")
     assert args.attention_kernel != "dense" or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    if args.attention_kernel.startswith("FA"):
+    if args.attention_kernel.startswith("FA"):  # no mask, but what would make one
         longest = args.max_document_len if torch.is_grad_enabled() else T
         return document_starts(inputs, args), longest, window
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
@@ -468,10 +448,10 @@ def attention_mask(inputs, window, args):
         near = (q_idx >= k_idx) & (q_idx - k_idx <= window)
         return near & (documents[b, q_idx] == documents[b, k_idx])
 
-    if args.attention_kernel == "flex":
+    if args.attention_kernel == "flex":  # skips tiles that show nothing (arXiv 2412.05496)
         return create_block_mask(visible, B, None, T, T, device=inputs.device)
     b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
-    return visible(b[:, None, None], None, t[:, None], t)[:, None]
+    return visible(b[:, None, None], None, t[:, None], t)[:, None]  # (B, 1, T, T), for SDPA
 
 
 def attention(q, k, v, mask, scale):
@@ -640,10 +620,8 @@ def open_shard(file):
 
 
 def packed_rows(shard, T, args):
-    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens.
-
-    The last of a row is cut to what the row still lacks. What is cut off is not read again.
-    """
+    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
+    # The last of a row is cut to what the row still lacks. What is cut off is not read again.
     starts = np.flatnonzero(shard == args.bos_id)
     row, lacking = [], T + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
@@ -689,23 +667,18 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 
 def prefetched(batches, args):
-    """Yields the same batches, of which a thread makes prefetched_batches ready ahead of time.
-
-    It reads and packs while the main thread waits. Its exceptions are raised in the main thread.
-    """
+    """Yields the same batches, of which a thread makes prefetched_batches ready ahead of time."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         ready = deque(thread.submit(next, batches) for _ in range(args.prefetched_batches))
         while True:
             ready.append(thread.submit(next, batches))
-            yield ready.popleft().result()
+            yield ready.popleft().result()  # raises here what the thread raised
 
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then a line to final_lr_multiplier over the last cooldown_frac of scheduled_steps.
-
-    A line loses less than a cosine (arXiv 2405.18392).
-    """
+    """1, then a line to final_lr_multiplier over the last cooldown_frac of scheduled_steps."""
+    # A line loses less than a cosine (arXiv 2405.18392).
     progress = min(1.0, step / args.scheduled_steps)
     remaining = min(1.0, (1 - progress) / args.cooldown_frac)
     return remaining + (1 - remaining) * args.final_lr_multiplier
@@ -806,6 +779,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # the seed gives all ranks the same
     if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # instead of 8: every window is compiled twice
         model = torch.compile(model, dynamic=False)
     attentions = [block.attn for block in raw_model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
