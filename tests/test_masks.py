@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_masks.py
 import inspect
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,11 +24,13 @@ from snapshots import (
     path,
     record_layers,
     set_window,
+    train,
     tried,
     where,
 )
 from speedrun.figures import attention_cost
 from speedrun.figures.attention_cost import count_tiles
+from speedrun.scripts.find import default_hyperparameters
 
 TILE = 128
 # torch warns that FlexAttention is slow without a compiler, which is all right here
@@ -281,6 +284,28 @@ def test_windows_need_one_graph_or_one_for_each_stage(milestone, flex):
         losses.append(model(inputs, targets).item())
         assert compiled(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-6)
     assert len(graphs) == (1 if torch.is_tensor(model.window) else 3) and len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("milestone", tried([
+    milestone for milestone in declaring("window_size")
+    if "window_stages" in default_hyperparameters(milestone.script)]), ids=by_id)
+def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path, monkeypatch):
+    module, graphs = load_snapshot(milestone), []
+
+    def count(graph, example_inputs):
+        graphs.append("cross_entropy" in graph.code and torch.is_grad_enabled())
+        return graph.forward
+
+    stages, steps = 9, 18  # one more stage than torch compiles by default
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    args = micro_args(
+        milestone, shards, tmp_path / "log", compile=True, kernel_warmup_steps=0, val_loss_every=0,
+        window_start=2, window_growth=2, window_stages=stages, train_steps=steps,
+        **dict.fromkeys({"scheduled_steps"} & vars(module.Hyperparameters()).keys(), steps))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=stages - 1):
+        train(module, args)
+    assert sum(graphs) == stages
 
 
 @where("attention_mask")
