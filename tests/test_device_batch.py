@@ -291,6 +291,9 @@ def test_a_dry_run_says_what_is_predicted_to_fit(machine, predicted):
     assert fit(plan, search=False) == (4, [
         "micro_batch_size: 4 (not even one sequence of 32 tokens is predicted to fit, but --set "
         "seq_len=16; a dry run tries nothing)"])
+    plan, _ = machine(2400)  # less than the 2,048 MiB without sequences
+    assert fit(plan, search=False) == (4, [
+        "micro_batch_size: 4 (not even one token is predicted to fit; a dry run tries nothing)"])
     assert not trials.micro_batches
 
 

@@ -209,6 +209,10 @@ def test_what_is_predicted_to_fit_is_said_where_it_is_less(computer, report, mon
     assert lines["01_muon"]["do"] == "python tools/run_milestone.py 01 --device-batch auto"
     assert lines["05_flex_attention"]["do"].endswith(
         "run_milestone.py 05 --device-batch auto --set seq_len=32768")
+    computer.has_gpus("NVIDIA GeForce RTX 4090", gib=2, capability=(8, 9))
+    assert with_status(lines := report()[1], "note") == [
+        "GPU", "01_muon", "02_modern_arch", "05_flex_attention"]
+    assert lines["01_muon"]["text"].endswith("; predicted to be too large for this memory")
     computer.has_gpus(H100)
     assert with_status(report()[1], "note") == []
 

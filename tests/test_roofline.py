@@ -198,7 +198,7 @@ def test_memory_decides_the_micro_batch():
     ]
     (found,) = invented("01").values()
     own = find_script("01").hyperparameters
-    assert largest_predicted(found, own, 1, 2 * 2**30).sequences == 0
+    assert largest_predicted(found, own, 1, 2 * 2**30) is None
     assert str(largest_predicted(found, own, 8, 80 * 2**30)) == "64 x 1,024"  # a rank has no more
 
 

@@ -126,6 +126,7 @@ def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> 
     for m in (m for m in manifest.written() if m.id in stored):
         own = find_script(m.id).hyperparameters
         rooms = (MARGIN * gib * 2**30 for gib in SIZES)
-        rows.append([m.id, *(str(largest_predicted(stored[m.id], own, 1, room)) for room in rooms)])
+        rows.append([m.id, *(str(largest_predicted(stored[m.id], own, 1, room) or "none")
+                             for room in rooms)])
     head = ["milestone", *(f"{gib} GB" for gib in SIZES)]
     return markdown(head, rows, right=head[1:])

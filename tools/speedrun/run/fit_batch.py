@@ -122,6 +122,8 @@ def _predict(plan, memory):
         return None, "there is no prediction for this script with its settings"
     own = plan.hyperparameters
     found = largest_predicted(prediction, own, plan.nproc, MARGIN * memory * 2**20)
+    if found is None:
+        return None, "not even one token is predicted to fit"
     if shorter := found.shortened(own):
         lengths = " / ".join(str(own[name]) for name in found.lengths)
         return None, (f"not even one sequence of {lengths} tokens is predicted to fit, but"
@@ -138,7 +140,7 @@ def _for_others(plan):
     own = plan.script.hyperparameters
     fitting = ((gib, largest_predicted(prediction, own, 1, MARGIN * gib * 2**30)) for gib in SIZES)
     return "; sequences x tokens predicted to fit one at record scale: " + ", ".join(
-        f"{found} in {gib} GiB" for gib, found in fitting)
+        f"{found or 'none'} in {gib} GiB" for gib, found in fitting)
 
 
 def _candidates(plan):

@@ -48,12 +48,12 @@ def find_prediction(script: Script, options: dict[str, object]) -> StoredPredict
 
 
 def largest_predicted(prediction: StoredPrediction, hyperparameters: dict[str, object],
-                      world_size: int, room: float) -> Fitting:
+                      world_size: int, room: float) -> Fitting | None:
     """The largest micro batch that divides the batch among the ranks and is predicted to take no
     more than `room` bytes.
 
     Where not even one sequence fits, those that are too long are halved until it does: sequences of
-    training, and of validation where they have a length of their own. Nothing fits: no sequences.
+    training, and of validation where they have a length of their own. None if nothing fits.
     """
     train, val = length_names(hyperparameters)
     lengths = {name: hyperparameters[name] for name in (train, val)}
@@ -64,4 +64,4 @@ def largest_predicted(prediction: StoredPrediction, hyperparameters: dict[str, o
         if fitting:
             return Fitting(fitting[-1], lengths, peaks[fitting[-1]])
         lengths[train if prediction.alone(lengths[train]) > room else val] //= 2
-    return Fitting(0, dict.fromkeys(lengths, 0), 0.0)
+    return None
