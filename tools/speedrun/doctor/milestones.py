@@ -57,13 +57,13 @@ def milestone_check(
             f"python tools/run_milestone.py {milestone.id} --nproc {max(possible, default=1)}")
     if needed:
         text += f"; {min(here, needed)} of {needed} shards"
-    said, do = "", None
+    do = None
     if scale == "record" and memory and torch.cuda.is_available():
         said, do = _what_fits(find_script(milestone.id), ranks, memory)
     text += said
     if scale == "record" and here < needed:
         return line(NOTE, text, fetch(needed))
-    return line(NOTE if said else OK, text, do)
+    return line(NOTE if do else OK, text, do)
 
 
 def _what_fits(script, ranks, memory):
@@ -74,7 +74,8 @@ def _what_fits(script, ranks, memory):
         return "", None
     found = largest_predicted(prediction, own, ranks, MARGIN * memory * 2**20)
     if found is None:
-        return "; predicted to be too large for this memory", None
+        tiny = f"python tools/run_milestone.py {script.name} --scale tiny"
+        return "; predicted to be too large for this memory", tiny
     shorter = found.shortened(own)
     if not shorter and found.sequences >= own["micro_batch_size"]:
         return "", None
