@@ -207,8 +207,9 @@ def model(module, values, note, calls, machine, paths, **_):
     record = vars(module.Hyperparameters())
     windows = {name: value for name, value in record.items()
                if name.startswith("window_") and type(value) is int}
-    # Documents begin within tiles and reach over more of them than a window; one fills a half.
-    longer = inputs.repeat(1, LONGER).roll(3, 1)  # bfloat16 is too coarse for large angles, say
+    # Documents begin within tiles and reach over more of them than a window; one fills a half; the
+    # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
+    longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]
     half = longer[:, longer.size(1) // 2 :]
     half[half == values.get("bos_id", -1)] = 2
     lengths = dict.fromkeys(length_names(values), longer.size(1))
