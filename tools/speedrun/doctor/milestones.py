@@ -60,7 +60,7 @@ def milestone_check(
     do = None
     if scale == "record" and memory and torch.cuda.is_available():
         said, do = _what_fits(find_script(milestone.id), ranks, memory)
-    text += said
+        text += said
     if scale == "record" and here < needed:
         return line(NOTE, text, fetch(needed))
     return line(NOTE if do else OK, text, do)
