@@ -310,6 +310,8 @@ def test_without_a_gpu_every_size_is_predicted(machine, predicted):
     assert fit(machine(milestone=WRITTEN[1])[0]) == (4, [
         "micro_batch_size: 4 (--device-batch auto needs a GPU; sequences x tokens predicted to fit"
         f" one at record scale: {text})"])
+    predicted.update(invented(WRITTEN[1].id, fixed=12 * 2**30))
+    assert "at record scale: none in 12 GiB, " in fit(machine(milestone=WRITTEN[1])[0])[1][0]
 
 
 def test_without_a_gpu_the_usual_micro_batch_stays(machine):

@@ -67,8 +67,9 @@ def milestone_check(
 
 
 def _what_fits(script, ranks, memory):
-    """What is predicted to fit into `memory` MiB, and the command that tries it, where it is less
-    than the script's own micro batch; else nothing and None."""
+    """What is predicted to fit into `memory` MiB, and a command, where it is less than the
+    script's own micro batch: that which tries it or, if nothing fits, trains tiny; else nothing and
+    None."""
     own, prediction = script.hyperparameters, find_prediction(script, {})
     if prediction is None:
         return "", None
