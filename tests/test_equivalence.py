@@ -146,7 +146,7 @@ def test_each_rank_orthogonalizes_its_share(recorded, milestone):
     if hasattr(module := load_snapshot(milestone), "Muon"):
         parameters = module.GPT(micro_sizes(module)).named_parameters()
         numbers.update(tuple(sorted(param.shape)) for name, param in parameters
-                       if name.startswith(("blocks.", "smear.")) and param.ndim >= 2)
+                       if name.startswith(("blocks.", "smear_gate")) and param.ndim >= 2)
     entries = sum(math.prod(shape) * number for shape, number in numbers.items())
     steps = MICRO["train_steps"] + MICRO["kernel_warmup_steps"]
     distributed = MANIFEST.get("03") in ancestry(milestone)

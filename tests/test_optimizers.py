@@ -413,8 +413,8 @@ def test_muon_has_the_matrices_of_the_blocks(milestone, shards, tmp_path):
             of_layers[getattr(args, f"layer_without_{name}")] = []
     expected = [shape for layer in zip(*parts.values(), strict=True)
                 for some in layer for shape in some]
-    if "smear.gate" in shapes:
-        expected.insert(0, shapes["smear.gate"])
+    if "smear_gate" in shapes:
+        expected.insert(0, shapes["smear_gate"])
     if len(groups) > 1:  # one kind after the other
         found.sort(), expected.sort()
     assert found == expected

@@ -113,8 +113,9 @@ def fill(model, amplitude, fused_qkv=False):
     """Fills tensor k with amplitude * sin(0.37 i + k)."""
     names = [name.removesuffix(".weight") for name, param in model.named_parameters()
              if param.ndim >= 2]
-    if "lm_head" in names:  # it comes second
-        names.insert(1, names.pop())
+    for table in ("lm_head", "embed"):  # these come first, embed before the head
+        if table in names:
+            names.insert(0, names.pop(names.index(table)))
     if fused_qkv:
         names = [name.replace("c_q", "c_qkv") for name in names if name[-3:] not in ("c_k", "c_v")]
     for k, name in enumerate(names):
@@ -264,7 +265,8 @@ def test_activation(milestone):
     with torch.no_grad():
         c_fc = getattr(mlp.c_fc, "weight", mlp.c_fc)  # or a parameter, stored transposed
         c_fc.copy_(torch.tensor([1.0, 0, 0, 0]).view_as(c_fc))
-        mlp.c_proj.weight.copy_(torch.tensor([[1.0, 0, 0, 0]]))
+        c_proj = getattr(mlp.c_proj, "weight", mlp.c_proj)
+        c_proj.copy_(torch.tensor([[1.0, 0, 0, 0]]))
         values = mlp(torch.tensor([[-1.0], [-0.5], [0.5], [1.0], [2.0]])).flatten().tolist()
     assert values == pytest.approx(known_values(milestone.id)["activation"], abs=1e-6)
 
@@ -437,7 +439,7 @@ def test_scalars_do_not_matter_at_first(milestone, fresh):
         for param in model.parameters():
             if param.ndim < 2:
                 param.uniform_(0.2, 2)
-        if hasattr(model, "smear"):
+        if hasattr(model, "smear_gate"):
             model.scalars[5 * len(model.blocks) :] = 0  # what follows the layers' does matter
     torch.testing.assert_close(model(inputs, targets), before)
 
@@ -632,6 +634,8 @@ def test_the_parents_loss_with_the_same_weights(milestone, fresh):
             weights[name.replace("c_qkvo", "c_proj.weight")] = stack[3]
         elif name.endswith("mlp.c_fc"):
             weights[f"{name}.weight"] = weights.pop(name).T
+        elif name.endswith("mlp.c_proj"):
+            weights[f"{name}.weight"] = weights.pop(name)
     parent.load_state_dict(weights)
     torch.testing.assert_close(model(inputs, targets), parent(inputs, targets))
 
@@ -763,7 +767,7 @@ def test_what_skips_make_of_the_embeddings_at_first(milestone, monkeypatch):
         if block.attn is not None:
             projections(block.attn)[3] = 0  # the outputs, as at first
         if block.mlp is not None:
-            block.mlp.c_proj.weight.zero_()
+            block.mlp.c_proj.zero_()
     model(torch.randint(64, (2, 32)))
     torch.testing.assert_close(
         seen[-1], known_values(milestone.id)["residual_at_init"] * norm(seen[0]))
@@ -783,51 +787,51 @@ def test_angles_are_rounded_as_tables_alone(milestone):
 # ---- from 08a on: a look at the token before, an odd number of layers ----
 
 
-@where("Smear")
-@torch.no_grad()
+@where("smear")
 def test_smear(milestone):
     torch.manual_seed(0)
-    module, x = load_snapshot(milestone), torch.randn(2, 5, 16)
-    smear, weight = module.Smear(module.Hyperparameters()), torch.tensor(0.6)
-    assert smear(x, 0 * weight).equal(x)
+    smear, x = load_snapshot(milestone).smear, torch.randn(2, 5, 16)
+    weight, gate = torch.tensor(0.6), torch.zeros(1, 12)
+    assert smear(x, 0 * weight, gate).equal(x)
     half = torch.cat((x[:, :1], x[:, 1:] + 0.3 * x[:, :-1]), dim=1)  # at first all gates are
-    torch.testing.assert_close(smear(x, weight), half)
-    smear.gate.normal_()
+    torch.testing.assert_close(smear(x, weight, gate), half)
+    gate.normal_()
     expected = x.clone()  # the first token has none before it
     for t in range(1, 5):
-        gate = torch.sigmoid((x[:, t, :12] * smear.gate).sum(1, keepdim=True))  # its own channels
-        expected[:, t] += 0.6 * gate * x[:, t - 1]
-    torch.testing.assert_close(smear(x, weight), expected)
-    assert smear(x.bfloat16(), weight).dtype == torch.bfloat16
+        own = torch.sigmoid((x[:, t, :12] * gate).sum(1, keepdim=True))  # of its own channels
+        expected[:, t] += 0.6 * own * x[:, t - 1]
+    torch.testing.assert_close(smear(x, weight, gate), expected)
+    assert smear(x.bfloat16(), weight, gate).dtype == torch.bfloat16
 
 
-@where("Smear", "GPT", known="behind_scalars")
+@where("smear", "GPT", known="behind_scalars")
 @torch.no_grad()
 def test_smear_mixes_raw_embeddings_also_of_two_documents(milestone, fresh):
     module, model, inputs, _ = fresh
     model.args.bos_id = inputs[0, 3] = 5
     model.scalars[5 * len(model.blocks)], seen = 0.6, []
-    model.smear.gate.normal_()
+    model.smear_gate.normal_()
     for block in model.blocks:
         block.register_forward_pre_hook(lambda block, args: seen.append((args[0], args[2])))
     model(inputs)
-    expected = module.norm(model.smear(model.embed(inputs), torch.tensor(0.6)))
+    expected = module.norm(
+        module.smear(model.embed(inputs), torch.tensor(0.6), model.smear_gate))
     torch.testing.assert_close(seen[0][0], expected)
     for _, x0 in seen:
         torch.testing.assert_close(x0, expected)
 
 
-@where("Smear", "GPT", known="behind_scalars")
+@where("smear", "GPT", known="behind_scalars")
 def test_a_gate_has_a_gradient_once_its_weight_is_not_zero(milestone, fresh):
     module, model, inputs, targets = fresh
     torch.nn.init.normal_(model.lm_head.weight, std=0.2)
     place = 5 * len(model.blocks)
     model(inputs, targets).backward()
-    assert not model.smear.gate.grad.any() and model.scalars.grad[place].abs() > 1e-4
+    assert not model.smear_gate.grad.any() and model.scalars.grad[place].abs() > 1e-4
     assert not model.scalars.grad[:place].view(-1, 5)[:, 3:].any()  # values: the outputs are zero
     model.scalars.data[place] = 0.1
     model(inputs, targets).backward()
-    assert model.smear.gate.grad.abs().min() > 1e-7
+    assert model.smear_gate.grad.abs().min() > 1e-7
 
 
 @where("GPT", known="skip_pairs")

@@ -305,15 +305,6 @@ def init_uniform(weight):
     return nn.init.uniform_(weight, -bound, bound)
 
 
-class Linear(nn.Linear):
-    """A linear map without bias that casts its float32 weight to the dtype of its input."""
-    def reset_parameters(self):
-        init_uniform(self.weight)
-
-    def forward(self, x):
-        return F.linear(x, self.weight.to(x.dtype))
-
-
 def quantize(x, scale, dtype):
     """scale * x, cut to the range of `dtype` and rounded to it."""
     limit = torch.finfo(dtype).max
@@ -350,25 +341,22 @@ class FP8Linear(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None
 
 
-class Head(Linear):
+class Head(nn.Module):
     """The linear map to the logits, zero at first; in training with FP8 where the GPU has it."""
     def __init__(self, args):
-        super().__init__(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.weight)
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.vocab_size, args.model_dim))
         self.use_fp8 = args.use_fp8
         self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
 
     def forward(self, x):  # (B, T, C)
         if not (self.use_fp8 and torch.is_grad_enabled()):
-            return super().forward(x)
+            return F.linear(x, self.weight.to(x.dtype))
         return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance.
-
-    As the window grows, YaRN (arXiv 2309.00071) slows slow turning down and scales the scores up.
-    """
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) turns by t frequencies[i]: half of the
@@ -379,7 +367,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Fills the tables for a window that has grown through all the smaller ones."""
+        """Fills the tables for a window grown through all smaller ones: YaRN (arXiv 2309.00071)."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -480,12 +468,11 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj's
-        self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
-        return self.c_proj(F.relu(x @ self.c_fc.to(x.dtype)).square())
+        return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
 
 
 class Block(nn.Module):

@@ -287,10 +287,9 @@ class Muon(torch.optim.Optimizer):
             grads = params[0].grad.new_empty(world_size * share, *params[0].shape)
             torch.stack([param.grad for param in params], out=grads[: len(params)])
             grads[len(params) :] = 0  # after the last matrix there is filler
-            own_grads = grads.new_empty(share, *params[0].shape)
-            scatter = dist.reduce_scatter_tensor(
-                own_grads, grads, op=dist.ReduceOp.AVG, async_op=True)
-            scatters.append((group, own_grads, scatter))
+            own = grads.new_empty(share, *params[0].shape)
+            scatter = dist.reduce_scatter_tensor(own, grads, op=dist.ReduceOp.AVG, async_op=True)
+            scatters.append((group, own, scatter))
         gathers = []  # of updated matrices; both travel while another group is computed
         for group, grads, scatter in scatters:
             scatter.wait()
@@ -330,15 +329,6 @@ def init_uniform(weight):
     return nn.init.uniform_(weight, -bound, bound)
 
 
-class Linear(nn.Linear):
-    """A linear map without bias that casts its float32 weight to the dtype of its input."""
-    def reset_parameters(self):
-        init_uniform(self.weight)
-
-    def forward(self, x):
-        return F.linear(x, self.weight.to(x.dtype))
-
-
 def quantize(x, scale, dtype):
     """scale * x, cut to the range of `dtype` and rounded to it."""
     limit = torch.finfo(dtype).max
@@ -375,25 +365,22 @@ class FP8Linear(torch.autograd.Function):
         return grad_x, grad_weight, None, None, None
 
 
-class Head(Linear):
+class Head(nn.Module):
     """The linear map to the logits, zero at first; in training with FP8 where the GPU has it."""
     def __init__(self, args):
-        super().__init__(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.weight)
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.vocab_size, args.model_dim))
         self.use_fp8 = args.use_fp8
         self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
 
     def forward(self, x):  # (B, T, C)
         if not (self.use_fp8 and torch.is_grad_enabled()):
-            return super().forward(x)
+            return F.linear(x, self.weight.to(x.dtype))
         return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance.
-
-    As the window grows, YaRN (arXiv 2309.00071) slows slow turning down and scales the scores up.
-    """
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) turns by t frequencies[i]: half of the
@@ -404,7 +391,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Fills the tables for a window that has grown through all the smaller ones."""
+        """Fills the tables for a window grown through all smaller ones: YaRN (arXiv 2309.00071)."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -505,23 +492,17 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj's
-        self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
-        return self.c_proj(F.relu(x @ self.c_fc.to(x.dtype)).square())
+        return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
 
 
-class Smear(nn.Module):
-    """Adds to each token's embedding that of the token before, times a weight and a gate."""
-    def __init__(self, args):
-        super().__init__()
-        self.gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-
-    def forward(self, x, weight):
-        gate = F.linear(x[:, 1:, : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()
-        return torch.cat((x[:, :1], x[:, 1:] + weight * gate * x[:, :-1]), dim=1)
+def smear(x, weight, gate):
+    """Adds to each token's embedding (B, T, C) that of the token before, times weight and gate."""
+    gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
+    return torch.cat((x[:, :1], x[:, 1:] + weight * gates * x[:, :-1]), dim=1)
 
 
 class Block(nn.Module):
@@ -551,7 +532,7 @@ class GPT(nn.Module):
         if args.attention_kernel in ("FA3", "FA4"):
             activate_flash_attention_impl(args.attention_kernel)  # in place of PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        self.smear = Smear(args)
+        self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         # Value residual (arXiv 2410.17897) from learned tables: only a batch's own rows are read.
         self.value_embeds = nn.ModuleList(
             nn.Embedding(args.vocab_size, args.model_dim) for _ in range(args.num_value_embeds))
@@ -584,7 +565,7 @@ class GPT(nn.Module):
         count = 5 * len(self.blocks)
         scalars = self.scalars[:count].view(-1, 5)
         smear_weight, backout_weight = self.scalars[count : count + 2]
-        x = x0 = norm(self.smear(self.embed(inputs), smear_weight))  # (B, T, C)
+        x = x0 = norm(smear(self.embed(inputs), smear_weight, self.smear_gate))  # (B, T, C)
         value_embeds = [table(inputs) for table in self.value_embeds]  # each (B, T, C)
         without = [None] * (len(self.blocks) - 2 * len(value_embeds) + 1)
         value_embeds = value_embeds[1:] + without + value_embeds  # one for each layer
@@ -677,8 +658,7 @@ def prefetched(batches, args):
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then a line to final_lr_multiplier over the last cooldown_frac of scheduled_steps."""
-    # A line loses less than a cosine (arXiv 2405.18392).
+    """1, then a line to final_lr_multiplier, reached at scheduled_steps (arXiv 2405.18392)."""
     progress = min(1.0, step / args.scheduled_steps)
     remaining = min(1.0, (1 - progress) / args.cooldown_frac)
     return remaining + (1 - remaining) * args.final_lr_multiplier
@@ -686,8 +666,8 @@ def lr_multiplier(step, args):
 
 def muon_momentum(step, args):
     """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps, then back."""
-    cooled = (step - args.train_steps + args.momentum_cooldown_steps) / args.momentum_cooldown_steps
-    progress = min(1.0, step / args.momentum_warmup_steps, 1 - cooled)
+    left = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, left)
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
 
 
@@ -786,7 +766,7 @@ def main(args):
     matrices += [param for block in raw_model.blocks for param in block.mlp.parameters()]
     half = len(matrices) // 2
     muon_groups = [  # the smallest first, which hides how long it takes to begin
-        dict(params=list(raw_model.smear.parameters())),
+        dict(params=[raw_model.smear_gate]),
         dict(params=[attn.gate for attn in attentions]),
         dict(params=matrices[:half], fours=len(attentions)),
         dict(params=matrices[half:], fours=max(0, len(attentions) - half)),
