@@ -201,6 +201,7 @@ def test_documents_are_longer_in_validation(milestone, module):
     ("2.11.0", (9, 0), True, "flex"), ("2.13.0+cu128", (9, 0), True, "FA3"),
     ("2.13.0", (9, 0), False, "FA2"), ("2.12.1", (8, 9), False, "FA2"),
     ("2.13.0", (8, 0), True, "FA2"), ("2.13.0", (10, 0), True, "FA2"),
+    ("2.13.0", (7, 5), True, "flex"),
 ])
 def test_the_kernel_of_a_machine(milestone, module, monkeypatch, version, capability, package,
                                  kernel):

@@ -62,7 +62,7 @@ def ending(process, out):
 def test_a_rank_is_killed_while_gradients_are_under_way(run, tmp_path):
     now = tmp_path / "now"
     process, out, _ = run(
-        "07", "            scatters.append((group, own, scatter))\n",
+        "07", "            scatters.append((group, grads, scatter))\n",
         f"            rank == 1 and os.path.exists({str(now)!r}) and os.kill(os.getpid(), 9)\n")
     now.touch()
     assert ending(process, out) == (

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_preflight.py
 """
 
+import contextlib
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.run import execute
 from speedrun.run.preflight import check_values
+from speedrun.scripts.find import find_script
 
 # A script with every hyperparameter for which there is a rule, and a few for which there is none.
 SCRIPT = """
@@ -150,6 +152,18 @@ def test_ranges(start, setting):
 ])
 def test_what_does_not_fit_together(start, settings, message):
     refused(start, message, *settings)
+
+
+@pytest.mark.parametrize("milestone, window_end, fits", [
+    ("06a", 1408, True), ("06a", 1407, False), ("09", 1409, True), ("09", 1408, False),
+])
+def test_windows_of_stages_end_before_the_last_validation(milestone, window_end, fits):
+    defaults = find_script(milestone).hyperparameters
+    values = {**defaults, "window_end": window_end}
+    with contextlib.nullcontext() if fits else pytest.raises(UserError, match=(
+            f"^window_end={window_end} is too small, as the last of window_stages=3 trains with a"
+            " window of 1408; raise it")):
+        check_values(values, defaults, 8, on_gpu=True)
 
 
 def test_ranks(start):

@@ -176,7 +176,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep nn.Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
         self.rotary = rotary
 
     def forward(self, x):

@@ -214,7 +214,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep nn.Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
         self.rotary = rotary
         self.value_lambda = nn.Parameter(torch.tensor(0.5))
 

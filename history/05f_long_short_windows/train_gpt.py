@@ -153,7 +153,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # of a rank's updates, which travel while it computes those of the next size
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]
@@ -320,7 +320,7 @@ class CausalSelfAttention(nn.Module):
         # Three matrices for Muon, one for the product.
         self.c_qkv = nn.Parameter(init_uniform(torch.empty(3, args.model_dim, args.model_dim)))
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep nn.Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
 
@@ -331,7 +331,7 @@ class CausalSelfAttention(nn.Module):
         v = self.value_lambdas[0] * v
         if value_embed is not None:
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
         if isinstance(mask, BlockMask):
             y = flex_attention(q, k, v, block_mask=mask, scale=self.scale)

@@ -12,7 +12,7 @@ Record:  #25 by @kellerjordan0 and #26 by @classiclarryd, 2025-07-13: val loss 3
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
          torchrun --standalone --nproc_per_node=8 history/05h_aligned_documents/train_gpt.py
          python history/05h_aligned_documents/train_gpt.py
-         (one GPU; if its memory is too small, --train_seq_len=16384 cuts documents more often)
+         (one GPU; if its memory is too small: --train_seq_len=16384 --val_seq_len=65536)
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-10 / 49_152
+    adam_eps: float = 1e-10 / 49_152  # for a mean over 49,152 tokens; for a sum 1e-10
     train_steps: int = 1750
     cooldown_frac: float = 0.45
     final_lr_multiplier: float = 0.1
@@ -154,7 +154,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # of a rank's updates, which travel while it computes those of the next size
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]
@@ -321,7 +321,7 @@ class CausalSelfAttention(nn.Module):
         # Three matrices for Muon, one for the product.
         self.c_qkv = nn.Parameter(init_uniform(torch.empty(3, args.model_dim, args.model_dim)))
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep nn.Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
 
@@ -332,7 +332,7 @@ class CausalSelfAttention(nn.Module):
         v = self.value_lambdas[0] * v
         if value_embed is not None:
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
         if isinstance(mask, BlockMask):
             y = flex_attention(q, k, v, block_mask=mask, scale=self.scale)

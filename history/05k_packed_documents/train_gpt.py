@@ -12,7 +12,7 @@ Record:  a part of #29 by @varunneal, 2025-09-03: val loss 3.2755 after 0.66B to
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
          torchrun --standalone --nproc_per_node=8 history/05k_packed_documents/train_gpt.py
          python history/05k_packed_documents/train_gpt.py
-         (one GPU; if its memory is too small, --train_seq_len=16384 cuts documents more often)
+         (one GPU; if its memory is too small: --train_seq_len=16384 --val_seq_len=65536)
 """
 
 import argparse
@@ -80,7 +80,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-10 / 49_152
+    adam_eps: float = 1e-10 / 49_152  # for a mean over 49,152 tokens; for a sum 1e-10
     train_steps: int = 1670
     cooldown_frac: float = 0.45
     final_lr_multiplier: float = 0.1
@@ -210,7 +210,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # of a rank's updates, which travel while it computes those of the next shape
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]
@@ -379,7 +379,7 @@ class CausalSelfAttention(nn.Module):
         v = self.value_lambdas[0] * v
         if value_embed is not None:
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
         if isinstance(mask, BlockMask):
             y = flex_attention(q, k, v, block_mask=mask, scale=self.scale)

@@ -12,7 +12,7 @@ Record:  #29 by @varunneal, 2025-09-03: val loss 3.2755 after 0.66B tokens in 2.
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
          torchrun --standalone --nproc_per_node=8 history/06_flash_attention_3/train_gpt.py
          python history/06_flash_attention_3/train_gpt.py
-         (one GPU; if its memory is too small, --train_seq_len=16384 cuts documents more often)
+         (one GPU; if its memory is too small: --train_seq_len=16384 --val_seq_len=65536)
 """
 
 import argparse
@@ -51,7 +51,7 @@ def best_attention():
     """The first of FA3, FA2, flex and dense that this machine has: see `attention`."""
     if not torch.cuda.is_available():
         return "dense"
-    if torch.__version__ < (2, 12):
+    if torch.__version__ < (2, 12) or torch.cuda.get_device_capability() < (8, 0):
         return "flex"
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     return "FA3" if is_hopper and find_spec("flash_attn_interface") else "FA2"
@@ -92,7 +92,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-10 / 49_152
+    adam_eps: float = 1e-10 / 49_152  # for a mean over 49,152 tokens; for a sum 1e-10
     train_steps: int = 1670
     cooldown_frac: float = 0.45
     final_lr_multiplier: float = 0.1
@@ -224,7 +224,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # of a rank's updates, which travel while it computes those of the next shape
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]
@@ -331,7 +331,7 @@ def document_starts(inputs, args):
     """Where documents begin in `inputs` (B, T), rows end to end: int32, filled up with B T."""
     begins = inputs == args.bos_id
     begins[:, 0] = True
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # one size for all, with room
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: documents of 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -344,7 +344,7 @@ def attention_mask(inputs, window, args):
     assert args.attention_kernel != "dense" or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     if args.attention_kernel.startswith("FA"):  # no mask, but what would make one
-        longest = args.max_document_len if torch.is_grad_enabled() else T
+        longest = args.max_document_len if torch.is_grad_enabled() else T  # training rows are cut
         return document_starts(inputs, args), longest, window
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
 
@@ -397,7 +397,7 @@ class CausalSelfAttention(nn.Module):
         v = self.value_lambdas[0] * v
         if value_embed is not None:
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
         y = attention(q, k, v, mask, self.scale)
         # A gate lets a head fall silent where its attention finds nothing.
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)

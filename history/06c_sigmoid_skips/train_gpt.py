@@ -12,7 +12,7 @@ Record:  a part of #32 by @bernard24, 2025-09-11: val loss 3.2767 after 0.66B to
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
          torchrun --standalone --nproc_per_node=8 history/06c_sigmoid_skips/train_gpt.py
          python history/06c_sigmoid_skips/train_gpt.py
-         (one GPU; if its memory is too small, --train_seq_len=16384 cuts documents more often)
+         (one GPU; if its memory is too small: --train_seq_len=16384 --val_seq_len=65536)
 """
 
 import argparse
@@ -51,7 +51,7 @@ def best_attention():
     """The first of FA3, FA2, flex and dense that this machine has: see `attention`."""
     if not torch.cuda.is_available():
         return "dense"
-    if torch.__version__ < (2, 12):
+    if torch.__version__ < (2, 12) or torch.cuda.get_device_capability() < (8, 0):
         return "flex"
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     return "FA3" if is_hopper and find_spec("flash_attn_interface") else "FA2"
@@ -93,7 +93,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-8 / 49_152
+    adam_eps: float = 1e-8 / 49_152  # for a mean over 49,152 tokens; for a sum 1e-8
     train_steps: int = 1670
     cooldown_frac: float = 0.5
     final_lr_multiplier: float = 0.1
@@ -226,7 +226,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # of a rank's updates, which travel while it computes those of the next shape
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]
@@ -323,17 +323,17 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Fills the tables for a window grown through all smaller ones: YaRN (arXiv 2309.00071)."""
+        """YaRN (arXiv 2309.00071): tables and scale for a window grown through all smaller ones."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
             turns = old * frequencies / (2 * math.pi)  # within the old window
-            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 32 turns: as fast as before; 1: as far
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 32 turns: same speed; 1: same total angle
             frequencies = frequencies * (kept + (1 - kept) * old / new)
-            self.scale *= 1 + 0.2 * math.log(new / old)
+            self.scale *= 1 + 0.2 * math.log(new / old)  # the paper's (1 + 0.1 log)^2, nearly
         positions = torch.arange(len(self.cos), device=self.cos.device)
         angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D/2)
-        self.cos.copy_(angles.cos())  # in place: compiled code holds the tables
+        self.cos.copy_(angles.cos())  # in place: dtype and device stay
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
@@ -346,7 +346,7 @@ def document_starts(inputs, args):
     """Where documents begin in `inputs` (B, T), rows end to end: int32, filled up with B T."""
     begins = inputs == args.bos_id
     begins[:, 0] = True
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # one size for all, with room
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: documents of 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -359,7 +359,7 @@ def attention_mask(inputs, window, args):
     assert args.attention_kernel != "dense" or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     if args.attention_kernel.startswith("FA"):  # no mask, but what would make one
-        longest = args.max_document_len if torch.is_grad_enabled() else T
+        longest = args.max_document_len if torch.is_grad_enabled() else T  # training rows are cut
         return document_starts(inputs, args), longest, window
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
 
@@ -410,7 +410,7 @@ class CausalSelfAttention(nn.Module):
         v = value_weights[0] * v
         if value_embed is not None:
             v = v + value_weights[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
         y = attention(q, k, v, mask, self.rotary.scale)
         # A gate lets a head fall silent where its attention finds nothing.
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
@@ -612,7 +612,7 @@ def warm_up(model, optimizers, batches, args):
     """Compiles the kernels of training in a few steps, then puts every state back."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     batches = itertools.islice(batches, args.kernel_warmup_steps)
-    for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of the run
+    for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of training
         model.set_window(window_size((args.train_steps - 1) * i // args.kernel_warmup_steps, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:

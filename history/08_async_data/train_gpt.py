@@ -11,7 +11,7 @@ Record:  #33 by @classiclarryd, 2025-09-15: val loss 3.2769 after 0.65B tokens i
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
          torchrun --standalone --nproc_per_node=8 history/08_async_data/train_gpt.py
          python history/08_async_data/train_gpt.py
-         (one GPU; if its memory is too small, --train_seq_len=16384 cuts documents more often)
+         (one GPU; if its memory is too small: --train_seq_len=16384 --val_seq_len=65536)
 """
 
 import argparse
@@ -51,7 +51,7 @@ def best_attention():
     """The first of FA3, FA2, flex and dense that this machine has: see `attention`."""
     if not torch.cuda.is_available():
         return "dense"
-    if torch.__version__ < (2, 12):
+    if torch.__version__ < (2, 12) or torch.cuda.get_device_capability() < (8, 0):
         return "flex"
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     return "FA3" if is_hopper and find_spec("flash_attn_interface") else "FA2"
@@ -94,7 +94,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-8 / 49_152
+    adam_eps: float = 1e-8 / 49_152  # for a mean over 49,152 tokens; for a sum 1e-8
     train_steps: int = 1660
     cooldown_frac: float = 0.5
     final_lr_multiplier: float = 0.1
@@ -210,7 +210,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; rate: the learning rate with the bias correction."""
+    """Adam (arXiv 1412.6980), in place; rate holds the bias correction: eps is added before it."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     param.sub_(rate * mean / (mean_square.sqrt() + eps))
@@ -229,7 +229,7 @@ class ShardedAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 assert len(param) % world_size == 0, (
-                    f"{world_size} ranks cannot share {len(param)} rows: change vocab_size")
+                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 grad = torch.empty_like(param.grad[: len(param) // world_size])
                 scatter = dist.reduce_scatter_tensor(
                     grad, param.grad, op=dist.ReduceOp.AVG, async_op=True)
@@ -271,13 +271,13 @@ class Muon(torch.optim.Optimizer):
         scatters = []  # of gradients, whose mean each rank receives for its share alone
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
-            grads = params[0].grad.new_empty(world_size * share, *params[0].shape)
-            torch.stack([param.grad for param in params], out=grads[: len(params)])
-            grads[len(params) :] = 0  # after the last matrix there is filler
-            own = grads.new_empty(share, *params[0].shape)
-            scatter = dist.reduce_scatter_tensor(own, grads, op=dist.ReduceOp.AVG, async_op=True)
-            scatters.append((group, own, scatter))
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
+            stack = params[0].grad.new_empty(world_size * share, *params[0].shape)
+            torch.stack([param.grad for param in params], out=stack[: len(params)])
+            stack[len(params) :] = 0  # after the last matrix there is filler
+            grads = stack.new_empty(share, *params[0].shape)
+            scatter = dist.reduce_scatter_tensor(grads, stack, op=dist.ReduceOp.AVG, async_op=True)
+            scatters.append((group, grads, scatter))
         gathers = []  # of updated matrices; both travel while another group is computed
         for group, grads, scatter in scatters:
             scatter.wait()
@@ -374,17 +374,17 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Fills the tables for a window grown through all smaller ones: YaRN (arXiv 2309.00071)."""
+        """YaRN (arXiv 2309.00071): tables and scale for a window grown through all smaller ones."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
             turns = old * frequencies / (2 * math.pi)  # within the old window
-            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 32 turns: as fast as before; 1: as far
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 32 turns: same speed; 1: same total angle
             frequencies = frequencies * (kept + (1 - kept) * old / new)
-            self.scale *= 1 + 0.2 * math.log(new / old)
+            self.scale *= 1 + 0.2 * math.log(new / old)  # the paper's (1 + 0.1 log)^2, nearly
         positions = torch.arange(len(self.cos), device=self.cos.device)
         angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D/2)
-        self.cos.copy_(angles.cos())  # in place: compiled code holds the tables
+        self.cos.copy_(angles.cos())  # in place: dtype and device stay
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
@@ -397,7 +397,7 @@ def document_starts(inputs, args):
     """Where documents begin in `inputs` (B, T), rows end to end: int32, filled up with B T."""
     begins = inputs == args.bos_id
     begins[:, 0] = True
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # one size for all, with room
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: documents of 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -410,7 +410,7 @@ def attention_mask(inputs, window, args):
     assert args.attention_kernel != "dense" or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     if args.attention_kernel.startswith("FA"):  # no mask, but what would make one
-        longest = args.max_document_len if torch.is_grad_enabled() else T
+        longest = args.max_document_len if torch.is_grad_enabled() else T  # training rows are cut
         return document_starts(inputs, args), longest, window
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
 
@@ -461,7 +461,7 @@ class CausalSelfAttention(nn.Module):
         v = value_weights[0] * v
         if value_embed is not None:
             v = v + value_weights[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
         y = attention(q, k, v, mask, self.rotary.scale)
         # A gate lets a head fall silent where its attention finds nothing.
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
@@ -672,7 +672,7 @@ def warm_up(model, optimizers, batches, args):
     """Compiles the kernels of training in a few steps, then puts every state back."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     batches = itertools.islice(batches, args.kernel_warmup_steps)
-    for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of the run
+    for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of training
         model.set_window(window_size((args.train_steps - 1) * i // args.kernel_warmup_steps, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:

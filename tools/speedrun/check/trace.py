@@ -110,8 +110,8 @@ def _other_machines(module, note):
     and with an older torch."""
     find_spec, this = importlib.util.find_spec, torch.__version__
     for machine, capability, version in (
-            ("an A100", (8, 0), this), ("an H100", (9, 0), this), ("a B200", (10, 0), this),
-            ("an H100 with torch 2.11", (9, 0), type(this)("2.11.0"))):
+            ("a T4", (7, 5), this), ("an A100", (8, 0), this), ("an H100", (9, 0), this),
+            ("a B200", (10, 0), this), ("an H100 with torch 2.11", (9, 0), type(this)("2.11.0"))):
         what = f"the defaults on {machine} with FlashAttention's packages"
         with note.guard(what), mock.patch.multiple(
                 torch.cuda, is_available=lambda: True,

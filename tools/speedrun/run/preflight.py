@@ -50,6 +50,7 @@ def check_values(
             raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size *"
                             f" {length} * ranks = {' * '.join(map(str, sizes))}; change one of"
                             " them")
+    _check_windows(values)
     _check_attention(values, on_gpu)
     if on_gpu and values.get("use_fp8", False) is not False:  # not known: on where the GPU has it
         for name in ("vocab_size", "model_dim"):
@@ -112,6 +113,18 @@ def _least(name, value, default):
     may_be_zero = isinstance(value, float) or name.endswith(MAY_BE_ZERO)
     least = 0 if may_be_zero and name not in DIVISORS else 1
     return min(least, default) if type(default) in (int, float) else least
+
+
+def _check_windows(values):
+    """What holds for windows that grow by stages, and once more for the last validation."""
+    if not _known(values, "window_start", "window_growth", "window_stages", "window_end"):
+        return
+    last = values["window_start"] + (values["window_stages"] - 1) * values["window_growth"]
+    # Where long windows get a further end, window_end is what tells the last validation.
+    if values["window_end"] < last + ("long_window_end" in values):
+        raise UserError(f"window_end={values['window_end']} is too small, as the last of"
+                        f" window_stages={values['window_stages']} trains with a window of {last};"
+                        " raise it, or lower window_start or window_growth")
 
 
 def _check_attention(values, on_gpu):
