@@ -34,6 +34,7 @@ class Hyperparameters:
     vocab_size: int = 64
     bos_id: int = 1
     num_layers: int = 2
+    num_value_embeds: int = 1
     num_heads: int = 2
     model_dim: int = 32
     adam_lr: float = 1e-3
@@ -145,6 +146,7 @@ def test_ranges(start, setting):
     (["micro_batch_size=3"], r"^total_batch_size=1024 is not a multiple of .* = 3 \* 32 \* 1;"),
     (["num_heads=3"], "^model_dim=32 is not a multiple of num_heads=3;"),
     (["bos_id=64"], "^bos_id=64 is not below vocab_size=64;"),
+    (["num_value_embeds=2"], "^num_value_embeds=2 is too many for num_layers=2, .*; change one"),
     (["window_end=3"], "^window_start=4 is above window_end=3"),
     (["use_flex_attention=True"], "^use_flex_attention=True: .* without CUDA"),
     (["seq_len=32768", "micro_batch_size=1", "total_batch_size=32768", "val_tokens=32768"],

@@ -154,8 +154,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
         self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
-        nn.init.normal_(self.embed.weight, std=0.02)  # the others keep nn.Linear's init
-        nn.init.normal_(self.pos_embed.weight, std=0.02)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.pos_embed.weight, std=0.02)  # the blocks keep nn.Linear's init
 
     def forward(self, inputs, targets=None):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):

@@ -294,7 +294,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same rotary tables
+    model.broadcast_buffers = False  # every rank computes the same buffers
     optimizers = [NormalizedAdamW(raw_model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]

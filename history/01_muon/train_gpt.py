@@ -337,7 +337,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same rotary tables
+    model.broadcast_buffers = False  # every rank computes the same buffers
     hidden_matrix_params = list(raw_model.blocks.parameters())
     embed_params = [raw_model.embed.weight]  # the head too
     adam_groups = [dict(params=embed_params, lr=args.embed_lr)]

@@ -417,7 +417,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same rotary tables
+    model.broadcast_buffers = False  # every rank computes the same buffers
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
     scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]

@@ -6,7 +6,7 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  05b value embeddings
 Changed: Muon gathers the updates of one size of matrices while it computes those of the next;
-         its momentum is a mean of gradients instead of a sum, which the update does not see
+         its momentum is a mean of gradients, not a sum: the same once it has warmed up
 Record:  parts of #15 by @leloykun and @YouJiacheng, 2024-12-08: val loss 3.2785 after 0.78B tokens
          in 3.95 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
@@ -442,7 +442,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same rotary tables
+    model.broadcast_buffers = False  # every rank computes the same buffers
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params = [raw_model.embed.weight, *raw_model.value_embeds.parameters()]
     head_params = [raw_model.lm_head.weight]

@@ -6,7 +6,7 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  05c tile mask
 Changed: three tables feed the first three layers and again the last three; the eighth layer is an
-         MLP alone; half of the pairs of a head turn with the position, down to a base of 1,024
+         MLP alone; half of a head's pairs turn, by 1 to 1/1024 radian a token, the rest never
 Record:  #17 by @YouJiacheng, 2024-12-17: val loss 3.2794 after 0.78B tokens in 3.57 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
@@ -471,7 +471,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same rotary tables
+    model.broadcast_buffers = False  # every rank computes the same buffers
     hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
     embed_params = [raw_model.embed.weight, *raw_model.value_embeds.parameters()]
     head_params = [raw_model.lm_head.weight]

@@ -22,6 +22,9 @@ PAIRS = [
      "model_dim={} is not a multiple of num_heads={}; change one of them"),
     ("bos_id", "vocab_size", operator.lt,
      "bos_id={} is not below vocab_size={}; change one of them"),
+    ("num_value_embeds", "num_layers", lambda tables, layers: 2 * tables <= layers + 1,
+     "num_value_embeds={} is too many for num_layers={}, as each serves a layer at either end;"
+     " change one of them"),
     ("window_start", "window_end", operator.le,
      "window_start={} is above window_end={}, but the window may only grow"),
 ]
