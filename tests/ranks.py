@@ -106,10 +106,11 @@ def _rank(job, arguments, environment, store, answer, timeout):
         groups.append(dist.group.WORLD)
 
     dist.init_process_group = init_over_a_file
-    printed = io.StringIO()
+    printed = io.BytesIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        stdout = io.TextIOWrapper(printed, encoding="utf-8", write_through=True)
+        with contextlib.redirect_stdout(stdout):
             result = job(*arguments)
-        answer.send(((result, printed.getvalue()), None))
+        answer.send(((result, printed.getvalue().decode()), None))
     except BaseException:
-        answer.send((None, traceback.format_exc() + printed.getvalue()[-1000:]))
+        answer.send((None, traceback.format_exc() + printed.getvalue().decode()[-1000:]))

@@ -23,6 +23,7 @@ from speedrun.base.errors import UserError  # noqa: E402
 from speedrun.check import command as commands  # noqa: E402
 from speedrun.check import hints, progress, slips  # noqa: E402
 from speedrun.check.command import open_learner  # noqa: E402
+from speedrun.check.differences import Difference  # noqa: E402
 from speedrun.check.outcome import Outcome  # noqa: E402
 from speedrun.check.screen import Screen  # noqa: E402
 from speedrun.check.transplant import Mixture  # noqa: E402
@@ -872,6 +873,36 @@ def test_hints_begin_anew_when_the_block_shows_something_else(script, answers, c
     commands.check_once(learner_of(script)[0], MANIFEST.get("01"), 1)
     assert level_given(script, capsys) == 1
     assert learner_of(script)[0].progress.of("01").given == 6
+
+
+def test_a_check_that_no_hint_belongs_to_says_so(script, answers):
+    answers[0][1] = Outcome("time", "an answer within 6 s", "none: the script was stopped")
+    learner, out = learner_of(script)
+    commands.give_hint(learner, MANIFEST.get("01"), None, None, 1)
+    assert out.getvalue().startswith('No hint belongs to "time": the lines of the check')
+    assert learner.progress.of("01").given == 0
+
+
+@pytest.mark.parametrize("late", ["wanted", "judged"])
+def test_whose_time_ran_out_is_told(late, script, monkeypatch):
+    from speedrun.check.examine import Examination
+
+    def stopped(*_):
+        raise TimeoutError
+
+    if late == "wanted":  # as on a machine that is too slow for the milestone's own script
+        monkeypatch.setattr(Examination, "_run", stopped)
+    else:
+        monkeypatch.setattr("speedrun.check.examine._judged", stopped)
+        monkeypatch.setattr(Examination, "wanted", {})
+        monkeypatch.setattr(Examination, "differing", lambda self, text: {
+            "model": [Difference("a loss", "1", "2")]})
+    *others, last = commands.check(script, MANIFEST.get(ROOT), 5)
+    assert last.name == "time" and last.meaning == "--timeout gives it more time."
+    if late == "wanted":
+        assert last.got == "none: the milestone's own script was stopped"
+    else:
+        assert others[-1].name == "model" and last.expected == "which block is at fault"
 
 
 def test_no_hint_where_none_is_needed(script, answers):

@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_comparison.py
 import csv
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ from speedrun.compare.table import columns, notes, print_comparison, to_csv, to_
 from speedrun.figures.records_plot import stored_hash
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.log import RULE
-from speedrun.scripts.flops import measured_peak, training_flops_per_token, visible_pairs
+from speedrun.scripts.flops import flops_if_countable, training_flops_per_token, visible_pairs
 from speedrun.scripts.sizes import length_names
 
 BY_ID = {milestone.id: milestone for milestone in WRITTEN}
@@ -175,6 +176,17 @@ def test_picture(tmp_path):
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
 
 
+@pytest.mark.parametrize("first", [math.nan, math.inf])
+def test_a_picture_of_runs_without_finite_losses(first, tmp_path):
+    losses = [(0, first), (2, first)]
+    diverged = Run(log="", steps=2, seconds=[(0, 0.0), (2, 1.0)], val_curve=losses)
+    for others in ([], [entry("fast", FAST)]):
+        comparison = Comparison([Entry("diverged", runs=[diverged], tokens_per_step=1), *others],
+                                None, "as asked")
+        draw_comparison(comparison, tmp_path / "curves.png", {})
+        assert (tmp_path / "curves.png").stat().st_size
+
+
 # ---- FLOPs ----
 
 
@@ -214,9 +226,12 @@ def test_visible_pairs():
         assert visible_pairs(T, window, tile) == pairs
 
 
-def test_measured_peak():
-    device, flops = measured_peak()
-    assert device == "cpu" and 1e9 < flops < 1e14
+def test_flops_that_cannot_be_counted_are_not_known(tmp_path, capsys):
+    script = tmp_path / "train_gpt.py"
+    script.write_text("raise RuntimeError('needs a GPU,\\nsays the script')\n", encoding="utf-8")
+    assert flops_if_countable(script, {}) is None
+    assert capsys.readouterr().err == (
+        f"MFU is not known: counting the FLOPs of {script} failed, RuntimeError: needs a GPU,\n")
 
 
 # ---- targets ----

@@ -606,7 +606,7 @@ def fake_runs(monkeypatch, tmp_path):
             f"step:5/5 val_loss:3.0 train_time:{5 * ms}ms step_avg:{ms:.2f}ms\n", "utf-8")
 
     monkeypatch.setattr("speedrun.compare.collect.run", run)
-    monkeypatch.setattr(diff_milestones, "REPOSITORY", tmp_path)
+    monkeypatch.setattr("speedrun.run.plan.fresh_out", lambda name: tmp_path / "runs" / name)
     monkeypatch.setattr(sys, "argv", ["diff", "03", "04", "--stat", "--time", "--scale", "tiny",
                                       "--nproc", "1", "--steps", "5"])
     return made

@@ -283,12 +283,6 @@ def test_a_bare_python():
     assert ended.stdout.splitlines()[-1].startswith("to repair first: torch, packages")
 
 
-def test_an_old_python(monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (3, 10, 9, "final", 0))
-    with pytest.raises(SystemExit, match="error: this is Python 3.10.9; Python 3.11 or newer is"):
-        doctor.main([])
-
-
 def test_another_torch_is_noted(computer, report):
     computer.has_torch("2.9.1+cpu")
     code, lines = report()

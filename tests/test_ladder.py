@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from speedrun.compare.results import Comparison, Entry, Run
-from speedrun.figures.ladder import ladder_table, load_ladder, stale_entries
+from speedrun.figures.ladder import draw_ladder, ladder_table, load_ladder, stale_entries
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import code_hash
 
@@ -73,6 +73,16 @@ def test_table():
     assert cells[2][3] == "793,520"  # to 00a's 1.91: 4096 * 200 * (5 - 1.91) / (5 - 1.81)
     assert cells[4][2].endswith("(systems: the same losses)")
     assert total == "The clocks of these 15 runs add up to 3.0 hours."
+
+
+def test_a_ladder_with_runs_missing_has_dashes(tmp_path):
+    ladder = invented("00", "00a", "01")
+    ladder.entries[1].runs.clear()
+    del ladder.entries[2].runs[1:]
+    rows = [line.split("|")[5].strip() for line in ladder_table(ladder, MANIFEST).splitlines()[2:5]]
+    assert rows == ["2.0100 ± 0.0100", "— ± —", "1.8000 ± —"]
+    draw_ladder(ladder, tmp_path / "tiny.png")
+    assert (tmp_path / "tiny.png").stat().st_size
 
 
 def test_table_says_where_a_milestone_needs_more():

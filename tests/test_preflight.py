@@ -15,7 +15,8 @@ import shards as shard_files
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.run import execute
-from speedrun.run.preflight import check_values
+from speedrun.run.plan import make_plan
+from speedrun.run.preflight import check_shards, check_values
 from speedrun.scripts.find import find_script
 
 # A script with every hyperparameter for which there is a rule, and a few for which there is none.
@@ -285,6 +286,22 @@ def test_shards(start, spoil, message, shards, tmp_path):
     spoil(folder)
     refused(start, message, data=folder)
     refused(start, message, data=folder, options=["--dry-run"])
+
+
+def test_as_many_shards_are_named_as_the_run_reads(tmp_path):
+    for milestone, shards in (("00a", 51), ("03c", 18), ("05g", 7), ("05k", 8), ("09", 8)):
+        found = load_manifest().get(milestone)
+        values = find_script(milestone).hyperparameters | {"train_files": f"{tmp_path}/*.bin"}
+        with pytest.raises(UserError, match=f"cached_fineweb10B.py {shards} --out "):
+            check_shards(values, found.read_ratio)
+
+
+def test_shards_that_begin_again_are_told(tmp_path):
+    for split in ("train", "val"):
+        shard_files.write(tmp_path / f"x_{split}_0.bin", [1] * 70_000)
+    plans = [make_plan("01", data=tmp_path, steps=steps, scale="tiny") for steps in (17, 18)]
+    told = [[note for note in plan.notes if note.startswith("training shards")] for plan in plans]
+    assert told == [[], ["training shards: they serve 17 of 18 steps, then begin again"]]
 
 
 @pytest.mark.parametrize("setting, message", [

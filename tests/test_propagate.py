@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_propagate.py
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,19 @@ def test_the_command(clone):
     assert "differs        history/02_modern_arch/train_gpt.py  MLP" in ended.stdout
     again = propagate(clone, "00", "--block", "parse_args")
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
+
+
+def test_a_script_that_is_none_stops_it_before_anything_is_written(clone):
+    first = clone / "history" / "00_baseline" / "train_gpt.py"
+    first.write_text(first.read_text(encoding="utf-8").replace(
+        'help=f"default: {default}")', 'help=str(default))'), encoding="utf-8")
+    (clone / "train" / "train_gpt.py").write_text("def broken(:\n", encoding="utf-8")
+    ended = propagate(clone, "00")
+    assert ended.returncode == 1 and re.fullmatch(
+        "error: train/train_gpt.py: .*; nothing is written\n", ended.stderr), ended.stderr
+    diff = ["git", "-C", str(clone), "diff", "--name-only", "--", "history"]
+    assert subprocess.check_output(diff, encoding="utf-8").split() == [
+        "history/00_baseline/train_gpt.py"]
 
 
 def test_another_chain_needs_no_more_than_its_entry(clone):

@@ -243,7 +243,7 @@ def test_a_prediction_holds_for_its_code_and_settings(monkeypatch, tmp_path):
     assert find_prediction(script, {"seed": "3", "seq_len": 512, "model_dim": "768"})
     assert find_prediction(script, {"model_dim": "1024"}) is None
     assert find_prediction(script, {"compile": "False"}) is None
-    assert find_prediction(find_script("02"), {}) is None
+    assert find_prediction(find_script("02"), {"own": "1"}) is None
     stored["01"] = replace(stored["01"], code="another")
     assert find_prediction(script, {}) is None
     other = tmp_path / "train_gpt.py"

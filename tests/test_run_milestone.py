@@ -485,6 +485,16 @@ def test_a_node_without_rank_0_has_no_summary(monkeypatch, script, shards, tmp_p
     assert [file.name for file in plan.out.iterdir()] == ["stderr_rank4.txt"]
 
 
+def test_a_node_discards_its_own_files_alone(monkeypatch, script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run", nproc=4,
+                     nodes=Nodes(2, 1, "host:1"))
+    plan.out.mkdir()
+    for name in ("train_gpt.py", "stderr_rank3.txt", "stderr_rank4.txt"):
+        (plan.out / name).write_text("", encoding="utf-8")
+    execute._discard(plan, False)
+    assert {file.name for file in plan.out.iterdir()} == {"train_gpt.py", "stderr_rank3.txt"}
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -58,8 +58,11 @@ def test_verdict(monkeypatch, capsys):
     code, _ = sweep_with(monkeypatch, [2.0, 2.1, 1.9, 1.95, None])
     assert code == 1
     assert "better than the manifest: 01:muon_lr=0.008" in capsys.readouterr().out
-    code, _ = sweep_with(monkeypatch, [None, None, None, None, None])
-    assert code == 1 and "nothing finished" in capsys.readouterr().out
+    code, _ = sweep_with(monkeypatch, [2.0, float("nan"), 1.9, float("inf"), 1.8])
+    assert code == 1 and "better than the manifest: 01:embed_lr" in capsys.readouterr().out
+    for without in (None, float("nan")):  # nothing can be said of the others
+        with pytest.raises(UserError, match="the manifest's own run has no loss to compare with"):
+            sweep_with(monkeypatch, [without, 1.9, 1.9, 1.9, 1.9])
 
 
 @pytest.mark.slow

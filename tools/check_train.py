@@ -22,7 +22,6 @@ def main() -> int:
     args = parse_args()
     from speedrun.check import command
 
-    sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
     signal.signal(signal.SIGTERM, end)
     milestone = command.find_milestone(args.milestone) if args.milestone else None
     learner = command.open_learner(args.script, milestone)

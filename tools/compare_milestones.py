@@ -13,7 +13,6 @@ alone are runs of one entry.
 import argparse
 import shlex
 import sys
-import time
 from pathlib import Path
 
 from speedrun.base.cli import Parser, natural, positive, run_command
@@ -21,7 +20,8 @@ from speedrun.base.errors import UserError
 from speedrun.compare.collect import add_mfu, collect
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
-from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.history.manifest import load_manifest
+from speedrun.run.plan import fresh_out
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
 
@@ -35,12 +35,12 @@ def main() -> int:
             raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
     comparison, stopped = collect(
         args.targets, range(args.seed, args.seed + args.repeat),
-        args.out or REPOSITORY / "runs" / time.strftime("compare-%Y%m%d-%H%M%S"), sys.stdout,
+        args.out or fresh_out("compare"), sys.stdout,
         target=args.target, settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
         nproc=args.nproc,
         command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),
     )
-    add_mfu(comparison.entries, args.measure_peak)
+    add_mfu(comparison.entries)
     print_comparison(comparison, sys.stdout)
 
     for name, write in WRITERS.items():
@@ -84,8 +84,6 @@ def parse_args() -> argparse.Namespace:
     add("--target", type=float, metavar="LOSS",
         help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
-    add("--measure-peak", action="store_true",
-        help="MFU against a large matmul's speed on this machine where no data sheet is known")
     for name in (*WRITERS, "png"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"also write the result as {name}")
     return parser.parse_args()

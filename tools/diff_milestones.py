@@ -10,12 +10,10 @@
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.base.files import replace_file
-from speedrun.history.manifest import REPOSITORY
 
 ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
 
@@ -26,7 +24,6 @@ def main() -> int:
     from speedrun.diff.difference import find_difference
     from speedrun.diff.facts import read_side
 
-    sys.stdout.reconfigure(errors="replace")  # the encoding may lack a character
     old, new = read_side(args.a), read_side(args.b)
     comparison = find_difference(old.text, new.text, (old.name, new.name)).only(args.blocks)
     if args.html:
@@ -54,8 +51,9 @@ def train_in_turn(args: argparse.Namespace):
     Raises UserError for what cannot run, before anything runs, and Stopped for a signal.
     """
     from speedrun.compare.collect import collect
+    from speedrun.run.plan import fresh_out
 
-    out = REPOSITORY / "runs" / time.strftime("diff-%Y%m%d-%H%M%S")
+    out = fresh_out("diff")
     runs, stopped = collect((args.a, args.b), range(ROUNDS), out, sys.stderr, scale=args.scale,
                             nproc=args.nproc, steps=args.steps or STEPS)
     if stopped:

@@ -12,16 +12,11 @@ that run_milestone.py chooses here, else 0.
 import argparse
 import sys
 
-LEAST_PYTHON = (3, 11)
+from speedrun.base.cli import Parser, run_command  # which an old Python refuses
 
 
-def main(argv=None):
+def main(argv: list[str] | None = None) -> int:
     """Parses (None: the command line), examines, prints; returns the exit code."""
-    if sys.version_info < LEAST_PYTHON:  # before what an older one cannot import
-        this = ".".join(map(str, sys.version_info[:3]))
-        sys.exit("error: this is Python " + this + "; Python 3.11 or newer is needed")
-    from speedrun.base.cli import Parser
-
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
@@ -39,9 +34,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    if sys.version_info < LEAST_PYTHON:
-        main()
-    from speedrun.base.cli import run_command
-
-    sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     run_command(main)

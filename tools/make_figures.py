@@ -6,14 +6,12 @@
     python tools/make_figures.py --predict    first predict anew what is stale, minutes for each
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun.base.cli import run_command
-from speedrun.base.errors import UserError
+from speedrun.base.cli import Parser, run_command
 from speedrun.compare import plot
 from speedrun.compare.results import Comparison
 from speedrun.figures import attention_cost, causes, ladder, predictions, records_plot, tables
@@ -139,9 +137,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
 
 def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
     """Run the command with the arguments `argv`; return its exit code."""
-    parser = argparse.ArgumentParser(
-        description="Rewrite every generated table and picture of the repository."
-    )
+    parser = Parser(description="Rewrite every generated table and picture of the repository.")
     way = parser.add_mutually_exclusive_group()
     way.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 with a line per stale item"
@@ -151,12 +147,9 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
         "changed, for history/predictions.json: minutes for each"
     )
     args = parser.parse_args(argv)
-    try:
-        if args.predict:
-            predictions.predict_stale(root / "history" / "predictions.json")
-        stale, errors = update(root, args.check)
-    except (UserError, ValueError, OSError) as error:
-        stale, errors = [], [str(error)]
+    if args.predict:
+        predictions.predict_stale(root / "history" / "predictions.json")
+    stale, errors = update(root, args.check)
     for item in stale:
         print(f"stale: {item}" if args.check else f"wrote: {item}")
     for error in errors:
@@ -167,4 +160,4 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, ValueError)

@@ -40,13 +40,17 @@ def main() -> int:
     found = repairs(before, milestone.script.read_text(encoding="utf-8"), args.block)
     if not found:
         raise ValueError(f"{short(milestone.script)} has no changed block since {args.since}")
-    missed = 0
+    missed, texts = 0, {}  # all of them before the first is written
     for script in scripts:
-        text = script.read_text(encoding="utf-8")
+        texts[script] = script.read_text(encoding="utf-8")
         for repair in found:
-            fate, text = carry(repair, text)
+            try:
+                fate, texts[script] = carry(repair, texts[script])
+            except (SyntaxError, ValueError) as error:
+                raise ValueError(f"{short(script)}: {error}; nothing is written") from None
             print(f"{fate:<13}  {short(script)}  {repair.block}")
             missed += fate == DIFFERS
+    for script, text in texts.items():
         script.write_text(text, encoding="utf-8", newline="\n")
     if missed:
         print(f"{missed} to look at by hand", file=sys.stderr)

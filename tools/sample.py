@@ -11,7 +11,6 @@ The text goes to stdout, everything else to stderr. The same seed gives the same
 
 import argparse
 import codecs
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -25,8 +24,6 @@ def main(argv: list[str] | None = None) -> int:
     """Parses (None: the command line), loads, writes; returns the exit code."""
     args = parse_args(argv)
     prompt = read_prompt(args.prompt, args.prompt_file)
-    if importlib.util.find_spec("torch") is None:
-        raise UserError("torch is not installed here: pip install -r requirements.txt")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads give a shared CPU away sooner
 
     from speedrun.sample.checkpoint import load_run  # torch, which takes seconds
@@ -131,5 +128,4 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     run_command(main)

@@ -11,14 +11,13 @@ than the values in history/milestones.toml.
 import argparse
 import math
 import sys
-import time
 from pathlib import Path
 
 from speedrun.base.cli import Parser, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import collect
 from speedrun.compare.table import print_comparison
-from speedrun.history.manifest import REPOSITORY
+from speedrun.run.plan import fresh_out
 from speedrun.scripts.find import find_script
 
 
@@ -39,18 +38,19 @@ def main() -> int:
     changes = [f"{args.target}:{name}={rate * factor:.4g}"
                for name, rate in learning_rates(args.target, args.only).items()
                for factor in args.factors]
-    out = args.out or REPOSITORY / "runs" / time.strftime("sweep-%Y%m%d-%H%M%S")
     comparison, stopped = collect(
-        [args.target, *changes], [args.seed], out, sys.stdout, scale="tiny",
-        steps=args.steps, settings=args.set,
+        [args.target, *changes], [args.seed], args.out or fresh_out("sweep"), sys.stdout,
+        scale="tiny", steps=args.steps, settings=args.set,
     )
     print_comparison(comparison, sys.stdout)
     if stopped:
         raise UserError(str(stopped), stopped.status)
-    entries = [entry for entry in comparison.entries if entry.final_losses]
-    best = min(entries, key=lambda entry: entry.final_losses[0], default=None)
-    if best is not comparison.entries[0]:
-        print(f"better than the manifest: {best.label if best else 'nothing finished'}")
+    losses = [min(entry.final_losses, default=math.nan) for entry in comparison.entries]
+    if not math.isfinite(losses[0]):
+        raise UserError("the manifest's own run has no loss to compare with")
+    best = min((loss, number) for number, loss in enumerate(losses) if math.isfinite(loss))[1]
+    if best:
+        print(f"better than the manifest: {comparison.entries[best].label}")
         return 1
     print("no change is better than the manifest")
     return 0

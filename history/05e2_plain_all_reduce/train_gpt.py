@@ -151,7 +151,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # of a rank's updates, which travel while it computes those of the next size
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # matrices of a rank; the last have fewer
+            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]

@@ -46,6 +46,7 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     installed, and `errors`. A reader that has gone, as in `... | head`, ends it silently.
     """
     status, message = 1, None
+    sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     try:
         status = main()
     except BrokenPipeError:

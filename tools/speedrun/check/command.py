@@ -117,8 +117,9 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
         try:
             deadline = time.monotonic() + limit
             yield from examine(source, Examination(Path(folder), deadline, milestone))
-        except TimeoutError:
-            yield Outcome("time", f"an answer within {limit:g} s", "none: the script was stopped",
+        except TimeoutError as error:
+            yield Outcome("time", f"an answer within {limit:g} s",
+                          f"none: {str(error) or 'the script'} was stopped",
                           "--timeout gives it more time.")
 
 
@@ -161,8 +162,14 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
         if not standing.failing:
             learner.screen.line(f"All checks of {milestone.name} pass; no hint is needed.")
             return
-        name = standing.next
-    hint = hint_of(name, milestone)
+    try:
+        hint = hint_of(name or standing.next, milestone)
+    except UserError:
+        if name:
+            raise
+        learner.screen.line(f'No hint belongs to "{standing.next}": the lines of the check below it'
+                            " say what differs.")
+        return
     level = hint.next_level(min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
     print_hint(hint, milestone, level)
     standing.hints[hint.block] = max(level, standing.hints.get(hint.block, 0))

@@ -55,6 +55,12 @@ class Examination:
     @cached_property
     def wanted(self) -> dict[str, Task]:
         """What the milestone's own script shows in each job."""
+        try:
+            return self._find_wanted()
+        except TimeoutError:
+            raise TimeoutError("the milestone's own script") from None
+
+    def _find_wanted(self):
         script = self.write(self.text)
         found = self._run([script], ("contract", "updates"))[0]
         seen = found["contract"].observations
@@ -186,12 +192,14 @@ def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
         return
     try:
         outcomes = _judged(examination, mixture, list(different))
+        late = []
     except TimeoutError:
-        outcomes = []
+        outcomes, late = [], [Outcome("time", "which block is at fault", "no time to find out",
+                                      "--timeout gives it more time.")]
     if all(outcome.passed for outcome in outcomes):  # no block by itself is at fault, or no time
         for job, difference in different.items():
             yield Outcome(job, *in_words(difference), block=mixture.block_at(difference.line))
-    yield from outcomes
+    yield from outcomes + late
 
 
 def _judged(examination, mixture, jobs):

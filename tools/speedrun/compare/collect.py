@@ -82,8 +82,9 @@ def collect(
         target, reason = choose_target(in_order)
     corpora = {corpus_of(one.log.parent) for one in targets if one.log}
     corpora |= {plan.data and fingerprint(plan.data) for plan in list(plans.values())[:1]}
-    corpus = corpora.pop() if len(corpora) == 1 else None  # else they are not to be compared
-    return Comparison(in_order, target, reason, command, corpus), stopped
+    mixed = len(corpora) > 1
+    corpus = None if mixed else corpora.pop()
+    return Comparison(in_order, target, reason, command, corpus, mixed), stopped
 
 
 def _train(plans, entries, stream):
@@ -175,21 +176,16 @@ def _add_run(entry, path, log):
     entry.device = log.environment.get("device")
 
 
-def add_mfu(entries: Sequence[Entry], measure: bool) -> None:
-    """Fills in flops_per_token and peak_flops of the entries, where both can be known.
-
-    measure: take the speed of a large matrix product on this machine for a device of this machine
-    whose data sheet is not known.
-    """
-    from speedrun.scripts.flops import measured_peak, training_flops_per_token  # torch: seconds
-
-    measured = dict([measured_peak()]) if measure else {}
+def add_mfu(entries: Sequence[Entry]) -> None:
+    """Fills in flops_per_token and peak_flops of the entries, where both can be known."""
     for entry in entries:
         if not entry.device:  # nor has it a run
             continue
-        entry.peak_flops = peak_flops(entry.device) or measured.get(entry.device)
+        entry.peak_flops = peak_flops(entry.device)
         log = Path(entry.runs[0].log)
         hyperparameters = read_log(log).hyperparameters
         script = log.parent / SCRIPT
         if entry.peak_flops and script.is_file() and hyperparameters:
-            entry.flops_per_token = training_flops_per_token(script, hyperparameters)
+            from speedrun.scripts.flops import flops_if_countable  # torch, which takes seconds
+
+            entry.flops_per_token = flops_if_countable(script, hyperparameters)

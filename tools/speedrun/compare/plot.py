@@ -97,8 +97,11 @@ def _draw_entry(panel, name, entry, curves, record, style):
 def _limits(comparison, entries, official):
     """Loss limits that leave out the steep first part, which would flatten all the rest."""
     curves = [run.val_curve for entry in entries for run in entry.runs] + list(official.values())
-    losses = [loss for curve in curves for _, loss in curve]
+    curves = [[loss for _, loss in curve if math.isfinite(loss)] for curve in curves]
+    losses = [loss for curve in curves for loss in curve]
+    if not losses:
+        return None, None
     low = min([*losses, comparison.target or math.inf])
-    high = max([curve[1][1] for curve in curves if len(curve) > 2] or losses)
+    high = max([curve[1] for curve in curves if len(curve) > 2] or losses)
     room = 0.05 * (high - low) or 0.1
     return low - room, high + room

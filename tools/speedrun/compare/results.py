@@ -63,7 +63,8 @@ class Entry:
 class Comparison:
     """Entries and the loss that all of them are to reach; `target_is` says where it comes from.
 
-    command: what was typed; data_fingerprint: of the embedded corpus, where that was trained on.
+    command: what was typed; data_fingerprint: of the embedded corpus, where that was trained on;
+    mixed: whether runs were trained on different corpora, or on known beside unknown ones.
     """
 
     entries: list[Entry]
@@ -71,6 +72,7 @@ class Comparison:
     target_is: str
     command: str = ""
     data_fingerprint: str | None = None
+    mixed: bool = False
 
     def to_json(self) -> str:
         """All of it as JSON."""

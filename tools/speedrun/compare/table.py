@@ -49,6 +49,9 @@ def notes(comparison: Comparison) -> list[str]:
                      " it are interpolated between validations of the mean curve")
     if devices := {f"{e.world_size} x {e.device}" for e in comparison.entries if e.device}:
         lines.append(f"trained on {', '.join(sorted(devices))}")
+    if comparison.mixed:
+        lines.append("not all runs are known to be of one corpus: only losses on the same tokens"
+                     " compare")
     if any(row.runs > 1 for row in table):
         lines.append("val loss: mean ± standard deviation over the runs; step: median over the"
                      " runs, least to most")

@@ -30,7 +30,7 @@ def milestone_check(
     steps, tokens = milestone.train_steps, milestone.tokens_read or milestone.tokens_per_step
     needed = shards_read(steps, tokens) if steps and tokens else 0  # for a full run, record scale
     here, _ = count_shards()
-    facts = dict(shards_needed=needed, shards_here=here)
+    facts = dict(shards_needed=needed)
 
     def line(status, text, do=None):
         return MilestoneFinding(milestone.name, status, text, do, **facts)

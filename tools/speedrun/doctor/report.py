@@ -25,11 +25,10 @@ class Finding:
 @dataclass(frozen=True)
 class MilestoneFinding(Finding):
     """The line of a milestone. switches: its hyperparameters that depend on the machine;
-    shards_needed, shards_here: training shards of a full run at record scale."""
+    shards_needed: training shards of a full run at record scale."""
 
     switches: dict[str, bool] = field(default_factory=dict)
     shards_needed: int = 0
-    shards_here: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def count_shards() -> tuple[int, int]:
 
 def fetch(shards: int) -> str:
     """The command that fetches this many training shards, and the one for validation."""
-    return fetch_command(tokens=shards * FINEWEB_SHARD_TOKENS)
+    return fetch_command(shards=shards)
 
 
 def storage_checks(has_gpus: bool, most: int) -> Iterator[Finding]:

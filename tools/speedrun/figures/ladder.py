@@ -48,18 +48,18 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
         milestone = manifest.get(entry.milestone)
         parent = rows.get(milestone.parent)
         rows[milestone.id] = row
-        step = parent and crossing(entry.curve, parent.val_loss)
+        step = parent and parent.val_loss and crossing(entry.curve, parent.val_loss)
         lines.append([
             milestone.name,
             cell(row.tokens_to_target, "{:,.0f}"),
             _against(parent, row, milestone.kind),
             cell(step and step * entry.tokens_per_step, "{:,.0f}"),
-            f"{row.val_loss:.4f} ± {row.val_loss_sd:.4f}",
+            f"{cell(row.val_loss, '{:.4f}')} ± {cell(row.val_loss_sd, '{:.4f}')}",
             f"{row.runs}",
         ])
     head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent",
             "tokens to its parent's final loss", "final val loss", "runs"]
-    clocks = [run.seconds[-1][1] for entry in ladder.entries for run in entry.runs]
+    clocks = [run.seconds[-1][1] for entry in ladder.entries for run in entry.runs if run.seconds]
     total = f"The clocks of these {len(clocks)} runs add up to {sum(clocks) / 3600:.1f} hours."
     return f"{markdown(head, lines, right=head[1:])}\n\n{total}"
 
@@ -90,7 +90,8 @@ def draw_ladder(ladder: Comparison, path: Path) -> None:
     for place, entry in enumerate(ladder.entries):
         losses = entry.final_losses
         panel.plot([place] * len(losses), losses, "o", color="0.6", markersize=4)
-        panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
+        if losses:
+            panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
     ids = [entry.milestone for entry in ladder.entries]
     panel.set_xticks(range(len(ids)), ids, rotation=90)
     panel.set(ylabel="final validation loss", xlabel="milestone", axisbelow=True)

@@ -53,9 +53,9 @@ def milestone_table(manifest: Manifest, folder: str = ".", written_only: bool = 
         ])  # fmt: skip
     table = markdown(head, rows, right=["minutes", "steps", "tokens"])
     if written_only:
-        table += (f"\n\n{len(rows)} of the {len(manifest.milestones)} milestones are written; the others,"
-                  f" down to {min(m.minutes for m in manifest.milestones):g} minutes, are in"
-                  f" {link('the history', 'history/README.md')} with their figures.")
+        table += (f"\n\n{len(rows)} of the {len(manifest.milestones)} milestones are written; the"
+                  f" others, down to {min(m.minutes for m in manifest.milestones):g} minutes,"
+                  f" are in {link('the history', 'history/README.md')} with their figures.")
     return table
 
 

@@ -72,6 +72,11 @@ class Milestone:
         return f"{self.id}_{self.slug}"
 
     @property
+    def read_ratio(self) -> float:
+        """Tokens that a step takes from the shards for each that it trains on."""
+        return self.tokens_read / self.tokens_per_step if self.tokens_read else 1.0
+
+    @property
     def script(self) -> Path:
         """Absolute path of the snapshot; the file exists when `written` is true."""
         return REPOSITORY / "history" / self.name / self.program

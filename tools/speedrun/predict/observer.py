@@ -56,9 +56,9 @@ class Observer(TorchDispatchMode):
         self.collectives: Counter[str] = Counter()  # bytes by kind and dtype
 
     def totals(self) -> dict[str, object]:
-        """What was counted since `reset`; a collective is named "all_reduce float32"."""
-        return {"peak": self.peak, "live": self.live, "flops": dict(self.flops),
-                "moved": self.moved, "collectives": dict(self.collectives)}
+        """What was counted since `reset`; a collective is named "allreduce float32"."""
+        return {"peak": self.peak, "flops": dict(self.flops), "moved": self.moved,
+                "collectives": dict(self.collectives)}
 
     def launched(self, kind: str, name: str, moved: float, flops: float, dtype: str | None) -> None:
         """Counts a launch of this phase; arguments as in Launch."""

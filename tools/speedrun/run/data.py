@@ -33,14 +33,13 @@ def has_shards(folder: Path) -> bool:
     return all(any(folder.glob(f"*_{split}_*.bin")) for split in ("train", "val"))
 
 
-def fetch_command(folder: Path = FINEWEB, tokens: int | None = None) -> str:
-    """The command that fetches FineWeb shards for `tokens` training tokens into the folder, or
-    makes the embedded corpus where it is that folder."""
+def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
+    """The command that fetches so many training shards of FineWeb into the folder, or makes the
+    embedded corpus where it is that folder."""
     if folder.resolve() == BUILTIN:
         return f"python {short(REPOSITORY / 'data' / 'builtin_corpus.py')}"
-    shards = min(-(-tokens // FINEWEB_SHARD_TOKENS), FINEWEB_SHARDS) if tokens else "N"
     out = "" if folder.resolve() == FINEWEB else f" --out {shlex.quote(short(folder))}"
-    return f"python {short(REPOSITORY / 'data' / 'cached_fineweb10B.py')} {shards}{out}"
+    return f"python {short(REPOSITORY / 'data' / 'cached_fineweb10B.py')} {shards or 'N'}{out}"
 
 
 def shard_length(file: str | Path) -> int:

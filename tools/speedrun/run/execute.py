@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 from signal import SIGINT
 from typing import TextIO
 
@@ -37,7 +36,7 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
         failure = execute(plan, stream)
     except BaseException:
         if not log.exists():
-            _discard(plan.out, out_is_new)
+            _discard(plan, out_is_new)
         raise
     if failure is None:
         return _sum_up(plan)
@@ -45,7 +44,7 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
     if log.exists():
         kept.append(f"the log so far: {short(log)}")
     elif failure.spoken or failure.stopped:
-        _discard(plan.out, out_is_new)  # the failure says all that there is to know
+        _discard(plan, out_is_new)  # the failure says all that there is to know
     if stderr.exists() and not failure.spoken:
         kept.append(f"stderr: {short(stderr)}")
     error = Stopped if failure.stopped else UserError
@@ -116,9 +115,12 @@ def _tidy(plan):
     (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
 
 
-def _discard(out: Path, out_is_new):
-    """Undoes a run that never came to its log, so that the folder can be used again."""
-    for file in (out / SCRIPT, *out.glob("stderr_rank*.txt")):
+def _discard(plan, out_is_new):
+    """Undoes a run that never came to its log, so that the folder can be used again; other nodes'
+    files stay."""
+    out, first = plan.out, plan.nodes.rank * plan.nproc
+    files = [out / f"stderr_rank{rank}.txt" for rank in range(first, first + plan.nproc)]
+    for file in files if plan.nodes.rank else (out / SCRIPT, *files):
         file.unlink(missing_ok=True)
     if out_is_new and out.exists() and not any(out.iterdir()):
         out.rmdir()

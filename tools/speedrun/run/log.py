@@ -97,11 +97,6 @@ class RunLog:
         """The last step line, or None."""
         return self.steps[-1] if self.steps else None
 
-    @property
-    def finished(self) -> bool:
-        """Whether the validation after the last step is there (llm.c's logs do not tell: False)."""
-        return any(s.val_loss is not None and s.step == s.train_steps for s in self.steps)
-
 
 def read_log(path: str | Path) -> RunLog:
     """The RunLog of a file.

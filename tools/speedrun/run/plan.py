@@ -112,7 +112,7 @@ def make_plan(
         raise UserError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
     nproc = nproc or len(gpus) or 1
     settings = dict(_name_and_value(setting, script) for setting in settings)
-    out = _check_out(out or _fresh_out(script.name), nodes)
+    out = _check_out(out or fresh_out(script.name), nodes)
 
     scale, reason = choose_scale(scale, data, gpus)
     notes = [f"scale: {scale} ({reason})"]
@@ -152,7 +152,11 @@ def make_plan(
     values = plan.hyperparameters
     preflight.check_values(values, script.hyperparameters, nproc * nodes.count, bool(gpus))
     if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
-        preflight.check_shards(values)
+        ratio = script.milestone.read_ratio if script.milestone else 1.0
+        served, needed = preflight.check_shards(values, ratio), values.get("train_steps")
+        if served is not None and needed is not None and served < needed:
+            notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then begin"
+                         " again")
     return plan
 
 
@@ -177,15 +181,15 @@ def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple
     if scale is not None:
         return scale, "as asked"
     if not gpus:
-        return "tiny", "no GPU here; --scale record insists"
+        return "tiny", "nvidia-smi shows no GPU here; --scale record insists"
     folder = data or FINEWEB
     if not has_shards(folder):
         return "tiny", f"no shards in {short(folder)}; fetch them: {fetch_command(folder)}"
     return "record", f"{len(gpus)} x {gpus[0]}, shards in {short(folder)}"
 
 
-def _fresh_out(name):
-    """A folder below runs/ that does not exist yet."""
+def fresh_out(name: str) -> Path:
+    """A folder below runs/ that does not exist yet, called `name` and the time."""
     first = REPOSITORY / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return next(out for out in itertools.chain([first], others) if not out.exists())

@@ -41,9 +41,11 @@ def find_prediction(script: Script, options: dict[str, object]) -> StoredPredict
         found = script.milestone and load_predictions().get(script.milestone.id)
     except (OSError, ValueError):  # make_figures.py says what is wrong
         return None
+    if not found:
+        return None
     changed = {name for name, value in options.items()
                if script.typed(name, value) != script.hyperparameters[name]}
-    fits = found and found.code == code_hash(script.path) and changed <= {*MAY_DIFFER}
+    fits = found.code == code_hash(script.path) and changed <= {*MAY_DIFFER}
     return found if fits else None
 
 

@@ -10,12 +10,17 @@ import operator
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.run.data import HEADER_BYTES, fetch_command, shard_length, steps_per_shard
-from speedrun.scripts.sizes import SCHEDULE, length_names, training_tokens
+from speedrun.run.data import (
+    HEADER_BYTES,
+    fetch_command,
+    shard_length,
+    shards_read,
+    steps_per_shard,
+)
+from speedrun.scripts.sizes import LONGEST_DENSE, SCHEDULE, length_names
 
 MAY_BE_ZERO = ("_steps", "_every", "_id", "seed")  # how the names of such whole numbers end
 DIVISORS = ("train_steps", *SCHEDULE)  # ... and these may not all the same
-MOST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
 # Two whole numbers, how they fit together, and the words where they do not.
 PAIRS = [
     ("model_dim", "num_heads", lambda dim, heads: dim % heads == 0,
@@ -62,13 +67,18 @@ def check_values(
                                 " FP8 wants; change it, or add --set use_fp8=False")
 
 
-def check_shards(values: dict[str, object], tokens: bool = False) -> None:
+def check_shards(
+    values: dict[str, object], read_ratio: float = 1.0, tokens: bool = False
+) -> int | None:
     """Raises UserError where train_files or val_files name no shards, something else, a shard that
-    is not whole or none that is longer than a step. Reads the shards' headers alone.
+    is not whole or none that is longer than a step. Reads the shards' headers alone. Returns how
+    many steps the training shards serve before they begin again, None where that is not known.
 
-    values: hyperparameters as for check_values. tokens: whether to read also every token that the
-    run will read, which takes numpy, and to refuse one that is beyond vocab_size.
+    values: hyperparameters as for check_values. read_ratio: see Milestone. tokens: whether to read
+    also every token that the run will read, which takes numpy, and to refuse one that is beyond
+    vocab_size.
     """
+    served = None
     train_steps = max(values.get(name) or 0 for name in ("train_steps", "kernel_warmup_steps"))
     for name, step, steps in (("train_files", "total_batch_size", train_steps),
                               ("val_files", "val_tokens", 1)):
@@ -77,7 +87,9 @@ def check_shards(values: dict[str, object], tokens: bool = False) -> None:
             continue
         files = sorted(glob.glob(pattern))
         if not files:
-            command = fetch_command(Path(pattern).parent, training_tokens(values, None))
+            needed = _known(values, "train_steps", "total_batch_size") and shards_read(
+                values["train_steps"], round(values["total_batch_size"] * read_ratio))
+            command = fetch_command(Path(pattern).parent, needed or None)
             raise UserError(f"no shards match {name}={pattern}; get some: {command}")
         lengths = {file: shard_length(file) for file in files}
         if not _known(values, step):
@@ -86,8 +98,12 @@ def check_shards(values: dict[str, object], tokens: bool = False) -> None:
         if longest <= values[step]:
             raise UserError(f"{step}={values[step]} and one token more do not fit into the longest"
                            f" shard of {pattern}, which holds {longest}; lower {step}")
+        if name == "train_files":
+            read = round(values[step] * read_ratio)
+            served = sum(steps_per_shard(read, length) for length in lengths.values())
         if tokens and _known(values, "vocab_size"):
             _check_tokens(lengths, values[step], steps, values["vocab_size"])
+    return served
 
 
 def _check_tokens(lengths, step, steps, vocab_size):
@@ -151,8 +167,8 @@ def _check_attention(values, on_gpu):
                             " bfloat16 alone; leave it out, or add --set attention_kernel=flex")
         without_mask.append(compiled if kernel == "flex" else kernel != "dense")
     for length in length_names(values):
-        if _known(values, length) and values[length] > MOST_DENSE and not all(without_mask):
+        if _known(values, length) and values[length] > LONGEST_DENSE and not all(without_mask):
             flash = "FlashAttention or " if "attention_kernel" in values else ""
             raise UserError(f"{length}={values[length]} is too long for a dense mask, and only"
                             f" {flash}a compiled FlexAttention does without; lower it to"
-                            f" {MOST_DENSE} or less")
+                            f" {LONGEST_DENSE} or less")

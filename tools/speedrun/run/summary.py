@@ -62,9 +62,9 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     peak = peak_flops(device) if device else None
     flops = None
     if tokens_per_s and peak:  # then the log tells the hyperparameters
-        from speedrun.scripts.flops import training_flops_per_token  # torch, which takes seconds
+        from speedrun.scripts.flops import flops_if_countable  # torch, which takes seconds
 
-        flops = training_flops_per_token(plan.out / SCRIPT, log.hyperparameters)
+        flops = flops_if_countable(plan.out / SCRIPT, log.hyperparameters)
     return Summary(
         milestone=plan.script.milestone.name if plan.script.milestone else None,
         script=str(plan.script.path),

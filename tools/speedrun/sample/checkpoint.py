@@ -12,10 +12,9 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.load import load_snapshot
-from speedrun.scripts.sizes import ON_A_CPU, length_names
+from speedrun.scripts.sizes import LONGEST_DENSE, ON_A_CPU, length_names
 
 CHECKPOINT = "checkpoint.pt"
-MAX_CONTEXT = 16_384  # tokens; a dense attention mask grows with their square
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def load_run(run: Path) -> Trained:
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
         raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")
-    return Trained(model.to(device).eval(), device, args, min(context, MAX_CONTEXT),
+    return Trained(model.to(device).eval(), device, args, min(context, LONGEST_DENSE),
                    checkpoint["step"])
 
 

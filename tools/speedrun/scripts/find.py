@@ -122,7 +122,16 @@ def _code_hash(source):
                 node.msg = None
             case ast.AST(body=[ast.Expr(ast.Constant()), *_]):
                 del node.body[0]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(_shape(tree)).encode()).hexdigest()[:16]
+
+
+def _shape(syntax):
+    """Syntax as nested lists, without what is empty or absent: Python's versions differ in that."""
+    if isinstance(syntax, ast.AST):
+        return [type(syntax).__name__, *(
+            (name, _shape(value)) for name, value in ast.iter_fields(syntax)
+            if value not in (None, []))]
+    return [*map(_shape, syntax)] if isinstance(syntax, list) else repr(syntax)
 
 
 def _hyperparameters(path):

@@ -1,17 +1,15 @@
 """Counts the arithmetic of a training step from the model itself; needs torch."""
 
+import sys
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.scripts.load import load_snapshot
-from speedrun.scripts.sizes import ON_A_CPU, length_names
-
-LONGEST = 16_384  # tokens; a dense mask of more is refused
+from speedrun.scripts.sizes import LONGEST_DENSE, ON_A_CPU, length_names
 
 
 def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float:
@@ -26,10 +24,21 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, length_names(vars(args))[0])
-    half = min(T, LONGEST) // 2
+    half = min(T, LONGEST_DENSE) // 2
     per_token, per_pair = _solve(half, _forward_flops(module, args, half),
                                  2 * half, _forward_flops(module, args, 2 * half))
     return 3 * (per_token + per_pair * _mean_visible(module, args, T))
+
+
+def flops_if_countable(script: Path, hyperparameters: dict[str, object]) -> float | None:
+    """As training_flops_per_token, for a script that may be anyone's: None, and a line on stderr,
+    where the count fails. What has been trained is told all the same."""
+    try:
+        return training_flops_per_token(script, hyperparameters)
+    except Exception as error:  # whatever the script comes upon
+        print(f"MFU is not known: counting the FLOPs of {script} failed, {type(error).__name__}:"
+              f" {str(error).partition(chr(10))[0]}", file=sys.stderr)
+        return None
 
 
 def visible_pairs(T: int, window: int, tile: int = 1) -> int:
@@ -77,14 +86,3 @@ def _mean_visible(module, args, T):
     if hasattr(args, "window_stages"):  # exact windows, of the tokens before a token's own
         reach, tile = [window + 1 for window in reach], 1
     return sum(visible_pairs(T, window, tile) for window in reach) / (T * len(reach))
-
-
-def measured_peak() -> tuple[str, float]:
-    """This machine's device, named as in the logs, and its FLOP/s in a large matrix product: of
-    bfloat16 on a GPU, of float32 on a CPU; the best of ten."""
-    on_gpu = torch.cuda.is_available()
-    n, dtype = (8192, torch.bfloat16) if on_gpu else (2048, torch.float32)
-    a = torch.randn(n, n, dtype=dtype, device="cuda" if on_gpu else "cpu")
-    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
-    seconds = min(timer.timeit(1).mean for _ in range(10))  # each warms up and waits for the GPU
-    return torch.cuda.get_device_name() if on_gpu else "cpu", 2 * n**3 / seconds

@@ -13,6 +13,7 @@ BYTE_VOCABULARIES = (257, 264)
 # phases that some records count in steps; scripts divide by them
 SCHEDULE = ("warmup_steps", "cooldown_steps", "scheduled_steps", "momentum_warmup_steps",
             "momentum_cooldown_steps")
+LONGEST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
 
 
 def length_names(hyperparameters: Iterable[str]) -> tuple[str, str]:
