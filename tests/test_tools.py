@@ -18,6 +18,7 @@ from speedrun.figures import causes, records_plot, tables
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import KINDS, REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
+from speedrun.scripts.find import code_hash
 from test_ladder import invented
 
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
@@ -430,6 +431,27 @@ def test_stored_hash_of_something_else_is_none(tmp_path):
         assert records_plot.stored_hash(file) is None
     Image.new("L", (2, 2)).save(file, "JPEG")  # of a kind that has no texts
     assert records_plot.stored_hash(file) is None
+
+
+def test_a_hash_of_code_that_every_python_makes(tmp_path):
+    script = tmp_path / "train_gpt.py"
+    text = '''"""Card."""
+import os
+
+
+class A:
+    """Doc."""
+    def f(self, x: int = 3, *, y=None) -> None:
+        assert x, "message"
+        return [x, "a", 1.5e-10, b"c", lambda: y]
+'''
+    script.write_text(text, encoding="utf-8")
+    assert code_hash(script) == "f5d627db046022e0"  # in 3.11, 3.12 and 3.13
+    for old, new, same in (("Doc", "Word", True), ("message", "other", True), ("\n\n", "\n", True),
+                           ("import os", "import os  # why", True), ("= 3", "= 4", False),
+                           ("[x, ", "[", False), ("y=None", "y=0", False)):
+        script.write_text(text.replace(old, new), encoding="utf-8")
+        assert (code_hash(script) == "f5d627db046022e0") == same, new
 
 
 # ---- the commands ----
