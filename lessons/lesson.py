@@ -36,9 +36,10 @@ from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-from speedrun.base.text import markdown, number_ranges  # noqa: E402
+from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.figures import ladder as ladders  # noqa: E402
+from speedrun.figures.tables import cell, records_of  # noqa: E402
 from speedrun.history.blocks import changed_blocks  # noqa: E402
 from speedrun.history.manifest import load_manifest  # noqa: E402
 from speedrun.run.data import BUILTIN, fingerprint, make_builtin, patterns  # noqa: E402
@@ -72,15 +73,15 @@ def snapshot(id: str) -> ModuleType:
 
 def tiny_runs() -> Comparison:
     """The committed runs of all milestones at the tiny scale, three seeds each."""
-    return ladders.load_ladder(REPOSITORY / "history" / "tiny.json")
+    return ladders.load_ladder(REPOSITORY / "history" / "results" / "tiny.jsonl", MANIFEST)
 
 
 def tiny_entries(*ids: str) -> dict[str, Entry]:
     """The committed tiny runs of these milestones by id. Says which have none, and skips them."""
-    made = {entry.milestone: entry for entry in tiny_runs().entries}
+    made = {MANIFEST.get(entry.milestone).id: entry for entry in tiny_runs().entries}
     for id in ids:
         if id not in made:
-            print(f"{MANIFEST.get(id).name}: no tiny runs in history/tiny.json yet")
+            print(f"{MANIFEST.get(id).name}: no tiny runs in history/results/tiny.jsonl yet")
     return {id: made[id] for id in ids if id in made}
 
 
@@ -95,7 +96,7 @@ def train(id: str, **overrides) -> RunLog:
     what = [code_hash(script), fingerprint(BUILTIN), sorted(overrides.items()),
             sorted(MANIFEST.overrides(MANIFEST.get(id), "tiny").items())]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-    out = CACHE / f"{MANIFEST.get(id).id}-{key}"
+    out = CACHE / f"{MANIFEST.get(id).slug}-{key}"
     if not (out / "summary.json").exists():  # the last file of a run
         settings = [f"{name}={value}" for name, value in overrides.items()]
         shutil.rmtree(out, ignore_errors=True)  # of a run that was cut short
@@ -129,12 +130,10 @@ def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
     ends = {row.label: f"{row.val_loss:.3f} ± {row.val_loss_sd:.3f}" for row in scores(tiny_runs())}
     lines = []
-    for m in MANIFEST.written():
-        lines.append([m.name, number_ranges(m.records), f"{m.minutes:g}",
-                      f"{m.train_steps * m.tokens_per_step / 1e9:.2f}B",
-                      f"{m.val_loss:.4f}", ends.get(m.name, "not measured")])
-        if m.id == MANIFEST.get(id).id:
-            break
+    for m in reversed(MANIFEST.lineage(MANIFEST.get(id))):
+        lines.append([m.name, records_of(m), cell(m.minutes, "{:g}"),
+                      f"{m.tokens / 1e9:.2f}B", cell(m.val_loss, "{:.4f}"),
+                      ends.get(m.name, "not measured")])
     head = ["milestone", "records", "minutes (8 H100)", "tokens", "val loss", "tiny val loss"]
     note = "00: the minutes are record #1's, tokens and loss what its commit's author quotes."
     ask = f"Has your own script got there? `python tools/check_train.py {m.id}` tells."
@@ -263,15 +262,18 @@ def tiny_curves(*ids: str) -> Panel:
 
 
 def official_curves(*ids: str) -> Panel:
-    """These milestones' official losses over tokens: a curve, or a cross at a lone end."""
+    """These milestones' official losses over tokens: a curve, or a cross at a lone end; nothing of
+    one that has no figures."""
     def panel(axes):
         for id, style in zip(ids, _styles(len(ids)), strict=True):
             m = MANIFEST.get(id)
+            if not m.val_loss:
+                continue
             curve = m.curve or [(m.train_steps, m.val_loss)]
             points = [(step * m.tokens_per_step / 1e9, loss) for step, loss in curve]
             if not m.curve:
                 style |= dict(linestyle="", marker="x")
-            label = f"{m.name} (#{m.records[-1]})" if m.curve else f"end of {m.name}"
+            label = f"{m.name} (#{m.record.number})" if m.curve else f"end of {m.name}"
             axes.plot(*zip(*points, strict=True), label=label, **style)
         axes.axhline(3.28, color="0.6", linewidth=0.8)
         axes.set(title="Official; the thin line is the goal, 3.28", xlabel="billion tokens",

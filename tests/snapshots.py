@@ -4,7 +4,7 @@ import inspect
 import subprocess
 import sys
 import tomllib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,46 +13,17 @@ import torch
 
 import shards as shard_files
 from speedrun.history.blocks import split_blocks
+from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts import load
-from speedrun.scripts.find import default_hyperparameters
 from speedrun.scripts.sizes import length_names
 
 MANIFEST = load_manifest()
-WRITTEN = MANIFEST.written()
-KNOWN = Path(__file__).parent / "known"
+MILESTONES = MANIFEST.milestones
 
-# A model and a stream that train for 20 steps in a second or two.
-MICRO = dict(
-    vocab_size=64, num_layers=2, num_heads=2, model_dim=32, seq_len=32, micro_batch_size=2,
-    total_batch_size=1024, val_tokens=1024, train_steps=20, val_loss_every=1, train_loss_every=1,
-    kernel_warmup_steps=1, compile=False, bf16=False,
-)
-# What moves the loss by more than 0.5 in those steps; a milestone takes the fields that it has.
-# The scalars stand still: test_equivalence.py shows what Adam makes of their round-off.
-MICRO_RATES = dict(
-    adam_lr=6e-3, warmup_steps=2, cooldown_steps=5, muon_lr=1e-2, embed_lr=3e-3, scalar_lr=0.0,
-    momentum_warmup_steps=5, bos_id=1, window=24, window_start=4, window_end=24,
-    window_growth=9, tile_size=4, val_seq_len=16, max_document_len=20, scheduled_steps=17,
-    long_window_end=30, momentum_cooldown_steps=3,
-)
-MICRO_LAYERS = dict(  # of the few
-    num_value_embeds=1, layer_without_attention=1, window_pattern="SL" * 6, backout_layer=1)
-MICRO_ODD = dict(num_layers=3, window_pattern="SSL" * 4)  # from 08a on: skips leave one over
-MICRO_RATES_UNTIED = dict(muon_lr=0.05, embed_lr=0.1, head_lr=0.02)  # where the head has a rate
-
-
-def _micro_layers(fields):
-    layers = MICRO_LAYERS | (MICRO_ODD if "long_window_end" in fields else {})
-    return {name: value for name, value in layers.items() if name in fields}
-
-
-def micro_of(milestone):
-    """The hyperparameters beside MICRO that a micro run of this milestone has."""
-    fields = default_hyperparameters(milestone.script)
-    rates = MICRO_RATES | _micro_layers(fields) | (
-        MICRO_RATES_UNTIED if "head_lr" in fields else {})
-    return {name: value for name, value in rates.items() if name in fields}
+MICRO = MANIFEST.glossary.column("micro")  # of a run of 20 steps in a second or two
+LAYERS = ("layer", "layers", "pattern")  # kinds of hyperparameters: which layer has what
+SIZES = ("vocabulary", "count", "width", "length", "batch", "steps", "interval", "switch", *LAYERS)
 
 
 def by_id(milestone):
@@ -60,24 +31,7 @@ def by_id(milestone):
     return milestone.name
 
 
-every_snapshot = pytest.mark.parametrize("milestone", WRITTEN, ids=by_id)
-
-# What trains or compiles is dear: by default it is tried where the form of runs is new and at the
-# last of the milestones, at the others with the slow tests.
-FORMS = {
-    "00": "DistributedDataParallel", "03": "a share of the updates for each rank",
-    "05k": "packs of documents", "07": "a share of the gradients for each rank",
-    "08": "batches of a thread",
-}
-
-
-def tried(milestones=WRITTEN):
-    """Test parameters: the milestones, those that are not tried by default marked as slow."""
-    return [milestone if milestone.id in FORMS or milestone is milestones[-1]
-            else pytest.param(milestone, marks=pytest.mark.slow) for milestone in milestones]
-
-
-tried_snapshots = pytest.mark.parametrize("milestone", tried(), ids=by_id, scope="module")
+every_snapshot = pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
 
 
 # ---- where a subject changed ----
@@ -106,7 +60,7 @@ def declaring(*subjects, known=None):
                 if {name, title} & set(subjects)
                 and (milestone.parent is None or name in milestone.changes)}
 
-    return [milestone for milestone in WRITTEN
+    return [milestone for milestone in MILESTONES
             if changed(milestone) and (known is None or known_values(milestone.id).get(known))]
 
 
@@ -118,12 +72,30 @@ def where(*subjects, known=None):
 
 
 @cache
+def own_values(id):
+    """What a milestone's known.toml says."""
+    file = MANIFEST.get(id).folder / "known.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+@cache
 def known_values(id):
-    """What tests/known/<id>.toml says of a milestone; what it leaves out is the parent's."""
+    """What is known of a milestone: what its known.toml leaves out is the parent's."""
     parent = MANIFEST.get(id).parent
-    file = KNOWN / f"{id}.toml"
-    own = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return (known_values(parent) if parent else {}) | own
+    return (known_values(parent) if parent else {}) | own_values(id)
+
+
+def tried(milestones=MILESTONES):
+    """Test parameters: what trains or compiles is dear, so by default it is tried at the milestones
+    whose known.toml names a new `form` of runs, and at the last of each chain; the others are
+    marked as slow."""
+    last = {milestone.chain: milestone for milestone in milestones}
+    return [milestone
+            if "form" in own_values(milestone.id) or milestone is last[milestone.chain]
+            else pytest.param(milestone, marks=pytest.mark.slow) for milestone in milestones]
+
+
+tried_snapshots = pytest.mark.parametrize("milestone", tried(), ids=by_id, scope="module")
 
 
 # ---- micro-sized runs ----
@@ -134,18 +106,45 @@ def load_snapshot(milestone):
     return load.load_snapshot(milestone.script)
 
 
+def value_tables(record, num_layers):
+    """Which layer has which value embedding, in a model of so many layers: as in the record's
+    pattern in each of both halves, or in the last layer where there are no halves."""
+    if len(record) % 2:
+        return "0".rjust(num_layers, ".")
+    half = "0".ljust(num_layers // 2, "." if "." in record else "1")
+    return half + half[::-1]
+
+
 def sized(sizes, fields):
-    """The sizes, with seq_len under the names by which a script of these fields knows it."""
+    """The sizes, with seq_len under the names by which a script of these fields knows it and with
+    the value embeddings of so many layers."""
     named = dict.fromkeys(length_names(fields), sizes["seq_len"])
+    if "value_embed_pattern" in fields and "num_layers" in sizes:
+        named["value_embed_pattern"] = value_tables(
+            fields["value_embed_pattern"], sizes["num_layers"])
     return named | {name: value for name, value in sizes.items() if name != "seq_len"}
+
+
+@cache
+def _micro(id):
+    """The micro values of a milestone: MICRO, which the `micro` of a known.toml replaces for itself
+    and its descendants."""
+    parent = MANIFEST.get(id).parent
+    return (_micro(parent) if parent else MICRO) | own_values(id).get("micro", {})
+
+
+def micro_of(milestone, **more):
+    """The hyperparameters of a micro run, which moves the loss by more than 0.5; in `more`, seq_len
+    is the length of all sequences."""
+    fields = default_hyperparameters(milestone.script)
+    micro = {name: value for name, value in _micro(milestone.id).items() if name in fields}
+    return sized({"seq_len": MICRO["seq_len"], **micro, **more}, fields)
 
 
 def micro_overrides(milestone, folder, log_dir, **more):
     """Hyperparameters of a micro run on the shards in `folder`."""
     files = dict(train_files=f"{folder}/*_train_*.bin", val_files=f"{folder}/*_val_*.bin")
-    sizes = MICRO | micro_of(milestone) | more
-    return {**files, "log_dir": str(log_dir),
-            **sized(sizes, default_hyperparameters(milestone.script))}
+    return {**files, "log_dir": str(log_dir), **micro_of(milestone, **more)}
 
 
 def micro_args(milestone, folder, log_dir, **more):
@@ -164,24 +163,30 @@ def constant_momentum(milestone):
 
 def micro_sizes(module, **more):
     """Hyperparameters of a micro model, for a test that does not train."""
-    sizes = MICRO | micro_layers(module) | more
+    sizes = {"seq_len": MICRO["seq_len"], **_of_kind(module, *SIZES), **more}
     return module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
 
 
 def micro_layers(module):
-    """Which of a few layers has what, where that is a hyperparameter."""
-    return _micro_layers(vars(module.Hyperparameters))
+    """How many layers a micro model has, and which of them has what."""
+    return _of_kind(module, *LAYERS)
+
+
+def _of_kind(module, *kinds):
+    """The micro values of these kinds of hyperparameters."""
+    (milestone,) = [m for m in MILESTONES if str(m.script) == module.__file__]
+    return {name: value for name, value in _micro(milestone.id).items()
+            if name in MANIFEST.glossary.of_kind(*kinds) and hasattr(module.Hyperparameters, name)}
 
 
 def record_layers(module):
     """The same of the record."""
-    names = ("num_layers", *MICRO_LAYERS)
-    return {name: getattr(module.Hyperparameters, name) for name in names
+    return {name: getattr(module.Hyperparameters, name) for name in MANIFEST.glossary.of_kind(*LAYERS)
             if hasattr(module.Hyperparameters, name)}
 
 
 def make_muon(module, params, lr, bf16=False):
-    """The module's Muon without compiled code and kernels. params: also its groups, from 08b on;
+    """The module's Muon without compiled code and kernels. params: also its groups, from 08d on;
     else those of one shape are a group."""
     asked, params = inspect.signature(module.Muon).parameters, list(params)
     if "groups" in asked and not isinstance(params[0], dict):
@@ -198,19 +203,19 @@ def orthogonalizer(module):
 
 def path(module, flex):
     """What makes a model take FlexAttention, or the dense mask that stands in for it."""
-    if hasattr(module, "best_attention"):  # a choice among several
-        return dict(attention_kernel="flex" if flex else "dense")
+    if hasattr(module, "best_attention"):  # no FlexAttention any more
+        return dict(attention_kernel="dense")
     return dict(use_flex_attention=flex)
 
 
 def set_window(model, size):
     """Gives the model another window; before 05 it has none."""
+    forward = type(model).forward
     if hasattr(model, "set_window"):
         model.set_window(size)
-    elif torch.is_tensor(getattr(model, "window", None)):
-        model.window.fill_(size)
-    elif hasattr(model, "window"):
-        model.window = size
+    elif "window" in inspect.signature(forward).parameters:
+        exact = hasattr(model.args, "window_stages")  # then it is a number
+        model.forward = partial(forward, model, window=size if exact else torch.tensor(size))
     elif hasattr(getattr(model, "args", None), "window"):
         model.args.window = size
 

@@ -33,16 +33,16 @@ def shard(length, documents):
     return tokens
 
 
-@where("document_starts", known="aligned")
+@where("aligned_rows", known="aligned")
 def test_known_rows(milestone):
     known = known_values(milestone.id)["aligned"]
     tokens = shard(known["tokens"], known["documents"])
     for position, expected in known["starts"]:
-        found = load_snapshot(milestone).document_starts(tokens[position:], known["row"], ARGS)
-        assert [position + start for start in found] == expected
+        found = [row.tolist() for row in load_snapshot(milestone).aligned_rows(tokens[position:], known["row"], ARGS)]
+        assert found == [tokens[start : start + known["row"] + 1].tolist() for start in expected]
 
 
-@where("document_starts", known="aligned")
+@where("aligned_rows", known="aligned")
 def test_rows_follow_the_definition(milestone):
     document_starts, rng = load_snapshot(milestone).document_starts, np.random.default_rng(0)
     for length, documents in [
@@ -111,7 +111,7 @@ def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refuse
     assert inputs[:, 1].tolist() == 2 * list(range(4, 61, 8))
 
 
-# ---- packs, from 05k on ----
+# ---- packs, from 05q on ----
 
 
 @where("packed_rows")

@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from speedrun.base.errors import UserError  # noqa: E402
 from speedrun.check import command as commands  # noqa: E402
-from speedrun.check import hints, progress, slips  # noqa: E402
+from speedrun.check import hints, progress  # noqa: E402
 from speedrun.check.command import open_learner  # noqa: E402
 from speedrun.check.differences import Difference  # noqa: E402
+from speedrun.check.guide import find_hint, load_guide, slips_of  # noqa: E402
 from speedrun.check.outcome import Outcome  # noqa: E402
 from speedrun.check.screen import Screen  # noqa: E402
 from speedrun.check.transplant import Mixture  # noqa: E402
@@ -32,8 +33,8 @@ from speedrun.history.manifest import REPOSITORY, load_manifest  # noqa: E402
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
 MANIFEST = load_manifest()
-WRITTEN = MANIFEST.written()
-IDS = [milestone.id for milestone in WRITTEN]
+MILESTONES = MANIFEST.milestones
+IDS = [milestone.id for milestone in MILESTONES]
 ROOT = IDS[0]
 SAMPLE = 25  # every 25th slip is tried in the default run
 
@@ -52,21 +53,7 @@ def edited(id, *edits):
     return text
 
 
-def cases():
-    """[(milestone, slip)]: every slip at every milestone at which it is new: a root, or one that
-    changes its block."""
-    found = []
-    for milestone in WRITTEN:
-        text, line = source_of(milestone.id), [m.id for m in MANIFEST.lineage(milestone)]
-        for slip in slips.load_slips():
-            new = milestone.parent is None or slip.block in milestone.changes
-            wrong = (not slip.since or slip.since in line) and slip.until not in line
-            if new and wrong and slip.apply(text):
-                found.append((milestone, slip))
-    return found
-
-
-CASES = cases()
+CASES = [(milestone, slip) for milestone in MILESTONES for slip in load_guide(milestone).slips]
 
 
 # ---- one process for all examinations: torch is imported once ----
@@ -449,20 +436,20 @@ RIGHT = {
          "v + self.value_lambda * (first_v - v)")]),
     "skips by index": ("04", {}, [
         ("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
-    "rounds of updates": ("05b2", {"Muon": OTHER_ROUNDS}, []),
-    "one message for all gradients": ("05e2", {}, [
+    "rounds of updates": ("05c", {"Muon": OTHER_ROUNDS}, []),
+    "one message for all gradients": ("05h", {}, [
         ("        for param in raw_model.parameters():\n"
          "            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
-    "queries, keys and values one by one": ("05f", {}, [
+    "queries, keys and values one by one": ("05k", {}, [
         ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))\n"
          "        q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)\n",
          "        q, k, v = (F.linear(x, w.to(x.dtype)).view(B, T, self.num_heads, -1)\n"
          "                   for w in self.c_qkv)\n")]),
-    "stacks one by one": ("05f", {}, [
+    "stacks one by one": ("05k", {}, [
         ("self.newton_schulz(torch.stack(momenta), self.dtype)",
          "torch.stack([self.newton_schulz(m[None], self.dtype)[0] for m in momenta])")]),
-    "frequencies that go on": ("06a", {"Rotary": OTHER_YARN}, []),
-    "one class for messages": ("06d", {"ShardedAdam": SHARING_ADAM}, []),
+    "frequencies that go on": ("06b", {"Rotary": OTHER_YARN}, []),
+    "one class for messages": ("06f", {"ShardedAdam": SHARING_ADAM}, []),
     "one class for both optimizers' messages": (
         "07", {"ShardedAdam": SHARING_ADAM, "Muon": SHARING_MUON}, []),
     "a queue and a thread": ("08", {"prefetched": QUEUE}, [
@@ -481,7 +468,7 @@ RIGHT = {
 
 # By default the last of each chain; with the slow tests all.
 tried = pytest.mark.parametrize("id", [
-    id if not any(child.written for child in MANIFEST.children(id))
+    id if not MANIFEST.children(id)
     else pytest.param(id, marks=pytest.mark.slow) for id in IDS])
 
 
@@ -518,10 +505,10 @@ def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
 
 def test_a_switch_without_its_kernel_is_not_enough(ask):
     field = "    use_triton: bool = torch.cuda.is_available()\n"
-    script = edited("05h2", ("    compile: bool", f"{field}    compile: bool"))
-    forgotten = edited("05i", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
+    script = edited("05n", ("    compile: bool", f"{field}    compile: bool"))
+    forgotten = edited("05o", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
                                "symmetric_product(A, A, alpha=c, beta=b)"))
-    found = ask(id="05i", texts=[script, forgotten, source_of("05i")], jobs=["precision"])
+    found = ask(id="05o", texts=[script, forgotten, source_of("05o")], jobs=["precision"])
     launches = "launches of Triton's kernels by the optimizers with use_triton=True: 20"
     assert found == [["precision", launches, "nothing of the kind"],
                      ["precision", f"{launches}, or not much less", "10"], None]
@@ -565,11 +552,50 @@ def test_every_slip_is_caught(id, ask):
     caught(id, [slip for milestone, slip in CASES if milestone.id == id], ask)
 
 
-def test_every_slip_fits_somewhere_and_says_what_is_wrong():
-    assert [s.name for s in slips.load_slips() if s not in {slip for _, slip in CASES}] == []
-    names = [slip.name for slip in slips.load_slips()]
-    assert len(set(names)) == len(names) >= 150
-    assert sum(bool(slip.words) for slip in slips.load_slips()) > 0.8 * len(names)
+@pytest.mark.parametrize("id", IDS)
+def test_a_guide_is_about_what_its_milestone_changes(id):
+    milestone, guide, text = MANIFEST.get(id), load_guide(MANIFEST.get(id)), source_of(id)
+    about = {entry.block for entry in (*guide.hints, *guide.slips)}
+    if milestone.parent:
+        assert about <= set(milestone.changes)
+    assert len({hint.block for hint in guide.hints}) == len(guide.hints)
+    for slip in guide.slips:
+        assert slip.apply(text), slip.name
+        assert slip in slips_of(slip.block, milestone)
+
+
+def test_slips_have_names_and_most_of_them_words():
+    names = [slip.name for _, slip in CASES]
+    assert len(set(names)) == len(names)
+    assert sum(bool(slip.words) for _, slip in CASES) > 0.8 * len(names)
+
+
+def test_help_holds_until_a_descendant_changes_the_block():
+    for child in MILESTONES:
+        for block in (b.name for b in split_blocks(source_of(child.id)) if child.parent):
+            parent = MANIFEST.get(child.parent)
+            own = [slip for slip in load_guide(child).slips if slip.block == block]
+            if block in child.changes:
+                assert list(slips_of(block, child)) == own
+            else:
+                assert slips_of(block, child) == slips_of(block, parent)
+                assert find_hint(block, child) is find_hint(block, parent)
+
+
+def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
+    milestone = MANIFEST.get(ROOT)
+    monkeypatch.setattr(type(milestone), "folder", tmp_path)
+    for text, message in (
+            ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
+            ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
+            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected")):
+        load_guide.cache_clear()
+        (tmp_path / "guide.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError) as error:
+            load_guide(milestone)
+        assert message in str(error.value) and "guide.toml: " in str(error.value)
+        assert "\n" not in str(error.value)
+    load_guide.cache_clear()
 
 
 def test_several_faults_get_several_verdicts(ask):
@@ -604,7 +630,7 @@ def test_blocks_that_fit_only_together_are_right_beside_a_fault(ask):
     outcomes = ask(id="01", text=text)
     assert list(failures(outcomes)) == ["MLP"]
     right = {o.name for o in outcomes if o.passed}
-    assert {"CausalSelfAttention", "Block", "GPT", "main: train"} <= right
+    assert {"CausalSelfAttention", "Block", "GPT", "train"} <= right
 
 
 def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
@@ -872,7 +898,7 @@ def test_hints_begin_anew_when_the_block_shows_something_else(script, answers, c
     answers[0][1] = failing
     commands.check_once(learner_of(script)[0], MANIFEST.get("01"), 1)
     assert level_given(script, capsys) == 1
-    assert learner_of(script)[0].progress.of("01").given == 6
+    assert learner_of(script)[0].progress.of(MANIFEST.get("01")).given == 6
 
 
 def test_a_check_that_no_hint_belongs_to_says_so(script, answers):
@@ -880,7 +906,7 @@ def test_a_check_that_no_hint_belongs_to_says_so(script, answers):
     learner, out = learner_of(script)
     commands.give_hint(learner, MANIFEST.get("01"), None, None, 1)
     assert out.getvalue().startswith('No hint belongs to "time": the lines of the check')
-    assert learner.progress.of("01").given == 0
+    assert learner.progress.of(MANIFEST.get("01")).given == 0
 
 
 @pytest.mark.parametrize("late", ["wanted", "judged"])
@@ -933,9 +959,7 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
             continue  # this milestone removes it
         hint = hints.hint_of(name, milestone)
         assert hint.nudge and hint.steps, name
-        assert not milestone.changes or name == "Hyperparameters" or hint.since == id or all(
-            h.since != id for h in hints.load_hints() if h.block == name), name
-        for level in (1, hint.next_level(2), 3, 4):
+        for level in (1, hints.next_level(hint, 2), 3, 4):
             hints.print_hint(hint, milestone, level)
         shown = capsys.readouterr().out
         if milestone.parent:
@@ -950,7 +974,7 @@ def test_the_list_shows_progress(script, answers):
     learner, out = learner_of(script)
     commands.show_list(learner)
     lines = out.getvalue().splitlines()
-    assert len(lines) == len(WRITTEN)
+    assert len(lines) == len(MILESTONES)
     assert lines[0].startswith(f"x {ROOT}") and lines[0].endswith("passed")
     assert "1 of 2 checks, next: nesterov_update" in out.getvalue()
 
@@ -961,26 +985,38 @@ def test_what_passed_once_stays_on_the_list(script, answers):
     answers[0].append(failing)
     commands.check_once(learner_of(script)[0], MANIFEST.get("01"), 1)
     learner, out = learner_of(script)
-    assert learner.progress.of("01").done
+    assert learner.progress.of(MANIFEST.get("01")).done
     commands.show_list(learner)
     (line,) = [line for line in out.getvalue().splitlines() if line.startswith("x 01")]
     assert line.endswith("  passed; last check stopped at nesterov_update")
 
 
 @pytest.mark.parametrize("content", [
-    "", "{", "[]", "null", '{"01": 3}', '{"01": {"unknown": 1}}', "\udcff",
+    "", "{", "[]", "null", '{"muon": 3}', '{"muon": {"unknown": 1}}', "\udcff",
 ])
 def test_broken_progress_starts_anew(content, script, capsys):
     file = script.parent / progress.FILE
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     learner, out = learner_of(script)
     commands.show_list(learner)
-    assert len(out.getvalue().splitlines()) == len(WRITTEN)
+    assert len(out.getvalue().splitlines()) == len(MILESTONES)
     assert capsys.readouterr().err == (
         "note: .progress.json could not be read; progress starts anew\n")
-    learner.progress.of("01").passed = 3
+    learner.progress.of(MANIFEST.get("01")).passed = 3
     learner.progress.save()
-    assert json.loads(file.read_text())["01"]["passed"] == 3
+    assert json.loads(file.read_text())["muon"]["passed"] == 3
+
+
+def test_progress_that_is_keyed_by_names_is_read_and_by_ids_refused(script):
+    file = script.with_name(progress.FILE)
+    file.write_text('{"05e_fp8_head": {"passed": 3}, "muon": {"passed": 4}}', encoding="utf-8")
+    kept = learner_of(script)[0].progress  # the FP8 head had another id once
+    assert [kept.of(MANIFEST.get(slug)).passed for slug in ("fp8_head", "muon")] == [3, 4]
+    file.write_text('{"muon": {"passed": 4}, "05e": {"passed": 3}}', encoding="utf-8")
+    ended = command("--list", "--script", script)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch("error: .*progress.json names milestones by ids such as 05e, which may mean"
+                        " another one now; delete it, and progress starts anew\n", ended.stderr)
 
 
 def test_a_folder_for_progress_is_one_line(script):
@@ -992,14 +1028,14 @@ def test_a_folder_for_progress_is_one_line(script):
 
 def test_progress_is_written_whole_or_not_at_all(script, monkeypatch):
     learner, _ = learner_of(script)
-    learner.progress.of("01").passed = 3
+    learner.progress.of(MANIFEST.get("01")).passed = 3
     learner.progress.save()
-    learner.progress.of("01").passed = 4
+    learner.progress.of(MANIFEST.get("01")).passed = 4
     monkeypatch.setattr("speedrun.base.files.os.fsync",
                         lambda _: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(UserError, match="progress.json cannot be written: full$"):
         learner.progress.save()
-    assert learner_of(script)[0].progress.of("01").passed == 3
+    assert learner_of(script)[0].progress.of(MANIFEST.get("01")).passed == 3
     assert len(list(script.parent.iterdir())) == 2
 
 
@@ -1025,7 +1061,6 @@ def test_the_code_names_no_milestone():
     (["01", "--hint", "--block", "x"], 2, '01 has no block "x"; it has: card, imports,'),
     (["01", "--take", "--watch"], 2, "not allowed with argument"),
     (["muom"], 1, 'no milestone "muom"; did you mean 01_muon?\n'),
-    (["14"], 1, "is not written yet"),
     (["01", "--script", "nowhere.py"], 1, "there is no nowhere.py; --take makes one: "
      "python tools/check_train.py 00 --take --script nowhere.py\n"),
     (["01", "--hint", "--script", "nowhere.py"], 1, "there is no nowhere.py"),

@@ -14,20 +14,20 @@ from dataclasses import replace
 import pytest
 
 import run_milestone
-from snapshots import MANIFEST, MICRO, WRITTEN, every_snapshot, micro_of, sized
+from snapshots import MANIFEST, MILESTONES, every_snapshot, micro_of
 from speedrun.base.errors import UserError
+from speedrun.history.fields import default_hyperparameters
+from speedrun.history.glossary import KINDS
 from speedrun.run import fit_batch, gpus
 from speedrun.run.failure import Failure
 from speedrun.run.fit_batch import fit_micro_batch, largest_fitting, trial_options
 from speedrun.run.log import RULE, read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
-from speedrun.scripts.find import default_hyperparameters
-from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches, trial_sizes
+from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
 from test_roofline import invented
 
 GPU = "NVIDIA Simulated"
-FIELDS = {name for milestone in WRITTEN for name in default_hyperparameters(milestone.script)}
 
 
 # ---- the search ----
@@ -126,7 +126,7 @@ def test_memory_of_the_visible_gpus(tmp_path, monkeypatch):
 
 # ---- a plan and its answer, with a stand-in for the trials ----
 
-SIZES = dict(MICRO, total_batch_size=24 * 32, val_tokens=24 * 32)  # 24 sequences
+SIZES = dict(total_batch_size=24 * 32, val_tokens=24 * 32)  # 24 sequences
 MIB_PER_SEQUENCE = 100
 
 
@@ -162,17 +162,18 @@ def machine(monkeypatch, tmp_path, shards):
     monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "runs" / "answers")
     monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: {})
 
-    def make(*memory, settings=(), trials=None, milestone=WRITTEN[1], **options):
+    def make(*memory, settings=(), trials=None, milestone=MILESTONES[1], **options):
         names = [GPU] * len(memory)
         monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: names)
         monkeypatch.setattr(fit_batch, "visible_memory", lambda: list(memory))
         trials = trials or Trials(min(memory, default=0))
         monkeypatch.setattr(fit_batch, "execute", trials)
         fields = default_hyperparameters(milestone.script)
-        overrides = {**sized(SIZES, fields), **micro_of(milestone)}
+        overrides = micro_of(milestone, **SIZES)
         if "attention_kernel" in fields:
             overrides["attention_kernel"] = "dense"  # in float32
-        fixed = overrides.keys() - {"micro_batch_size", "train_steps", *SCHEDULE}
+        fixed = overrides.keys() - {"micro_batch_size", "train_steps",
+                                    *MANIFEST.glossary.of_kind("phase")}
         settings = [*(f"{name}={overrides[name]}" for name in fixed), *settings]
         options = dict(device_batch=AUTO, data=shards, out=tmp_path / "run") | options
         plan = make_plan(str(milestone.script), scale="tiny", settings=settings, **options)
@@ -224,7 +225,7 @@ def test_an_answer_is_remembered(machine):
 
 @pytest.mark.parametrize("change", [
     dict(settings=["model_dim=64"]), dict(settings=["total_batch_size=1536"]), dict(nproc=1),
-    dict(milestone=WRITTEN[2]),
+    dict(milestone=MILESTONES[2]),
 ])
 def test_what_changes_the_memory_is_tried_anew(machine, change):
     fit(machine(1400, 1400)[0])
@@ -277,9 +278,9 @@ def test_a_dry_run_tries_nothing(machine):
 @pytest.fixture
 def predicted(monkeypatch):
     """Predictions of 2 GiB, and 16 MiB for each sequence of 32 tokens, whatever the settings."""
-    stored = invented("00", "00a")
+    stored = invented(*(milestone.id for milestone in MILESTONES[:2]))
     monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
-    monkeypatch.setattr("speedrun.run.predicted.MAY_DIFFER", FIELDS)
+    monkeypatch.setattr("speedrun.run.predicted.MAY_DIFFER", KINDS)
     return stored
 
 
@@ -307,11 +308,11 @@ def test_a_prediction_is_said_before_trials_and_tried_like_any_other(machine, pr
 def test_without_a_gpu_every_size_is_predicted(machine, predicted):
     text = ", ".join(f"{n} x 1,024 in {gib} GiB" for gib, n in (
         (12, 16), (16, 16), (24, 32), (32, 32), (80, 128)))
-    assert fit(machine(milestone=WRITTEN[1])[0]) == (4, [
+    assert fit(machine(milestone=MILESTONES[1])[0]) == (4, [
         "micro_batch_size: 4 (--device-batch auto needs a GPU; sequences x tokens predicted to fit"
         f" one at record scale: {text})"])
-    predicted.update(invented(WRITTEN[1].id, fixed=12 * 2**30))
-    assert "at record scale: none in 12 GiB, " in fit(machine(milestone=WRITTEN[1])[0])[1][0]
+    predicted.update(invented(MILESTONES[1].id, fixed=12 * 2**30))
+    assert "at record scale: none in 12 GiB, " in fit(machine(milestone=MILESTONES[1])[0])[1][0]
 
 
 def test_without_a_gpu_the_usual_micro_batch_stays(machine):
@@ -378,7 +379,7 @@ def test_every_milestone_can_be_tried(milestone, machine):
 def simulated(tmp_path, limit):
     """Milestone 00 on a CPU that runs out of memory in the backward pass of more than `limit`
     sequences, and tells of 100 MiB for each."""
-    text = WRITTEN[0].script.read_text(encoding="utf-8")
+    text = MILESTONES[0].script.read_text(encoding="utf-8")
     for old, new in [
         ("torch.cuda.is_available()", "False"),
         ("            loss.backward()\n", "            loss.backward()\n"
@@ -405,8 +406,8 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(fit_batch.tempfile, "tempdir", str(temporary))
-    settings = {**MICRO, **micro_of(MANIFEST.get("00")), "total_batch_size": 4 * 32,
-                "val_tokens": 4 * 32, "train_steps": 3, "kernel_warmup_steps": 0}
+    settings = micro_of(MANIFEST.get("00"), total_batch_size=4 * 32, val_tokens=4 * 32,
+                        train_steps=3, kernel_warmup_steps=0)
     del settings["micro_batch_size"]
     command = ["run_milestone.py", script, "--data", shards, "--device-batch", "auto",
                *(f"--set={name}={value}" for name, value in settings.items())]

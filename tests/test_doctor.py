@@ -21,19 +21,21 @@ import pytest
 import torch
 
 import doctor
-from snapshots import WRITTEN
+from snapshots import MILESTONES
 from speedrun.doctor import accelerators, judge, milestones, software, storage
 from speedrun.doctor.milestones import milestone_check, missing_names
 from speedrun.doctor.report import Finding, Report, print_report
 from speedrun.doctor.software import NEEDED, REQUIREMENTS, pins
-from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
-from speedrun.scripts.find import default_hyperparameters
+from speedrun.history import manifest
+from speedrun.history.fields import default_hyperparameters
+from speedrun.history.manifest import REPOSITORY, load_manifest
 from test_roofline import invented
 
 H100 = "NVIDIA H100 80GB HBM3"
 # On invented machines the report is about these milestones alone, so that it is short.
-TRIED = [milestone for milestone in WRITTEN
-         if milestone.id in ("00", "01", "02", "05") or milestone is WRITTEN[-1]]
+TRIED = [milestone for milestone in MILESTONES
+         if milestone.id in ("00", "01", "02", "05") or milestone is MILESTONES[-1]]
+SHORT = SimpleNamespace(milestones=TRIED, overrides=load_manifest().overrides)
 NAMES = [milestone.name for milestone in TRIED]
 WITH_FLEX = [milestone for milestone in TRIED
              if "use_flex_attention" in default_hyperparameters(milestone.script)]
@@ -115,7 +117,7 @@ def computer(monkeypatch):
     loaded = [name for name in sys.modules if name.startswith("snapshot ")]
     for name in loaded:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(Manifest, "written", lambda manifest: TRIED)
+    monkeypatch.setattr("speedrun.history.manifest.load_manifest", lambda: SHORT)
     yield Machine(monkeypatch)
     for name in [name for name in sys.modules if name.startswith("snapshot ")]:
         del sys.modules[name]
@@ -129,7 +131,7 @@ def report(capsys):
         code = doctor.main(["--json"])
         content = json.loads(capsys.readouterr().out)
         lines = {line["name"]: line for line in content["checks"] + content["milestones"]}
-        about = [milestone.name for milestone in load_manifest().written()]
+        about = [m.name for m in manifest.load_manifest().milestones]  # all, or NAMES
         assert [line["name"] for line in content["milestones"]] == about
         assert content["ok"] == (code == 0) == (not with_status(lines, "fix"))
         assert all(line["do"] for line in lines.values() if line["status"] in ("fix", "note"))
@@ -199,7 +201,8 @@ def test_an_rtx_4090(computer, report):
 
 def test_what_is_predicted_to_fit_is_said_where_it_is_less(computer, report, monkeypatch):
     stored = invented("01", "02", "05")
-    stored["02"] = replace(stored["02"], per_token=1.0)  # the record's 64 sequences fit
+    fitting = replace(stored["modern_arch"], per_token=1.0)  # the record's 64 sequences fit
+    stored["modern_arch"] = fitting
     monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
     computer.has_gpus("NVIDIA GeForce RTX 4090", gib=24, capability=(8, 9))
     code, lines = report()
@@ -233,7 +236,7 @@ def test_flash_attention_3_on_hopper(computer, report, modules, status):
     line = report()[1]["FlashAttn-3"]
     assert line["status"] == status
     assert modules or line["text"].startswith("FA2 in its place: no flash_attn_interface")
-    assert line["text"].endswith(f"used by {WRITTEN[-1].id}")
+    assert line["text"].endswith(f"used by {MILESTONES[-1].id}")
 
 
 def test_different_gpus_have_lines_of_their_own(computer, capsys):
@@ -406,7 +409,7 @@ def test_packages(computer, report, installed, status):
 
 def test_the_needed_packages_are_those_that_snapshots_import():
     imported = set()
-    for milestone in WRITTEN:
+    for milestone in MILESTONES:
         for node in ast.walk(ast.parse(milestone.script.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
@@ -511,4 +514,4 @@ def test_a_terminal_of_any_width(computer, columns, monkeypatch):
     assert "03_distributed_muon  2" in text
     assert ["note", "GPU"] in [line.split()[:2] for line in text.splitlines()]
     assert text.split().count("[text]") == 12 and text.count("→") == 1  # markup is not read
-    assert "fine: every written milestone" in " ".join(text.split())
+    assert "fine: every milestone" in " ".join(text.split())

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from snapshots import WRITTEN, as_options, by_id, every_snapshot, micro_of, micro_overrides
+from snapshots import MILESTONES, as_options, by_id, every_snapshot, micro_of, micro_overrides
+from speedrun.history.fields import default_hyperparameters
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import read_log
-from speedrun.scripts.find import default_hyperparameters
 
 
 def environment_with_gpus():
@@ -47,8 +47,8 @@ def run(milestone, shards, log_dir, cuda=True, **options):
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
-WITH_FLEX = [m for m in WRITTEN if "use_flex_attention" in default_hyperparameters(m.script)]
-WITH_KERNELS = [m for m in WRITTEN if "attention_kernel" in default_hyperparameters(m.script)]
+WITH_FLEX = [m for m in MILESTONES if "use_flex_attention" in default_hyperparameters(m.script)]
+WITH_KERNELS = [m for m in MILESTONES if "attention_kernel" in default_hyperparameters(m.script)]
 WINDOWS = dict(window=150, window_start=32, window_end=192, window_growth=64, long_window_end=224)
 
 

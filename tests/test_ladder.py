@@ -4,16 +4,27 @@ Run: .venv/bin/python -m pytest tests/test_ladder.py
 """
 
 import dataclasses
+import json
+import sys
 
 import pytest
 
+from speedrun.base.errors import Stopped, UserError
 from speedrun.compare.results import Comparison, Entry, Run
-from speedrun.figures.ladder import draw_ladder, ladder_table, load_ladder, stale_entries
+from speedrun.figures import ladder as ladders
+from speedrun.figures.ladder import (
+    TinyRun,
+    draw_ladder,
+    ladder_table,
+    load_ladder,
+    run_stale,
+    stale_entries,
+)
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import code_hash
 
 MANIFEST = load_manifest()
-COMMITTED = REPOSITORY / "history" / "tiny.json"
+COMMITTED = REPOSITORY / "history" / "results" / "tiny.jsonl"
 
 
 def invented(*ids, final=2.0):
@@ -27,7 +38,7 @@ def invented(*ids, final=2.0):
             for seed in range(3)
         ]
         entries.append(Entry(
-            milestone.name, milestone.id, code_hash(milestone.script),
+            milestone.name, milestone.slug, code_hash(milestone.script),
             dict(MANIFEST.overrides(milestone, "tiny"), val_loss_every="20"),
             tokens_per_step=4096, runs=runs,
         ))
@@ -35,12 +46,12 @@ def invented(*ids, final=2.0):
 
 
 def test_committed_runs_are_fresh():
-    assert stale_entries(load_ladder(COMMITTED), MANIFEST) == []
+    assert stale_entries(load_ladder(COMMITTED, MANIFEST), MANIFEST) == []
 
 
 def test_committed_runs_are_comparable():
-    ladder = load_ladder(COMMITTED)
-    assert [entry.milestone for entry in ladder.entries] == [m.id for m in MANIFEST.written()]
+    ladder = load_ladder(COMMITTED, MANIFEST)
+    assert [entry.milestone for entry in ladder.entries] == [m.slug for m in MANIFEST.milestones]
     for entry in ladder.entries:
         assert sorted(run.seed for run in entry.runs) == [0, 1, 2]
         sizes = MANIFEST.overrides(MANIFEST.get(entry.milestone), "tiny")
@@ -51,18 +62,77 @@ def test_committed_runs_are_comparable():
 
 
 def test_staleness_is_found():
-    ids = [milestone.id for milestone in MANIFEST.written()]
+    ids = [milestone.id for milestone in MANIFEST.milestones]
     ladder = invented(*ids)
     assert stale_entries(ladder, MANIFEST) == []
     ladder.entries[1].code = "another"
-    ladder.entries[2].options["muon_lr"] = 7.0
+    ladder.entries[2].options["train_steps"] = 7
     ladder.entries[3].runs.pop()
     del ladder.entries[4]
     assert [line.split(":")[0] for line in stale_entries(ladder, MANIFEST)] == ids[1:5]
 
 
+def line_of(of, seed, **changes):
+    """A line of the file: a run that is fresh."""
+    options = {**MANIFEST.overrides(of, "tiny"), "val_loss_every": 20}
+    return json.dumps(dataclasses.asdict(TinyRun(
+        of.slug, code_hash(of.script), seed, "abc", "cpu", 4096, 200, 9.5, options,
+        ((0, 5.0), (200, 2.0 + seed / 100)), ((0, 0.0), (200, 60.0)))) | changes)
+
+
+def test_a_file_is_read_a_run_a_line(tmp_path):
+    first, second = MANIFEST.milestones[:2]
+    file = tmp_path / "tiny.jsonl"
+    lines = [line_of(m, seed) for m in (second, first) for seed in range(3)]
+    file.write_text("\n".join([*lines, line_of(first, 0, milestone="gone")]), encoding="utf-8")
+    ladder = load_ladder(file, MANIFEST)
+    assert [entry.label for entry in ladder.entries] == [first.name, second.name]
+    assert [run.seed for run in ladder.entries[0].runs] == [0, 1, 2]
+    assert ladder.target == pytest.approx(2.01) and ladder.data_fingerprint == "abc"
+    faults = [line.partition(": ") for line in stale_entries(ladder, MANIFEST)]
+    assert [id for id, _, _ in faults] == [m.id for m in MANIFEST.milestones[2:]]
+    for line, message in ((line_of(first, 0, steps=0), 'line 1: "steps" must be a whole number'),
+                          ("{", "line 1: Expecting property name"), ("[]", "line 1: it must be a")):
+        file.write_text(line, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            load_ladder(file, MANIFEST)
+
+
+@pytest.mark.parametrize("end", [None, Stopped("interrupted", 130), "rank 0 ended"])
+def test_only_what_is_stale_runs_again(end, tmp_path, monkeypatch, capsys):
+    first, second, third, *others = MANIFEST.milestones
+    file = tmp_path / "tiny.jsonl"
+    file.write_text("\n".join(
+        [line_of(m, seed) for m in (first, *others) for seed in range(3)]
+        + [line_of(second, seed, code="another") for seed in range(3)]), encoding="utf-8")
+    asked = []
+
+    def collect(texts, seeds, out, stream, *, scale, settings):
+        asked.append((*texts, [*seeds], scale, settings))
+        made, bad = invented(*texts), texts == [third.slug] and end
+        made.data_fingerprint, (entry,) = "abc", made.entries
+        entry.device, entry.failures = "cpu", [bad] if isinstance(bad, str) else []
+        entry.runs[:] = [dataclasses.replace(run, step_avg_ms=9.5) for run in entry.runs]
+        return made, bad if isinstance(bad, Stopped) else None
+
+    monkeypatch.setattr(ladders, "collect", collect)
+    if end:
+        with pytest.raises(UserError, match=str(end)):
+            run_stale(file, MANIFEST, sys.stdout)
+    else:
+        run_stale(file, MANIFEST, sys.stdout)
+        run_stale(file, MANIFEST, sys.stdout)  # nothing is left to do
+    assert asked == [(m.slug, [0, 1, 2], "tiny", ["val_loss_every=20"]) for m in (second, third)]
+    assert f"running {second.id}: the script has changed since its runs" in capsys.readouterr().out
+    left = [f"{third.id}: fewer than 3 runs"] if end else []
+    assert stale_entries(load_ladder(file, MANIFEST), MANIFEST) == left
+    slugs = [json.loads(line)["milestone"] for line in file.read_text("utf-8").splitlines()]
+    expected = [m.slug for m in MANIFEST.milestones if not (end and m is third)]
+    assert slugs == [slug for slug in expected for _ in range(3)]
+
+
 def test_table():
-    ladder = invented("00", "00a", "01", "02", "03")
+    ladder = invented("00", "00b", "01", "02", "03")
     assert "same losses" not in ladder_table(ladder, MANIFEST)
     ladder.entries[4].runs[:] = ladder.entries[3].runs
     *lines, _empty, total = ladder_table(ladder, MANIFEST).splitlines()[2:]
@@ -70,13 +140,13 @@ def test_table():
     assert cells[0] == ["00_baseline", "819,200", "—", "—", "2.0100 ± 0.0100", "3"]
     assert cells[1][1] == "792,689"  # 4096 * 200 * (5 - 2.01) / (5 - 1.91)
     assert cells[1][2] == "-3.2%"
-    assert cells[2][3] == "793,520"  # to 00a's 1.91: 4096 * 200 * (5 - 1.91) / (5 - 1.81)
+    assert cells[2][3] == "793,520"  # to 00b's 1.91: 4096 * 200 * (5 - 1.91) / (5 - 1.81)
     assert cells[4][2].endswith("(systems: the same losses)")
     assert total == "The clocks of these 15 runs add up to 3.0 hours."
 
 
 def test_a_ladder_with_runs_missing_has_dashes(tmp_path):
-    ladder = invented("00", "00a", "01")
+    ladder = invented("00", "00b", "01")
     ladder.entries[1].runs.clear()
     del ladder.entries[2].runs[1:]
     rows = [line.split("|")[5].strip() for line in ladder_table(ladder, MANIFEST).splitlines()[2:5]]
@@ -86,7 +156,7 @@ def test_a_ladder_with_runs_missing_has_dashes(tmp_path):
 
 
 def test_table_says_where_a_milestone_needs_more():
-    ladder = invented("00", "00a")
+    ladder = invented("00", "00b")
     slow = ladder.entries[1]
     slow.runs[:] = [
         dataclasses.replace(run, val_curve=[(0, 5.0), (200, 2.3), (300, 1.9)]) for run in slow.runs

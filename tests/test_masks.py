@@ -30,7 +30,7 @@ from snapshots import (
 )
 from speedrun.figures import attention_cost
 from speedrun.figures.attention_cost import count_tiles
-from speedrun.scripts.find import default_hyperparameters
+from speedrun.history.fields import default_hyperparameters
 
 TILE = 128
 # torch warns that FlexAttention is slow without a compiler, which is all right here
@@ -61,7 +61,7 @@ def rounds(module):
     return counts_tiles(module) and not is_staged(module)
 
 
-COUNTING = [m for m in declaring("attention_mask") if counts_tiles(load_snapshot(m))]
+COUNTING = [m for m in declaring("attention_mask", "attention_masks") if counts_tiles(load_snapshot(m))]
 
 
 def mask_of(milestone, inputs, window, flex, tile_size=None):
@@ -69,6 +69,8 @@ def mask_of(milestone, inputs, window, flex, tile_size=None):
     module = load_snapshot(milestone)
     tiles = dict(tile_size=tile_size or TILE) if counts_tiles(module) else {}
     args = micro_sizes(module, bos_id=1, **path(module, flex), **tiles | dict(compile=flex))
+    if hasattr(module, "attention_masks"):
+        return module.attention_masks(inputs, dict(L=window), True, args)["L"]
     if "window" in inspect.signature(module.attention_mask).parameters:
         if not is_staged(module):
             window = torch.tensor(window, dtype=torch.int32)
@@ -129,11 +131,11 @@ def flex_attention_by_tiles(request, monkeypatch):
 
     if "milestone" in request.fixturenames:
         module = load_snapshot(request.getfixturevalue("milestone"))
-        if counts_tiles(module):
+        if counts_tiles(module) and hasattr(module, "flex_attention"):
             monkeypatch.setattr(module, "flex_attention", attend)
 
 
-@where("attention_mask")
+@where("attention_mask", "attention_masks")
 @pytest.mark.parametrize("window", [1, 5, 128, 129, 300, 1000])
 def test_masks_follow_the_definition(milestone, window):
     torch.manual_seed(0)
@@ -156,7 +158,7 @@ def test_masks_follow_the_definition(milestone, window):
             assert partial[row] == [i for i, count in enumerate(counts) if 0 < count < TILE**2]
 
 
-@where("attention_mask")
+@where("attention_mask", "attention_masks")
 def test_known_masks(milestone):
     for case in known_values(milestone.id)["mask"]:
         inputs = documents(case["tokens"], *case["starts"])
@@ -164,22 +166,22 @@ def test_known_masks(milestone):
         assert [row.nonzero().flatten().tolist() for row in dense] == case["visible"]
 
 
-@where("attention_mask", "CausalSelfAttention", known="uniform_attention")
+@where("attention_mask", "attention_masks", "CausalSelfAttention", known="uniform_attention")
 def test_uniform_attention_averages_the_visible_positions(milestone):
     known = known_values(milestone.id)["uniform_attention"]
     inputs = documents(32, *known["starts"])
     q = k = torch.zeros(1, 1, 32, 16)
     v = torch.arange(32.0).view(1, 1, 32, 1).expand(1, 1, 32, 16)
-    attend, tile_size = load_snapshot(milestone).flex_attention, known.get("tile_size")
+    attend, tile_size = getattr(load_snapshot(milestone), "flex_attention", None), known.get("tile_size")
     for window, expected in known["windows"]:
         dense, block = (mask_of(milestone, inputs, window, flex, tile_size)
                         for flex in (False, True))
         for means in (F.scaled_dot_product_attention(q, k, v, attn_mask=dense),
-                      attend(q, k, v, block_mask=block)):
+                      *([attend(q, k, v, block_mask=block)] if attend else [])):
             assert means[0, 0, known["tokens"], 0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
-@where("attention_mask")
+@where("attention_mask", "attention_masks")
 def test_known_tiles(milestone):
     for case in known_values(milestone.id)["tiles"]:  # their columns, or how many there are
         inputs = documents(case.get("tokens", 2048), *case["starts"])
@@ -196,20 +198,20 @@ def test_flex_attention_that_would_see_all_tiles_is_refused(milestone):
         module.attention_mask(documents(32), torch.tensor(8), args)
 
 
-@where("attention_mask", known="small_windows")
+@where("attention_mask", "attention_masks", known="small_windows")
 def test_exact_windows_in_tiles_that_do_and_do_not_divide_the_row(milestone):
     torch.manual_seed(0)
     for T, tile_size in [(40, 8), (33, 8), (33, 16), (30, 4)]:
         inputs = torch.randint(12, (2, T))  # of which 1 begins a document
         for window in (1, 5, 7, tile_size, tile_size + 1, 2 * tile_size - 1, 2 * tile_size, 100):
             visible = by_definition(inputs, window + 1)
-            for flex in (False, True):
+            for flex in (False, True)[: 1 + hasattr(load_snapshot(milestone), "flex_attention")]:
                 mask = mask_of(milestone, inputs, window, flex, tile_size)
                 found = applied(mask, T) if flex else mask
                 assert found[:, 0].equal(visible), (T, tile_size, window, flex)
 
 
-@where("attention_mask")
+@where("attention_mask", "attention_masks")
 def test_a_dense_mask_that_is_too_large_is_refused(milestone):
     with pytest.raises(AssertionError, match="lower .*seq_len"):
         mask_of(milestone, documents(16_385), 8, flex=False)
@@ -234,7 +236,7 @@ def small_models(milestone, **overrides):
     return models
 
 
-@where("attention_mask", "CausalSelfAttention", "Block", "GPT", known="mask")
+@where("attention_mask", "attention_masks", "CausalSelfAttention", "Block", "GPT", known="mask")
 @torch.no_grad()
 def test_both_paths_have_the_same_loss(milestone):
     dense, flex = small_models(milestone, seq_len=300)
@@ -249,7 +251,7 @@ def test_both_paths_have_the_same_loss(milestone):
     assert len({round(loss, 5) for loss in losses}) == 4, "the window must matter"
 
 
-@where("attention_mask", "CausalSelfAttention", "Block", "GPT", known="mask")
+@where("attention_mask", "attention_masks", "CausalSelfAttention", "Block", "GPT", known="mask")
 @torch.no_grad()
 def test_documents_do_not_see_each_other(milestone):
     model = small_models(milestone)[0]
@@ -308,7 +310,7 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
     assert sum(graphs) == stages
 
 
-@where("attention_mask")
+@where("attention_mask", "attention_masks")
 def test_one_document_in_a_long_window_is_the_parent(milestone):
     module = load_snapshot(MANIFEST.get(milestone.parent))
     model = small_models(milestone)[0]
@@ -335,13 +337,16 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     seen = []
 
     def attend(self, x, value_embed, *weights_and_window):
-        tables = [table(inputs) for table in model.value_embeds]
+        tables = [table(inputs) for table in model.value_embeds.values()]
         found = [j for j, table in enumerate(tables) if value_embed is not None
                  and value_embed.equal(table)]
         seen.append([weights_and_window[-1], *found])
         return torch.zeros_like(x)
 
-    monkeypatch.setattr(module, "attention_mask", lambda inputs, window, args: int(window))
+    if hasattr(module, "attention_masks"):
+        monkeypatch.setattr(module, "attention_masks", lambda inputs, windows, training, args: windows)
+    else:
+        monkeypatch.setattr(module, "attention_mask", lambda inputs, window, args: int(window))
     monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
     inputs = torch.arange(8)[None]
     cases = [(4 * tiles, 4 * tiles, 4 * half)
@@ -410,12 +415,12 @@ def test_the_warm_up_meets_all_windows_of_the_run(milestone):
             args.train_steps = args.scheduled_steps + 40
         seen.clear()
         module.warm_up(torch.compile(model, disable=True), [], itertools.repeat((None, None)), args)
-        assert sorted(seen) == seen and len(seen) == args.kernel_warmup_steps == 3
+        assert sorted(seen) == seen and len(seen) == args.kernel_warmup_steps == 6
         steps = range(args.train_steps + (not hasattr(args, "window_end")))  # the last is none
         assert set(seen) == {module.window_size(step, args) for step in steps}
 
 
-@where("window_size", "main: train", known="window")
+@where("window_size", "train", known="window")
 def test_training_and_validation_use_the_window_of_the_step(
         milestone, shards, tmp_path, monkeypatch):
     module, seen = load_snapshot(milestone), []

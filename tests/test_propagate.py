@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from speedrun.history.blocks import split_blocks
-from speedrun.history.carry import ALREADY, CARRIED, DIFFERS, Repair, carry, descendants, repairs
-from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.history.carry import ALREADY, CARRIED, DIFFERS, Repair, carry, repairs
+from speedrun.history.manifest import REPOSITORY
 
 OLD = '"""Card."""\n\nimport os\n\n\n# Adds.\ndef f(x):\n    return x\n\n\ndef g():\n    return 2\n'
 NEW = OLD.replace("return x", "y = x\n    return y").replace("Card", "Other card")
@@ -41,13 +41,6 @@ def test_a_repair_is_found_and_carried():
 def test_what_cannot_be_carried(before, after, wanted, message):
     with pytest.raises(ValueError, match=message):
         repairs(before, after, wanted)
-
-
-def test_descendants():
-    manifest = load_manifest()
-    found = [m.id for m in descendants(manifest, manifest.get("01"))]
-    assert found[:3] == ["02", "03", "03a"] and "00a" not in found
-    assert "01" not in [m.id for m in descendants(manifest, manifest.get("02"))]
 
 
 @pytest.fixture
@@ -80,8 +73,8 @@ def blocks_of(script):
 
 
 def test_the_command(clone):
-    first = clone / "history" / "00_baseline" / "train_gpt.py"
-    others = {path: blocks_of(path) for path in clone.glob("history/*/train_gpt.py")}
+    first = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
+    others = {path: blocks_of(path) for path in clone.glob("history/*/*/train_gpt.py")}
     old = others.pop(first)
     new = {name: old[name].replace('"""', '"""Repaired. ', 1) for name in ("parse_args", "MLP")}
     text = first.read_text(encoding="utf-8")
@@ -96,13 +89,13 @@ def test_the_command(clone):
                                    for name, block in before.items()}
         assert before["parse_args"] == old["parse_args"]
     # 02 has an MLP of its own, which stays and is told.
-    assert "differs        history/02_modern_arch/train_gpt.py  MLP" in ended.stdout
+    assert "differs        history/speedrun/02_modern_arch/train_gpt.py  MLP" in ended.stdout
     again = propagate(clone, "00", "--block", "parse_args")
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
 
 
 def test_a_script_that_is_none_stops_it_before_anything_is_written(clone):
-    first = clone / "history" / "00_baseline" / "train_gpt.py"
+    first = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
     first.write_text(first.read_text(encoding="utf-8").replace(
         'help=f"default: {default}")', 'help=str(default))'), encoding="utf-8")
     (clone / "train" / "train_gpt.py").write_text("def broken(:\n", encoding="utf-8")
@@ -111,34 +104,22 @@ def test_a_script_that_is_none_stops_it_before_anything_is_written(clone):
         "error: train/train_gpt.py: .*; nothing is written\n", ended.stderr), ended.stderr
     diff = ["git", "-C", str(clone), "diff", "--name-only", "--", "history"]
     assert subprocess.check_output(diff, encoding="utf-8").split() == [
-        "history/00_baseline/train_gpt.py"]
+        "history/speedrun/00_baseline/train_gpt.py"]
 
 
-def test_another_chain_needs_no_more_than_its_entry(clone):
+def test_another_chain_needs_no_more_than_its_folders(clone):
     """Two more scripts under another name, which every command then takes."""
-    manifest = clone / "history" / "milestones.toml"
-    entry = """
-[[milestone]]
-id = "{id}"
-slug = "loop_{id}"
-title = "A loop"
-idea = "Another chain."
-kind = "systems"
-written = true
-{above}
-changes = {changes}
-budget = {{ lines = 500, diff_lines = 20, diff_blocks = 9, reason = "a test" }}
-tiny = {{ warmup_steps = 2 }}
-"""
-    text = (clone / "history" / "00_baseline" / "train_gpt.py").read_text(encoding="utf-8")
-    for id, above, changes in (("p0", 'chain = "loop"\nprogram = "loop.py"', "[]"),
-                               ("px", 'parent = "p0"', '["MLP"]')):
-        folder = clone / "history" / f"{id}_loop_{id}"
-        folder.mkdir()
-        (folder / "loop.py").write_text(
-            text if id == "p0" else text.replace("F.gelu(", "F.relu("), encoding="utf-8")
-        with open(manifest, "a", encoding="utf-8") as file:
-            file.write(entry.format(id=id, above=above, changes=changes))
+    entry = 'title = "A loop"\nidea = "Another chain."\nkind = "systems"\n'
+    source = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
+    text = source.read_text(encoding="utf-8")
+    for name, changes, script in (
+            ("p0_vanilla_loop", "", text),
+            ("p1_relu_loop", 'changes = ["MLP"]\n', text.replace("F.gelu(", "F.relu("))):
+        folder = clone / "history" / "loop" / name
+        folder.mkdir(parents=True)
+        (folder / "loop.py").write_text(script, encoding="utf-8")
+        (folder / "milestone.toml").write_text(
+            f"{entry}{changes}[tiny]\nwarmup_steps = {2 + len(changes)}\n", encoding="utf-8")
     commit(clone)
 
     def said(command, *arguments, code=0):
@@ -147,25 +128,25 @@ tiny = {{ warmup_steps = 2 }}
         assert ended.returncode == code, ended.stderr
         return ended.stdout
 
-    assert "history/p0_loop_p0/loop.py" in said(
+    assert "history/loop/p0_vanilla_loop/loop.py" in said(
         "run_milestone.py", "p0", "--scale", "tiny", "--dry-run")
-    assert "F.relu" in said("diff_milestones.py", "p0", "px")
-    assert "train/loop/loop.py is p0_loop_p0 now" in said("check_train.py", "p0", "--take")
+    assert "F.relu" in said("diff_milestones.py", "p0", "p1")
+    assert "train/loop/loop.py is p0_vanilla_loop now" in said("check_train.py", "p0", "--take")
     assert [line.split()[0] for line in said("check_train.py", "p0", "--list").splitlines()] == [
-        "p0", "px"]
-    assert "train/loop/loop.py against px" in said("check_train.py", "px", code=1)
-    root = clone / "history" / "p0_loop_p0" / "loop.py"
+        "p0", "p1"]
+    assert "train/loop/loop.py against p1" in said("check_train.py", "p1", code=1)
+    root = clone / "history" / "loop" / "p0_vanilla_loop" / "loop.py"
     root.write_text(text.replace("range(args.train_steps + 1)", "range(1 + args.train_steps)"),
                     encoding="utf-8")
     assert [line.split()[:3] for line in said("propagate.py", "p0").splitlines()] == [
-        ["carried", "history/px_loop_px/loop.py", "main:"],
+        ["carried", "history/loop/p1_relu_loop/loop.py", "main:"],
         ["carried", "train/loop/loop.py", "main:"]]
 
 
 @pytest.mark.parametrize("arguments, message", [
     (["00"], "has no changed block since HEAD"),
-    (["0O"], "00"),
-    (["00", "--since", "nowhere"], "no old text of history/00_baseline/train_gpt.py"),
+    (["0O"], 'no milestone "0O"'),
+    (["00", "--since", "nowhere"], "no old text of history/speedrun/00_baseline/train_gpt.py"),
     (["00", "--block"], "expected one argument"),
 ])
 def test_wrong_input_is_one_line(clone, arguments, message):

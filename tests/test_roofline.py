@@ -133,11 +133,11 @@ def test_a_report_says_the_time_and_what_it_rests_on():
 
 def test_the_fit_holds_what_it_is_fitted_on_and_is_not_wide():
     stored = load_predictions()
-    fitted = [m for m in MANIFEST.written() if {*m.records} & {*FITTED_ON}]
+    fitted = [m for m in MANIFEST.milestones if {*m.records} & {*FITTED_ON}]
     assert {number for m in fitted for number in m.records} == {*FITTED_ON}
-    assert stored.keys() & {milestone.id for milestone in fitted}
-    for milestone in (m for m in fitted if m.id in stored):
-        p = stored[milestone.id]
+    assert stored.keys() & {milestone.slug for milestone in fitted}
+    for milestone in (m for m in fitted if m.slug in stored):
+        p = stored[milestone.slug]
         assert p.least_ms < milestone.step_avg_ms < p.most_ms < 2.2 * p.least_ms
 
 
@@ -146,29 +146,30 @@ def test_the_fit_holds_what_it_is_fitted_on_and_is_not_wide():
 
 def invented(*ids, **changes):
     """Predictions of today's scripts: 2 GiB and half a MiB for each token, so 34 GiB for 65,536."""
-    return {id: replace(StoredPrediction(
-        id, code_hash(MANIFEST.get(id).script), peak=34 * 2**30, least_ms=90.0, most_ms=150.0,
+    return {MANIFEST.get(id).slug: replace(StoredPrediction(
+        code_hash(MANIFEST.get(id).script), peak=34 * 2**30, least_ms=90.0, most_ms=150.0,
         fixed=2 * 2**30, per_token=2.0**19), **changes) for id in ids}
 
 
 def test_a_file_is_read(tmp_path):
     file, wanted = tmp_path / "predictions.json", invented("00", "01")
     wanted |= invented("05", val_per_token=2.0**17)
-    write_predictions(file, wanted.values())
+    write_predictions(file, wanted)
     assert load_predictions(file) == wanted
-    assert wanted["01"].alone(4096) == 4 * 2**30
-    for content, words in (("{}", "must be a list"), ("[{}]", 'prediction 1: missing key "code"')):
+    assert wanted["muon"].alone(4096) == 4 * 2**30
+    for content, words in (("[]", "must be an object"), ('{"x": {}}', 'x: missing key "code"')):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
             load_predictions(file)
 
 
 def test_staleness_is_found():
-    ids = [m.id for m in MANIFEST.written()]
+    ids = [m.id for m in MANIFEST.milestones]
     stored = invented(*ids)
     assert stale_entries(stored, MANIFEST) == []
-    del stored[ids[1]]  # the table says that it is not predicted
-    stored[ids[2]] = replace(stored[ids[2]], code="another")
+    _, one, other, *_ = stored
+    del stored[one]  # the table says that it is not predicted
+    stored[other] = replace(stored[other], code="another")
     assert stale_entries(stored, MANIFEST) == [
         f"{ids[2]}: the script has changed since it was predicted"]
 
@@ -176,7 +177,7 @@ def test_staleness_is_found():
 def test_predictions_stand_beside_official_figures():
     manifest = replace(MANIFEST, milestones=tuple(
         replace(m, peak_memory_mib=32_000) if m.id == "03" else m for m in MANIFEST.milestones
-        if m.id in ("00", "01", "02", "03", "03c")))
+        if m.id in ("00", "01", "02", "03", "03e")))
     lines = official_table(invented("00", "01", "03"), manifest).splitlines()[2:]
     assert [line.strip("| ").split(" | ") for line in lines] == [
         ["00_baseline", "34,816 MiB", "—", "—", "90 to 150 ms", "—", "—"],
@@ -184,9 +185,9 @@ def test_predictions_stand_beside_official_figures():
         ["02_modern_arch", "not predicted", "—", "—", "not predicted", "178.9 ms", "—"],
         ["03_distributed_muon", "34,816 MiB", "32,000 MiB", "+9%", "90 to 150 ms", "153.8 ms",
          "out, fitted on it"],
-        ["03c_bfloat16", "not predicted", "—", "—", "not predicted", "144.7 ms", "—"],
+        ["03e_bfloat16", "not predicted", "—", "—", "not predicted", "144.7 ms", "—"],
     ]
-    assert official_table(invented("03c"), manifest).endswith("| 144.7 ms | in |")
+    assert official_table(invented("03e"), manifest).endswith("| 144.7 ms | in |")
 
 
 def test_memory_decides_the_micro_batch():
@@ -239,12 +240,12 @@ def test_a_prediction_holds_for_its_code_and_settings(monkeypatch, tmp_path):
     stored = invented("01")
     monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
     script = find_script("01")
-    assert find_prediction(script, {}) is stored["01"]
+    assert find_prediction(script, {}) is stored["muon"]
     assert find_prediction(script, {"seed": "3", "seq_len": 512, "model_dim": "768"})
     assert find_prediction(script, {"model_dim": "1024"}) is None
     assert find_prediction(script, {"compile": "False"}) is None
     assert find_prediction(find_script("02"), {"own": "1"}) is None
-    stored["01"] = replace(stored["01"], code="another")
+    stored["muon"] = replace(stored["muon"], code="another")
     assert find_prediction(script, {}) is None
     other = tmp_path / "train_gpt.py"
     other.write_text(script.path.read_text(encoding="utf-8"), encoding="utf-8")

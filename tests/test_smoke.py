@@ -104,7 +104,7 @@ def test_by_hand(milestone, shards, tmp_path):
 
 
 @pytest.mark.slow
-@where("main: train")
+@where("train")
 def test_thirty_runs_with_four_ranks_end_thirty_times(milestone, shards, tmp_path):
     # Threads of a process group that outlive the interpreter can abort a rank at its very end.
     for number in range(30):
@@ -134,7 +134,7 @@ def test_logits_without_targets(milestone):
     assert not torch.allclose(model(changed)[:, 5:], logits[:, 5:])
 
 
-@where("main: model and optimizers")
+@where("make_optimizers")
 def test_seed(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     runs = [
@@ -220,7 +220,7 @@ def test_heads_of_a_broken_width(milestone):
         module.GPT(micro_sizes(module, num_heads=3))
 
 
-@where("main: setup")
+@where("Log")
 def test_a_log_is_never_overwritten(milestone, shards, tmp_path):
     (tmp_path / "log.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError):

@@ -15,7 +15,7 @@ COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sweep.py")]
 
 
 def test_learning_rates_are_those_of_the_tiny_scale():
-    tiny = load_manifest().get("04").tiny
+    tiny = load_manifest().get("04").tiny  # its own, which replace those of the ancestors
     rates = sweep.learning_rates("04", None)
     assert rates.keys() == {"muon_lr", "embed_lr", "head_lr", "scalar_lr"}
     assert rates["muon_lr"] == tiny["muon_lr"]

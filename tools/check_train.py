@@ -21,9 +21,10 @@ def main() -> int:
     """Parses, does one of the things above, returns the exit code."""
     args = parse_args()
     from speedrun.check import command
+    from speedrun.history.manifest import load_manifest
 
     signal.signal(signal.SIGTERM, end)
-    milestone = command.find_milestone(args.milestone) if args.milestone else None
+    milestone = load_manifest().get(args.milestone) if args.milestone else None
     learner = command.open_learner(args.script, milestone)
     if args.list:
         command.show_list(learner)

@@ -5,7 +5,7 @@
     python tools/doctor.py --json     the same for programs
 
 ok: fine · none: not here and not needed · note: runs, but not as it could · fix: repair this first.
-The exit code is 1 if something has to be repaired before the written milestones run at the scale
+The exit code is 1 if something has to be repaired before the milestones run at the scale
 that run_milestone.py chooses here, else 0.
 """
 

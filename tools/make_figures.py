@@ -3,7 +3,8 @@
 
     python tools/make_figures.py              rewrite what is stale
     python tools/make_figures.py --check      change nothing; exit 1 with a line per stale item
-    python tools/make_figures.py --predict    first predict anew what is stale, minutes for each
+    python tools/make_figures.py --predict    first predict again what is stale, minutes for each
+    python tools/make_figures.py --tiny       first run again what is stale at tiny scale, likewise
 """
 
 import sys
@@ -19,13 +20,15 @@ from speedrun.history.manifest import REPOSITORY, Manifest, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 
+RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
+
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: history/milestones.toml, records.json, tiny.json and
-    predictions.json.
+    """What everything is made from: the milestones and records of history/, and what
+    history/results/ holds.
 
-    Without one of the last two its source is None: what is made from it stays as it is.
+    Without one of the results its source is None: what is made from it stays as it is.
     """
 
     manifest: Manifest
@@ -58,8 +61,7 @@ class Picture:
 
 # To generate one more table: put the two markers into the file and a line in here.
 TABLES = (
-    Table("README.md", "milestones", lambda s: tables.milestone_table(
-        s.manifest, written_only=True)),
+    Table("README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
     Table("README.md", "memory", lambda s: predictions.memory_table(s.predictions, s.manifest),
           needs="predictions"),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(
@@ -70,6 +72,7 @@ TABLES = (
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
+    Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(s.manifest, "lessons")),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
@@ -88,25 +91,26 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
     Returns (stale, errors), a line for each: what was stale, and what no rewriting can mend.
     Raises UserError, ValueError or OSError when the manifest or the records cannot be read.
     """
-    manifest = load_manifest(root / "history" / "milestones.toml")
+    manifest = load_manifest(root / "history")
     records = load_records(root / "history" / "records.json")
     stale, errors = [], []
 
-    def read(name, load, stale_entries):
+    def read(name, option, load, stale_entries):
         try:
-            source = load(root / "history" / name)
+            source = load(root / RESULTS / name)
             faults = stale_entries(source, manifest)
         except FileNotFoundError:
             source, faults = None, ["the file is missing"]
         except (ValueError, OSError) as error:
             source, faults = None, [str(error)]
-        for line in faults:
-            errors.append(f"history/{name}: {line}; history/README.md has the command")
+        errors.extend(f"{RESULTS}/{name}: {line}; make it again: python tools/make_figures.py "
+                      f"{option}" for line in faults)
         return source
 
     sources = Sources(
-        manifest, records, read("tiny.json", ladder.load_ladder, ladder.stale_entries),
-        read("predictions.json", load_predictions, predictions.stale_entries))
+        manifest, records,
+        read(TINY, "--tiny", lambda path: ladder.load_ladder(path, manifest), ladder.stale_entries),
+        read(PREDICTIONS, "--predict", load_predictions, predictions.stale_entries))
     for table in TABLES:
         if getattr(sources, table.needs) is None:
             continue
@@ -144,11 +148,17 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
     )
     way.add_argument(
         "--predict", action="store_true", help="first predict the milestones whose scripts have "
-        "changed, for history/predictions.json: minutes for each"
+        f"changed, for {RESULTS}/{PREDICTIONS}: minutes for each"
+    )
+    way.add_argument(
+        "--tiny", action="store_true", help="first run the milestones whose scripts or tiny values "
+        f"have changed, for {RESULTS}/{TINY}: three runs of a minute or two each"
     )
     args = parser.parse_args(argv)
     if args.predict:
-        predictions.predict_stale(root / "history" / "predictions.json")
+        predictions.predict_stale(root / RESULTS / PREDICTIONS)
+    if args.tiny:
+        ladder.run_stale(root / RESULTS / TINY, load_manifest(root / "history"), sys.stdout)
     stale, errors = update(root, args.check)
     for item in stale:
         print(f"stale: {item}" if args.check else f"wrote: {item}")

@@ -7,7 +7,7 @@ this command edits the rest.
     python tools/propagate.py 00 --since HEAD~3       ... from an older commit
 
 A descendant that holds the old block byte for byte gets the new one; the others are listed. The
-learner's script, which starts as a copy of a chain's root, counts as one of its descendants.
+learner's script, which starts as a copy of a root, counts as one of its descendants.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.text import short
-from speedrun.history.carry import DIFFERS, carry, descendants, repairs
+from speedrun.history.carry import DIFFERS, carry, repairs
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 
@@ -31,8 +31,8 @@ def main() -> int:
     args = parser.parse_args()
     manifest = load_manifest()
     milestone = manifest.get(args.id)
-    scripts = [descendant.script for descendant in descendants(manifest, milestone)]
-    learners = manifest.learners_script(milestone.chain)
+    scripts = [descendant.script for descendant in manifest.descendants(milestone)]
+    learners = manifest.learners_script(milestone)
     if milestone.parent is None and learners.exists():
         scripts.append(learners)
 

@@ -65,7 +65,7 @@ def parse_args() -> argparse.Namespace:
     add("--no-cache", action="store_true", help="let --device-batch auto search again")
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="any hyperparameter of the script; may be repeated; has the last word")
-    add("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/<id>-<time>)")
+    add("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/<slug>-<time>)")
     add("--save-checkpoint", action="store_true", help="keep the weights: checkpoint.pt")
     add("--nproc", type=positive, metavar="N",
         help="ranks on this machine (default: one per visible GPU, 1 without)")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Let a trained model write: text from the checkpoint of any milestone.
 
-    python tools/sample.py runs/01-20250101-120000 --prompt "def "
-    echo "import os" | python tools/sample.py runs/01-20250101-120000 --num-samples 3
+    python tools/sample.py runs/muon-20250101-120000 --prompt "def "
+    echo "import os" | python tools/sample.py runs/muon-20250101-120000 --num-samples 3
     python tools/sample.py runs/x/checkpoint.pt --prompt-file p.txt --temperature 0
 
 A run has a checkpoint if it was made with: python tools/run_milestone.py ID --save-checkpoint

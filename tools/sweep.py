@@ -5,7 +5,7 @@
     python tools/sweep.py 04 --factors 0.7,1.4 --only muon_lr
 
 All other hyperparameters, the tokens and the seed stay the same. Exits 0 if no change is better
-than the values in history/milestones.toml.
+than the values of the tiny scale in history/.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from speedrun.base.cli import Parser, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import collect
 from speedrun.compare.table import print_comparison
+from speedrun.history.glossary import load_glossary
 from speedrun.run.plan import fresh_out
 from speedrun.scripts.find import find_script
 
@@ -63,7 +64,8 @@ def learning_rates(target: str, only: str | None) -> dict[str, float]:
     """
     script = find_script(target)
     values = {**script.hyperparameters, **script.tiny}
-    rates = {name: value for name, value in values.items() if name.endswith("_lr")}
+    known = load_glossary().of_kind("rate")
+    rates = {name: value for name, value in values.items() if name in known}
     if only is not None and only not in rates:
         raise UserError(f"--only {only}: {target} has the learning rates {', '.join(rates)}")
     return rates if only is None else {only: rates[only]}

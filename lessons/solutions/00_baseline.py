@@ -157,8 +157,8 @@ def _rate_slip(rates, gain):
 
 
 def _train_micro(rates, seed):
-    """The validation loss of 00a's micro model after one step at each of the rates."""
-    baseline, rotary = (load_snapshot(load_manifest().get(id).script) for id in ("00", "00a"))
+    """The validation loss of 00b's micro model after one step at each of the rates."""
+    baseline, rotary = (load_snapshot(load_manifest().get(id).script) for id in ("00", "00b"))
     make_builtin()
     args, files = rotary.Hyperparameters(**SIZES), patterns(BUILTIN)
     train, val = (baseline.token_batches(files[name], 512, args, 0, 1, torch.device("cpu"))

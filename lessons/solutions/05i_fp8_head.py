@@ -1,4 +1,4 @@
-"""Checks, hints and solutions of the exercises in lessons/05e_fp8_head.ipynb."""
+"""Checks, hints and solutions of the exercises in lessons/05i_fp8_head.ipynb."""
 
 import math
 

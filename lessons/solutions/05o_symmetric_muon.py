@@ -1,4 +1,4 @@
-"""Exercises of lesson 05i: their checks, hints and solutions."""
+"""Exercises of lesson 05o: their checks, hints and solutions."""
 
 import math
 from functools import cache
@@ -108,8 +108,8 @@ def head_batch(count):
 
 
 def error_with(gate):
-    """Trains one head of 05i behind a gate; the mean squared error at the end."""
-    module = load_snapshot(load_manifest().get("05i").script)
+    """Trains one head of 05o behind a gate; the mean squared error at the end."""
+    module = load_snapshot(load_manifest().get("05o").script)
     args = module.Hyperparameters(num_heads=1, model_dim=16, attention_scale=15 / 16)
     torch.manual_seed(0)
     head = module.CausalSelfAttention(args, module.Rotary(16, LENGTH))

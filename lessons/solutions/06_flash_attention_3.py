@@ -94,10 +94,10 @@ def pack(documents, T, longest):
 
 
 def end_loss(pack, longest):
-    """Trains a micro 05l on such packs, each document cut to `longest` tokens."""
+    """Trains a micro 05r on such packs, each document cut to `longest` tokens."""
     import lesson
 
-    module = lesson.snapshot("05l")
+    module = lesson.snapshot("05r")
     packed_rows = module.packed_rows
 
     def rows(shard, T, args):
@@ -108,7 +108,7 @@ def end_loss(pack, longest):
     module.packed_rows = rows
     try:
         log = lesson.train_here(module, **lesson.MANIFEST.overrides(
-            lesson.MANIFEST.get("05l"), "tiny") | dict(
+            lesson.MANIFEST.get("05r"), "tiny") | dict(
             model_dim=32, num_layers=2, num_heads=1, train_seq_len=512, val_seq_len=512,
             micro_batch_size=2, total_batch_size=1024, train_steps=40, momentum_warmup_steps=8,
             val_tokens=8192, val_loss_every=0, window_pattern="LL", layer_without_attention=9,

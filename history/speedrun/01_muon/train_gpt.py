@@ -1,18 +1,18 @@
 """
-01 muon: the matrices of the blocks are trained by Muon, momentum made orthogonal
+01 muon: Muon trains the blocks' matrices by orthogonalising their momentum
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  00a rotary
-Changed: Muon for the matrices of the blocks, all updates of one RMS, queries, keys and values
-         each a matrix; Adam for the tied table alone, at twice the rate; no learning-rate warm-up,
-         weight decay or unit-norm gradients; fewer steps
-Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in
-         22.3 minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
-Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
-         torchrun --standalone --nproc_per_node=8 history/01_muon/train_gpt.py
-         python history/01_muon/train_gpt.py --micro_batch_size=16     (one GPU)
+Parent:  00b rotary
+Changed: Muon for the blocks' matrices, with queries, keys and values separate and every update at
+         one RMS; Adam for the tied table only, at twice the rate; no learning-rate warm-up, weight
+         decay or unit-norm gradients; fewer steps
+Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in 22.3
+         minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
+Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
+         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Hyperparameters:
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
-    val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
     seq_len: int = 1024  # tokens per sequence
     micro_batch_size: int = 64  # sequences per forward pass per rank
@@ -69,7 +69,7 @@ class Hyperparameters:
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -91,14 +91,14 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]: near 1, and fast.
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype)
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # makes XX' the smaller one
+        X = X.mT  # so that XX' is the smaller Gram matrix
     for _ in range(5):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
@@ -117,7 +117,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.newton_schulz = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
@@ -131,7 +131,7 @@ class Muon(torch.optim.Optimizer):
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
                 scale = max(rows, cols) ** 0.5  # an orthogonal matrix has entries of RMS 1 / scale
-                updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
+                updates = scale * self.orthogonalise(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
                     param.add_(update, alpha=-group["lr"])
 
@@ -143,19 +143,20 @@ def norm(x):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
+        # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D/2)
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); the signs are for sin
+        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):  # (B, T, H, D)
         cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
-        x1, x2 = x.chunk(2, dim=-1)
-        return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * cos + swapped * sin
 
 
 class CausalSelfAttention(nn.Module):
@@ -164,8 +165,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.head_dim = args.model_dim // args.num_heads
-        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # Muon needs them apart
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # separate, for Muon
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
@@ -173,10 +173,10 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
+        q, k, v = (linear(x).view(B, T, self.num_heads, -1)
                    for linear in (self.c_q, self.c_k, self.c_v))
         q, k = self.rotary(q), self.rotary(k)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
@@ -199,7 +199,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.attn_scale = (2 * args.num_layers) ** -0.5  # keeps the early stream small
+        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers): keeps the early stream small
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -211,7 +211,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # of products; the weights and the residual stream stay float32
+        self.bf16 = args.bf16  # matrix products only; weights and residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
@@ -241,15 +241,17 @@ def open_shard(file):
 def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    The blocks of B * T tokens are dealt to the ranks in turn, so that any number of ranks sees the
-    same tokens in each step. What is left of a shard and too short for a step is skipped.
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
     for shard in itertools.cycle(shards):
-        whole_steps = (len(shard) - 1) // step_tokens * step_tokens  # targets end one token later
-        for start in range(rank * B * T, whole_steps, world_size * B * T):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
             if device.type == "cuda":
@@ -260,86 +262,47 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then a straight line to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
     return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
 
 # -------------------------------------------- Training --------------------------------------------
-def set_hyperparameters(optimizers, step, args):
-    """Sets each group's learning rate for this step."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
-
-@torch.no_grad()
-def validate(model, batches, micro_steps):
-    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
-    batches = itertools.islice(batches, micro_steps)
-    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
-    dist.all_reduce(loss)
-    return loss.item() / dist.get_world_size()
-
-
-def warm_up(model, optimizers, batches, args):
-    """Compiles the kernels of training in a few steps, then puts every state back."""
-    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
-    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
-        model(inputs, targets).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-    for part, state in zip((model, *optimizers), initial_states, strict=True):
-        part.load_state_dict(state)
-
-
-def main(args):
-    """Trains a model and logs its losses."""
-    # ---- setup ----
-    rank = int(os.environ.get("RANK", 0))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    master_process = rank == 0
-    micro_tokens = args.micro_batch_size * args.seq_len * world_size
-    for name in ("total_batch_size", "val_tokens"):
-        assert getattr(args, name) % micro_tokens == 0, (
-            f"{name} is no multiple of micro_batch_size * seq_len * ranks = {micro_tokens}")
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    torch.get_device_module(device).set_device(device)
-    synchronize = torch.get_device_module(device).synchronize
-    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
-                            world_size=world_size, device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-    if master_process:
-        os.makedirs(args.log_dir, exist_ok=True)
-        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
-        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
-
-    def print0(line):
-        if master_process:
+    def print0(self, line):
+        if self.file:
             print(line, flush=True)
-            print(line, file=log_file, flush=True)
+            print(line, file=self.file, flush=True)
 
-    environment = dict(python=platform.python_version(), torch=torch.__version__,
-                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                       world_size=world_size, device=device_name)
-    print0(f"environment:{json.dumps(environment)}")
-    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
 
-    # ---- model and optimizers ----
-    torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)
-    if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
-        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same buffers
-    hidden_matrix_params = list(raw_model.blocks.parameters())
-    embed_params = [raw_model.embed.weight]  # the head too
+    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    hidden_matrix_params = list(model.blocks.parameters())
+    embed_params = [model.embed.weight]  # the head too
     adam_groups = [dict(params=embed_params, lr=args.embed_lr)]
     optimizers = [
         torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
@@ -351,60 +314,116 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
 
-    # ---- train ----
-    warm_up(model, optimizers, load(args.train_files, args.total_batch_size), args)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = load(args.train_files, args.total_batch_size)
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
-    synchronize()
-    clock_start = time.perf_counter()
-
-    def log_step(step, loss_text):
-        train_time = 1000 * (time.perf_counter() - clock_start)
-        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
-               f" step_avg:{train_time / max(step, 1):.2f}ms")
-
+    log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
-            synchronize()
-            clock_stopped = time.perf_counter()
-            val_batches = load(args.val_files, args.val_tokens)
-            val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
-            clock_start += time.perf_counter() - clock_stopped  # validation does not count
-            log_step(step, f"val_loss:{val_loss:.4f} ")
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
-        train_loss = torch.zeros((), device=device)
+        train_loss = 0.0
         for micro_step in range(grad_accum_steps):
             inputs, targets = next(train_batches)
-            # Gradients add up locally; only the last micro-step averages them over the ranks.
+            # Gradients accumulate locally; only the last micro-step averages them over the ranks.
             model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
-            loss = model(inputs, targets) / grad_accum_steps
-            loss.backward()
-            train_loss += loss.detach() / world_size
+            loss = model(inputs, targets)
+            (loss / grad_accum_steps).backward()
+            train_loss += loss.detach() / grad_accum_steps
         set_hyperparameters(optimizers, step, args)
         for optimizer in optimizers:
             optimizer.step()
-        model.zero_grad()
-
+            optimizer.zero_grad()
         loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
         if loss_due:
-            dist.all_reduce(train_loss)
-        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
 
-    if on_gpu:
-        print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
-    if args.save_checkpoint and master_process:
-        checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # a graph per gradient bucket: overlap
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # every rank computes the same buffers
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size)
+    load_val = partial(load, args.val_files, args.val_tokens)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # frees DDP, a cycle that keeps the group, whose threads may abort the exit
+    gc.unfreeze()
+    gc.collect()  # frees DDP: its cycle keeps the group's threads, which may abort the exit
     dist.destroy_process_group()
 
 

@@ -1,5 +1,5 @@
 """
-05 flex attention: one long sequence of documents, which a mask keeps apart
+05 flex attention: one long sequence per GPU; a mask separates documents
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
@@ -9,10 +9,9 @@ Changed: one sequence of 65,536 tokens per GPU instead of 64 rows of 1,024; a to
          document within its last 1,024 tokens; FlexAttention skips what is masked; fewer steps
 Record:  #12 by @KoszarskyB, 2024-11-19: val loss 3.2783 after 0.98B tokens in 5.03 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
-         torchrun --standalone --nproc_per_node=8 history/05_flex_attention/train_gpt.py
-         python history/05_flex_attention/train_gpt.py
-         (one GPU; if its memory is too small, --seq_len=16384 cuts documents more often)
+Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
+         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
 """
 
 import argparse
@@ -35,7 +34,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -46,7 +45,7 @@ class Hyperparameters:
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
-    val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
     seq_len: int = 65_536  # tokens per sequence: documents end to end
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -57,6 +56,7 @@ class Hyperparameters:
     num_layers: int = 12
     num_heads: int = 6
     model_dim: int = 768
+    attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
     muon_lr: float = 0.04  # about a step's singular values; twice that for c_fc, which is tall
     muon_momentum_start: float = 0.85
@@ -76,7 +76,7 @@ class Hyperparameters:
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
@@ -99,14 +99,14 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]: near 1, and fast.
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype)
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # makes XX' the smaller one
+        X = X.mT  # so that XX' is the smaller Gram matrix
     for _ in range(5):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
@@ -125,17 +125,17 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.newton_schulz = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
             params = group["params"]
-            sizes = [param.numel() for param in params]  # spans of one flat buffer for all updates
+            sizes = [param.numel() for param in params]  # one flat buffer holds all updates
             all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
             update_of = dict(zip(params, all_updates.split(sizes), strict=True))
             by_shape = defaultdict(dict)  # {shape: {param: momentum}}; each shape is one batch
-            # Rank i mod world_size owns matrix i: it alone keeps its momentum, computes its update.
+            # Rank i mod world_size owns matrix i: only it keeps momentum and computes the update.
             for param in params[dist.get_rank() :: dist.get_world_size()]:
                 state = self.state[param]
                 if not state:
@@ -145,10 +145,10 @@ class Muon(torch.optim.Optimizer):
             for (rows, cols), batch in by_shape.items():
                 # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
                 scale = max(1, rows / cols) ** 0.5
-                updates = scale * self.newton_schulz(torch.stack(list(batch.values())), self.dtype)
+                updates = scale * self.orthogonalise(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
                     update_of[param].copy_(update.flatten())
-            dist.all_reduce(all_updates)  # exact: of the terms summed, only one is not zero
+            dist.all_reduce(all_updates)  # exact: only the owner's term is not zero
             for param, update in update_of.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
@@ -156,29 +156,30 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for any x.dtype
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
 
 
 class Linear(nn.Linear):
-    """A linear map without bias that casts its float32 weight to the dtype of its input."""
+    """nn.Linear that casts its float32 weight to the dtype of its input."""
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) turns by t / 10000^(2i/D).
+        # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D/2)
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); the signs are for sin
+        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):  # (B, T, H, D)
         cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
-        x1, x2 = x.chunk(2, dim=-1)
-        return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * cos + swapped * sin
 
 
 def attention_mask(inputs, args):
@@ -209,28 +210,28 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.head_dim = args.model_dim // args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon needs them apart
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # separate, for Muon
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
         self.rotary = rotary
         self.value_lambda = nn.Parameter(torch.tensor(0.5))
+        self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
 
     def forward(self, x, first_v, mask):
         B, T, C = x.shape
-        q, k, v = (linear(x).view(B, T, self.num_heads, self.head_dim)
+        q, k, v = (linear(x).view(B, T, self.num_heads, -1)
                    for linear in (self.c_q, self.c_k, self.c_v))
         # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
-        first_v = v if first_v is None else first_v  # in the first layer the mixture is v itself
+        first_v = v if first_v is None else first_v  # in the first layer, v stays v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within sqrt(head_dim)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels want
-        if isinstance(mask, BlockMask):
-            y = flex_attention(q, k, v, block_mask=mask)  # scale 1 / sqrt(head_dim)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
+        if self.use_flex_attention:
+            y = flex_attention(q, k, v, block_mask=mask, scale=self.scale)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C)), first_v
 
 
@@ -248,7 +249,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, at first the identity, because both output maps start at zero."""
+    """One transformer layer; initially the identity, because both output maps start at zero."""
     def __init__(self, args, rotary):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
@@ -275,11 +276,8 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
         nn.init.zeros_(self.lm_head.weight)
-        if args.bf16:  # stores all but the linear maps' weights in bfloat16
-            self.bfloat16()
-            for module in self.modules():
-                if isinstance(module, Linear):
-                    module.float()  # their initial values stay rounded
+        if args.bf16:
+            self.embed.bfloat16()  # makes the residual stream bfloat16, too
 
     def forward(self, inputs, targets=None):
         mask = attention_mask(inputs, self.args)  # for all layers
@@ -291,14 +289,17 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0, mask)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first to be popped is x itself
+            x = x + weight * skips.pop()  # the first popped is x itself
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        # Cross-entropy in one pass: exponentials of capped logits cannot overflow.
+        is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
+        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -313,15 +314,17 @@ def open_shard(file):
 def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    The blocks of B * T tokens are dealt to the ranks in turn, so that any number of ranks sees the
-    same tokens in each step. What is left of a shard and too short for a step is skipped.
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
     for shard in itertools.cycle(shards):
-        whole_steps = (len(shard) - 1) // step_tokens * step_tokens  # targets end one token later
-        for start in range(rank * B * T, whole_steps, world_size * B * T):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
             if device.type == "cuda":
@@ -332,7 +335,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then a straight line to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
     return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
 
@@ -343,84 +346,43 @@ def muon_momentum(step, args):
 
 
 # -------------------------------------------- Training --------------------------------------------
-def set_hyperparameters(optimizers, step, args):
-    """Sets each group's learning rate, and Muon's momentum, for this step."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
-            if "momentum" in group:
-                group["momentum"] = muon_momentum(step, args)
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
-
-@torch.no_grad()
-def validate(model, batches, micro_steps):
-    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
-    batches = itertools.islice(batches, micro_steps)
-    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
-    dist.all_reduce(loss)
-    return loss.item() / dist.get_world_size()
-
-
-def warm_up(model, optimizers, batches, args):
-    """Compiles the kernels of training in a few steps, then puts every state back."""
-    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
-    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
-        model(inputs, targets).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-    for part, state in zip((model, *optimizers), initial_states, strict=True):
-        part.load_state_dict(state)
-
-
-def main(args):
-    """Trains a model and logs its losses."""
-    # ---- setup ----
-    rank = int(os.environ.get("RANK", 0))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    master_process = rank == 0
-    micro_tokens = args.micro_batch_size * args.seq_len * world_size
-    for name in ("total_batch_size", "val_tokens"):
-        assert getattr(args, name) % micro_tokens == 0, (
-            f"{name} is no multiple of micro_batch_size * seq_len * ranks = {micro_tokens}")
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    torch.get_device_module(device).set_device(device)
-    synchronize = torch.get_device_module(device).synchronize
-    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
-                            world_size=world_size, device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-    if master_process:
-        os.makedirs(args.log_dir, exist_ok=True)
-        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
-        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
-
-    def print0(line):
-        if master_process:
+    def print0(self, line):
+        if self.file:
             print(line, flush=True)
-            print(line, file=log_file, flush=True)
+            print(line, file=self.file, flush=True)
 
-    environment = dict(python=platform.python_version(), torch=torch.__version__,
-                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                       world_size=world_size, device=device_name)
-    print0(f"environment:{json.dumps(environment)}")
-    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
 
-    # ---- model and optimizers ----
-    torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)
-    if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits the graph at gradient buckets
-        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same buffers
-    hidden_matrix_params = [param for param in raw_model.blocks.parameters() if param.ndim == 2]
-    embed_params, head_params = [raw_model.embed.weight], [raw_model.lm_head.weight]
-    scalar_params = [param for param in raw_model.parameters() if param.ndim < 2]
+    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
+    embed_params, head_params = [model.embed.weight], [model.lm_head.weight]
+    scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
         dict(params=embed_params, lr=args.embed_lr),
         dict(params=head_params, lr=args.head_lr),
@@ -436,60 +398,118 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
 
-    # ---- train ----
-    warm_up(model, optimizers, load(args.train_files, args.total_batch_size), args)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = load(args.train_files, args.total_batch_size)
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
-    synchronize()
-    clock_start = time.perf_counter()
-
-    def log_step(step, loss_text):
-        train_time = 1000 * (time.perf_counter() - clock_start)
-        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
-               f" step_avg:{train_time / max(step, 1):.2f}ms")
-
+    log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
-            synchronize()
-            clock_stopped = time.perf_counter()
-            val_batches = load(args.val_files, args.val_tokens)
-            val_loss = validate(model, val_batches, args.val_tokens // micro_tokens)
-            clock_start += time.perf_counter() - clock_stopped  # validation does not count
-            log_step(step, f"val_loss:{val_loss:.4f} ")
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
-        train_loss = torch.zeros((), device=device)
+        train_loss = 0.0
         for micro_step in range(grad_accum_steps):
             inputs, targets = next(train_batches)
-            # Gradients add up locally; only the last micro-step averages them over the ranks.
+            # Gradients accumulate locally; only the last micro-step averages them over the ranks.
             model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
-            loss = model(inputs, targets) / grad_accum_steps
-            loss.backward()
-            train_loss += loss.detach() / world_size
+            loss = model(inputs, targets)
+            (loss / grad_accum_steps).backward()
+            train_loss += loss.detach() / grad_accum_steps
         set_hyperparameters(optimizers, step, args)
         for optimizer in optimizers:
             optimizer.step()
-        model.zero_grad()
-
+            optimizer.zero_grad()
         loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
         if loss_due:
-            dist.all_reduce(train_loss)
-        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
 
-    if on_gpu:
-        print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
-    if args.save_checkpoint and master_process:
-        checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # a graph per gradient bucket: overlap
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # every rank computes the same buffers
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size)
+    load_val = partial(load, args.val_files, args.val_tokens)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.collect()  # frees DDP, a cycle that keeps the group, whose threads may abort the exit
+    gc.unfreeze()
+    gc.collect()  # frees DDP: its cycle keeps the group's threads, which may abort the exit
     dist.destroy_process_group()
 
 

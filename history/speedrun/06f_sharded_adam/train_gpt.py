@@ -1,21 +1,20 @@
 """
-06d sharded adam: each rank updates its share of the rows
+06f sharded adam: each rank updates its share of the rows
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  06c sigmoid skips
-Changed: of embeddings, head and scalars a rank receives the gradients of its rows alone, updates
-         these and sends them to the others; Adam's state is shared out as well
-Record:  a part of #32 by @bernard24, 2025-09-11: val loss 3.2767 after 0.66B tokens in 2.63 minutes
-         on 8xH100; in #24 by @vagrawal already
-Run:     python data/cached_fineweb10B.py     (once, for the data; all from the repository's root)
-         torchrun --standalone --nproc_per_node=8 history/06d_sharded_adam/train_gpt.py
-         python history/06d_sharded_adam/train_gpt.py
-         (one GPU; if its memory is too small: --train_seq_len=16384 --val_seq_len=65536)
+Parent:  06e sigmoid skips
+Changed: for embeddings, head and scalars, a rank receives only its own rows' gradients, updates
+         those rows and sends them out; Adam's state is sharded too
+Record:  part of #32 by @bernard24, 2025-09-11; in #24 by @vagrawal already
+Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
+         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
 """
 
 import argparse
+import gc
 import glob
 import itertools
 import json
@@ -23,11 +22,13 @@ import math
 import os
 import platform
 import time
-from collections import defaultdict
+import warnings
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,24 +38,19 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import activate_flash_attention_impl
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
-def gpu_has_fp8():
-    """Whether this machine's GPU multiplies in FP8: those of the generations Ada, Hopper, later."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-
-
 def best_attention():
-    """The first of FA3, FA2, flex and dense that this machine has: see `attention`."""
-    if not torch.cuda.is_available():
-        return "dense"
-    if torch.__version__ < (2, 12) or torch.cuda.get_device_capability() < (8, 0):
-        return "flex"
-    is_hopper = torch.cuda.get_device_capability()[0] == 9
-    return "FA3" if is_hopper and find_spec("flash_attn_interface") else "FA2"
+    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability[0] == 9:
+        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+            import_module("flash_attn_interface")
+            return "FA3"
+        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
+    return "FA2" if capability >= (8, 0) else "dense"
 
 
 @dataclass
@@ -63,27 +59,27 @@ class Hyperparameters:
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
-    val_tokens: int = 10_485_760  # the same for every milestone, so that losses compare
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens of a document in training; what follows is left out
+    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0
     layer_without_mlp: int = 0
-    num_value_embeds: int = 3  # for as many layers at both ends
-    window_pattern: str = "LSSSLSSLSSSL"  # which layers have the long window, which the short one
-    gate_channels: int = 12  # channels from which an attention's gates are computed
-    attention_scale: float = 0.1  # of the scores in the first window, instead of 1 / sqrt(head_dim)
-    fp8_x_scale: float = 448 / 768**0.5  # factors that bring the head's inputs, weights and
-    fp8_weight_scale: float = 2.0**9  # gradients into the range of FP8
-    fp8_grad_scale: float = 448.0 * 49_152  # of a mean over 49,152 tokens
+    value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
+    window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
+    gate_channels: int = 12  # leading channels, from which gates are computed
+    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
+    fp8_weight_scale: float = 2.0**9  # the same for its weights
+    fp8_grad_scale: float = 448.0  # the same for its logits' gradients
     num_heads: int = 6
     model_dim: int = 768
+    attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.05  # about a step's singular values
     muon_momentum_start: float = 0.85
@@ -93,28 +89,30 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-8 / 49_152  # for a mean over 49,152 tokens; for a sum 1e-8
+    adam_eps: float = 8e-8  # 1e-8 for the mean over 8 ranks
     train_steps: int = 1670
+    scheduled_steps: int = 1670  # the schedules end here
     cooldown_frac: float = 0.5
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
-    window_start: int = 384  # tokens that a token sees at first, besides itself
-    window_growth: int = 512  # tokens more in each further stage
-    window_stages: int = 3  # of equally many steps; each has kernels of its own
-    window_end: int = 1664  # in the last validation
-    tile_size: int = 128  # short windows are whole tiles
+    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_growth: int = 512  # tokens added in each further stage
+    window_stages: int = 3  # stages of equal length; the model is compiled for each
+    window_end: int = 1664  # window of the last validation
+    tile_size: int = 128  # short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # steps that compile, before the clock starts; undone afterwards
+    kernel_warmup_steps: int = 6  # untimed steps that compile the kernels; then undone
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=best_attention)  # the best that is here
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # for GPUs
-    use_fp8: bool = field(default_factory=gpu_has_fp8)  # for GPUs from Ada on
+    attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # in Muon
+    use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
+        torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
 
 def parse_args(argv=None):
@@ -129,8 +127,8 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-if find_spec("triton"):  # PyTorch for a CPU comes without it
+# -------------------------------------------- Kernels --------------------------------------------
+if find_spec("triton"):  # absent from CPU builds of PyTorch
     import triton
     import triton.language as tl
 
@@ -143,15 +141,13 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
-        BAND: tl.constexpr = 8  # rows of tiles that are computed together read the same of x
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        first_row = tile // (BAND * tile_columns) * BAND
-        band = min(tile_rows - first_row, BAND)
-        row = (first_row + tile % (BAND * tile_columns) % band) * ROWS
-        column = tile % (BAND * tile_columns) // band * COLUMNS
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+            tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
+        row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: another tile's mirror image
+            return  # above the diagonal: stored by the mirrored tile
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -175,22 +171,23 @@ if find_spec("triton"):  # PyTorch for a CPU comes without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
     """alpha x x' + beta addend, for x (N, M, K) and symmetric addend (N, M, M)."""
     if not use_triton and addend is None:
-        return x @ x.mT
+        return alpha * (x @ x.mT)
     if not use_triton:
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     N, M, K = x.shape
     out = x.new_empty(N, M, M)
-    symmetric_kernel[lambda tile: (
-        triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N)](
-        x.contiguous(), addend, out, M, K, alpha, beta)
+    def grid(tile):
+        return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
+    symmetric_kernel[grid](x.contiguous(), addend, out, M, K, alpha, beta)
     return out
 
 
+# ------------------------------------------- Optimizer -------------------------------------------
 def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and bring singular values of about [0.0015, 1] to about [0.68, 1.20]: near 1, and fast.
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -203,13 +200,13 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 
 def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- mean of buffer (weight: momentum) and grad, in place; returns the same of both."""
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
     momentum_buffer.lerp_(grad, 1 - momentum)
     return grad.lerp(momentum_buffer, momentum)
 
 
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; rate holds the bias correction: eps is added before it."""
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     param.sub_(rate * mean / (mean_square.sqrt() + eps))
@@ -224,16 +221,15 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # of gradients, whose mean each rank receives for its rows alone
+        scatters = []  # handles; each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 assert len(param) % world_size == 0, (
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 grad = torch.empty_like(param.grad[: len(param) // world_size])
-                scatter = dist.reduce_scatter_tensor(
-                    grad, param.grad, op=dist.ReduceOp.AVG, async_op=True)
+                scatter = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
                 scatters.append((group, param, grad, scatter))
-        gathers = []  # of updated rows; both travel while other parameters are computed
+        gathers = []  # handles; scatters and gathers overlap other updates
         for group, param, grad, scatter in scatters:
             scatter.wait()
             rows = param.chunk(world_size)[rank]
@@ -244,7 +240,7 @@ class ShardedAdam(torch.optim.Optimizer):
             state["step"] += 1
             beta1, beta2 = group["betas"]
             correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
-            rate = torch.tensor(group["lr"] * correction)  # a number would be compiled in
+            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
             self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, beta1, beta2,
                              group["eps"])
             gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
@@ -255,22 +251,23 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        by_shape = defaultdict(list)  # parameters of one shape are one batch
-        for param in params:
-            by_shape[param.shape].append(param)
-        groups = [dict(params=params) for params in by_shape.values()]
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch each
+        groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.use_triton = use_triton
-        self.newton_schulz = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+        self.orthogonalise = torch.compile(
+            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # of a rank's updates, which travel while it computes those of the next shape
+        for group in self.param_groups:
+            for param in group["params"]:
+                dist.all_reduce(param.grad)
+        gathers = []  # handles; a rank's updates are sent while it computes the next shape's
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # parameters of a rank, at most
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
             momenta = []
             for param in params[rank * share : (rank + 1) * share]:
                 state = self.state[param]
@@ -278,11 +275,10 @@ class Muon(torch.optim.Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(param)
                 momenta.append(nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"]))
-            # All ranks send equally much: after the last matrix there is filler.
+            # All ranks send the same size, so shares are zero-padded.
             updates = params[0].new_zeros(share, *params[0].shape, dtype=self.dtype)
             if momenta:
-                updates[: len(momenta)] = self.newton_schulz(
-                    torch.stack(momenta), self.dtype, self.use_triton)
+                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
             gathered = updates.new_empty(world_size * share, *updates.shape[1:])
             gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
             gathers.append((group, gathered, gather))
@@ -296,24 +292,23 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for any x.dtype
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
 
 
 def init_uniform(weight):
-    """Fills a weight (..., out, in) evenly, with standard deviation 0.5 / sqrt(in)."""
+    """Fills a weight (..., out, in) uniformly, with standard deviation 0.5 / sqrt(in)."""
     bound = 0.5 * (3 / weight.size(-1)) ** 0.5
     return nn.init.uniform_(weight, -bound, bound)
 
 
 def quantize(x, scale, dtype):
-    """scale * x, cut to the range of `dtype` and rounded to it."""
-    limit = torch.finfo(dtype).max
-    return (scale * x).clamp(-limit, limit).to(dtype)
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`."""
-    # Tensor cores take both with K contiguous. Fast sums are kept with fewer bits.
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
     factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
     return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
 
@@ -336,13 +331,13 @@ class FP8Linear(torch.autograd.Function):
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
             grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # transposed it is the faster product
+        grad_weight = fp8_product(  # computed transposed, which is faster
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
 
 class Head(nn.Module):
-    """The linear map to the logits, zero at first; in training with FP8 where the GPU has it."""
+    """Linear map to the logits, initially zero; computed in FP8 in training if use_fp8."""
     def __init__(self, args):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(args.vocab_size, args.model_dim))
@@ -350,86 +345,64 @@ class Head(nn.Module):
         self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
 
     def forward(self, x):  # (B, T, C)
-        if not (self.use_fp8 and torch.is_grad_enabled()):
+        if not (self.use_fp8 and self.training):
             return F.linear(x, self.weight.to(x.dtype))
         return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend on positions only by their distance."""
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) turns by t frequencies[i]: half of the
-        # pairs by t to t / 1024, in geometric steps, the others not at all.
-        turning = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
-        self.frequencies = torch.cat((turning, torch.zeros(head_dim // 4)))  # (D/2,), at first
-        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim // 2), persistent=False)
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
+        fixed = torch.zeros(head_dim // 4)
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """YaRN (arXiv 2309.00071): tables and scale for a window grown through all smaller ones."""
+        """Sets tables and scale by YaRN (arXiv 2309.00071), applied at each growth of window."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
-            turns = old * frequencies / (2 * math.pi)  # within the old window
-            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 32 turns: same speed; 1: same total angle
+            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
             frequencies = frequencies * (kept + (1 - kept) * old / new)
-            self.scale *= 1 + 0.2 * math.log(new / old)  # the paper's (1 + 0.1 log)^2, nearly
+            self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
         positions = torch.arange(len(self.cos), device=self.cos.device)
-        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D/2)
+        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
         self.cos.copy_(angles.cos())  # in place: dtype and device stay
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
-        cos, sin = self.cos[: x.size(1)], self.sin[: x.size(1)]
-        x1, x2 = x.chunk(2, dim=-1)
-        return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
 
 
 def document_starts(inputs, args):
-    """Where documents begin in `inputs` (B, T), rows end to end: int32, filled up with B T."""
-    begins = inputs == args.bos_id
-    begins[:, 0] = True
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: documents of 300 tokens
+    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
 
-def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees its document from `window` tokens back."""
-    B, T = inputs.shape
-    assert args.compile or args.attention_kernel != "flex", (
-        "without compilation FlexAttention sees all tiles: add --attention_kernel=dense")
-    assert args.attention_kernel != "dense" or T <= 16_384, (
+def attention_masks(inputs, windows, training, args):
+    """{kind: mask} for `inputs` (B, T): a token sees its document, up to `window` tokens back."""
+    T = inputs.size(1)
+    if args.attention_kernel != "dense":  # document starts, not a mask
+        starts = document_starts(inputs, args)
+        longest = args.max_document_len if training else T  # training documents are cut
+        return {kind: (starts, longest, window) for kind, window in windows.items()}
+    assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    if args.attention_kernel.startswith("FA"):  # no mask, but what would make one
-        longest = args.max_document_len if torch.is_grad_enabled() else T  # training rows are cut
-        return document_starts(inputs, args), longest, window
-    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
-
-    def visible(b, h, q_idx, k_idx):
-        near = (q_idx >= k_idx) & (q_idx - k_idx <= window)
-        return near & (documents[b, q_idx] == documents[b, k_idx])
-
-    if args.attention_kernel == "flex":  # skips tiles that show nothing (arXiv 2412.05496)
-        return create_block_mask(visible, B, None, T, T, device=inputs.device)
-    b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
-    return visible(b[:, None, None], None, t[:, None], t)[:, None]  # (B, 1, T, T), for SDPA
-
-
-def attention(q, k, v, mask, scale):
-    """Attention of queries to keys and values, each (B, T, H, D), by what `attention_mask` made."""
-    if isinstance(mask, tuple):  # FlashAttention: rows end to end (FA3: arXiv 2407.08608)
-        starts, longest, window = mask
-        y = varlen_attn(*(x.flatten(0, 1) for x in (q, k, v)), starts, starts, longest, longest,
-                        scale=scale, window_size=(window, 0))
-        return y.view_as(v)
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-    if isinstance(mask, BlockMask):
-        y = flex_attention(q, k, v, block_mask=mask, scale=scale)
-    else:
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    return y.transpose(1, 2)
+    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
+    t = torch.arange(T, device=inputs.device)
+    distance = t[:, None] - t
+    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
 class CausalSelfAttention(nn.Module):
@@ -438,25 +411,31 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.head_dim = args.model_dim // args.num_heads
-        # Queries, keys, values and output: four matrices for Muon, two products.
-        weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))
+        weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
         self.c_qkvo = nn.Parameter(weights)
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
+        self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, value_embed, value_weights, mask):
+    def forward(self, x, value_embed, scalars, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype)
         qkv = F.linear(x, weights[:3].flatten(0, 1))
-        q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
-        v = value_weights[0] * v
+        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
+        v = scalars["value"] * v
         if value_embed is not None:
-            v = v + value_weights[1] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: scores within scale head_dim
-        y = attention(q, k, v, mask, self.rotary.scale)
-        # A gate lets a head fall silent where its attention finds nothing.
+            v = v + scalars["value_embed"] * value_embed.view_as(v)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        if self.attention_kernel == "dense":
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            y = y.transpose(1, 2)
+        else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
+            starts, longest, window = mask
+            y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
+                            scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
+        # A gate can switch a head off for a token.
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
         y = y * gates[..., None]
         return F.linear(y.reshape(B, T, C), weights[3])
@@ -476,18 +455,20 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, at first the identity, because both output maps start at zero."""
+    """One transformer layer; initially the identity, because both output maps start at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
         self.attn = CausalSelfAttention(args, rotary) if has_attention else None
+        self.value_table = args.value_embed_pattern[layer]
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args) if layer != args.layer_without_mlp else None
 
-    def forward(self, x, value_embed, x0, scalars, masks):
-        x = scalars[0] * x + scalars[1] * x0
+    def forward(self, x, value_embeds, x0, scalars, masks):
+        x = scalars["x"] * x + scalars["x0"] * x0
         if self.attn is not None:
-            x = x + self.attn(norm(x), value_embed, scalars[2:], masks[self.window_kind])
+            value_embed = value_embeds.get(self.value_table)
+            x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
         if self.mlp is not None:
             x = x + self.mlp(norm(x))
         return x
@@ -499,57 +480,61 @@ class GPT(nn.Module):
         super().__init__()
         assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
         self.args = args
-        assert args.attention_kernel in ("FA2", "FA3", "FA4", "flex", "dense"), "no such attention"
-        if args.attention_kernel in ("FA3", "FA4"):
-            activate_flash_attention_impl(args.attention_kernel)  # in place of PyTorch's own FA2
+        assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
+        if args.attention_kernel == "FA3":
+            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # Value residual (arXiv 2410.17897) from learned tables: only a batch's own rows are read.
-        self.value_embeds = nn.ModuleList(
-            nn.Embedding(args.vocab_size, args.model_dim) for _ in range(args.num_value_embeds))
+        # The value residual (arXiv 2410.17897), with values from learned tables.
+        tables = args.value_embed_pattern
+        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
+                                           for name in sorted(set(tables) - {"."})})
         longest = max(args.train_seq_len, args.val_seq_len)
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
-        # Of each layer the weights of its skip, before a sigmoid, of x and x0, of values and value
-        # embedding: all in one vector, of a length that 8 ranks can share.
-        scalars = torch.tensor([-1.5, 1.0, 0.0, 0.5, 0.5]).repeat(args.num_layers)
-        self.scalars = nn.Parameter(F.pad(scalars, (0, -len(scalars) % 8)))
+        self.initial_scalars = dict(skip=-1.5, x=1.0, x0=0.0, value=0.5, value_embed=0.5)
+        scalars = [*self.initial_scalars.values()] * args.num_layers
+        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
         self.lm_head = Head(args)
-        if args.bf16:  # stores tables and head in bfloat16, and so what comes of them
-            for module in self.modules():
-                if isinstance(module, (nn.Embedding, Rotary, Head)):
-                    module.bfloat16()
+        if args.bf16:
+            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.value_embeds.bfloat16()
+            self.lm_head.bfloat16()
+            self.rotary.bfloat16()
         self.set_window(window_size(args.train_steps, args))
 
     def set_window(self, window):
-        # A Python number: for each of its few values the model is compiled again.
+        # A Python number: the model is recompiled for each of its few values.
         self.window = window
         self.rotary.set_window(window, self.args)
 
     def forward(self, inputs, targets=None):
-        tile = self.args.tile_size
-        short_window = max(1, self.window // tile // 2) * tile  # half as many tiles
-        masks = dict(L=attention_mask(inputs, self.window, self.args),
-                     S=attention_mask(inputs, short_window, self.args))
+        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half the window
+        windows = dict(L=self.window, S=short_tiles * self.args.tile_size)
+        masks = attention_masks(inputs, windows, self.training, self.args)
+        L, width = len(self.blocks), len(self.initial_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
-        value_embeds = [table(inputs) for table in self.value_embeds]  # each (B, T, C)
-        without = [None] * (len(self.blocks) - 2 * len(value_embeds))
-        value_embeds = value_embeds + without + value_embeds  # one for each layer
-        scalars = self.scalars[: 5 * len(self.blocks)].view(-1, 5)
+        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
         skips = []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
         half = len(self.blocks) // 2
-        for i, block in enumerate(self.blocks):
-            if i >= half:
-                x = x + scalars[i, 0].sigmoid() * skips.pop()  # the first to be popped is x itself
-            x = block(x, value_embeds[i], x0, scalars[i, 1:], masks)
-            if i < half:
-                skips.append(x)
+        for block, scalars in zip(self.blocks[:half], layer_scalars[:half], strict=True):
+            x = block(x, value_embeds, x0, scalars, masks)
+            skips.append(x)
+        for block, scalars in zip(self.blocks[half:], layer_scalars[half:], strict=True):
+            x = x + scalars["skip"].sigmoid() * skips.pop()  # the first popped is x itself
+            x = block(x, value_embeds, x0, scalars, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 15 tanh(logits / 15), cheaper as a sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        # Cross-entropy in one pass: exponentials of capped logits cannot overflow.
+        is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
+        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -563,55 +548,52 @@ def open_shard(file):
 
 def packed_rows(shard, T, args):
     """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
-    # The last of a row is cut to what the row still lacks. What is cut off is not read again.
+    # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
-    row, lacking = [], T + 1
+    row, missing = [], T + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
-        document = shard[start : min(end, start + args.max_document_len, start + lacking)]
+        document = shard[start : min(end, start + args.max_document_len, start + missing)]
         row.append(document)
-        lacking -= len(document)
-        if lacking == 0:
+        missing -= len(document)
+        if missing == 0:
             yield np.concatenate(row)
-            row, lacking = [], T + 1
+            row, missing = [], T + 1
 
 
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    packed: a row is a pack of documents; else it goes on where the last one ends. Blocks of B rows
-    are dealt to the ranks in turn, so that any number of ranks sees the same tokens in each step.
-    What is left of a shard and too short for a step is skipped.
+    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
+    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     step_rows = step_tokens // T
-
-    def steps(shard):
-        rows = packed_rows(shard, T, args) if packed else (
-            shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-        while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-            yield step
-
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    kind = "packed rows" if packed else "rows"
-    assert any(step for shard in shards for step in steps(shard)), (
-        f"no {pattern} with {step_rows} {kind}, {T} tokens each")
-    for shard in itertools.cycle(shards):
-        for step in steps(shard):
-            for i in range(rank * B, step_rows, world_size * B):
-                tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
-                assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
-                    f"{shard.filename} has too many documents in {B} x {T} tokens")
-                if device.type == "cuda":
-                    tokens = tokens.pin_memory()  # lets the copy be asynchronous
-                tokens = tokens.to(device, non_blocking=True)
-                yield tokens[:, :-1], tokens[:, 1:]
+    while True:
+        steps = 0
+        for shard in shards:
+            rows = packed_rows(shard, T, args) if packed else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
+                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps, f"no {pattern} with {step_rows} rows of {T} tokens"
 
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then a line to final_lr_multiplier over the last cooldown_frac (arXiv 2405.18392)."""
-    remaining = min(1.0, (1 - step / args.train_steps) / args.cooldown_frac)
+    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return remaining + (1 - remaining) * args.final_lr_multiplier
 
 
@@ -622,101 +604,58 @@ def muon_momentum(step, args):
 
 
 def all_windows(args):
-    """window_start in the first stage, window_growth more in each that follows; window_end."""
+    """The window of each stage, then window_end for the last validation."""
     stages = range(args.window_stages)
     return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
 
 
 def window_size(step, args):
-    """The window of a step's stage; for the validation after the last step window_end."""
-    stage = args.window_stages * step // (args.train_steps + 1)
+    """The window of this step's stage; window_end in the validation after the last step."""
+    stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
     return all_windows(args)[-1 if step == args.train_steps else stage]
 
 
 # -------------------------------------------- Training --------------------------------------------
-def set_hyperparameters(optimizers, step, args):
-    """Sets each group's learning rate, and Muon's momentum, for this step."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
-            if "momentum" in group:
-                group["momentum"] = muon_momentum(step, args)
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
-
-@torch.no_grad()
-def validate(model, batches, micro_steps):
-    """The mean loss over micro_steps batches of every rank; there is no dropout to switch off."""
-    batches = itertools.islice(batches, micro_steps)
-    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
-    dist.all_reduce(loss)
-    return loss.item() / dist.get_world_size()
-
-
-def warm_up(model, optimizers, batches, args):
-    """Compiles the kernels of training in a few steps, then puts every state back."""
-    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
-    batches = itertools.islice(batches, args.kernel_warmup_steps)
-    for i, (inputs, targets) in enumerate(batches, start=1):  # with all windows of training
-        model.set_window(window_size((args.train_steps - 1) * i // args.kernel_warmup_steps, args))
-        model(inputs, targets).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-    for part, state in zip((model, *optimizers), initial_states, strict=True):
-        part.load_state_dict(state)
-
-
-def main(args):
-    """Trains a model and logs its losses."""
-    # ---- setup ----
-    rank = int(os.environ.get("RANK", 0))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    master_process = rank == 0
-    micro_tokens = args.micro_batch_size * args.train_seq_len * world_size
-    val_micro_tokens = args.micro_batch_size * args.val_seq_len * world_size
-    for name, tokens in (("total_batch_size", micro_tokens), ("val_tokens", val_micro_tokens)):
-        assert getattr(args, name) % tokens == 0, (
-            f"{name} is no multiple of micro_batch_size * tokens per sequence * ranks = {tokens}")
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-    torch.get_device_module(device).set_device(device)
-    synchronize = torch.get_device_module(device).synchronize
-    store = None if "RANK" in os.environ else dist.HashStore()  # a lone rank needs no address
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
-                            world_size=world_size, device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30))  # ranks compile at different speeds
-    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-    if master_process:
-        os.makedirs(args.log_dir, exist_ok=True)
-        log_file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # fails if it exists
-        print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=log_file)
-
-    def print0(line):
-        if master_process:
+    def print0(self, line):
+        if self.file:
             print(line, flush=True)
-            print(line, file=log_file, flush=True)
+            print(line, file=self.file, flush=True)
 
-    environment = dict(python=platform.python_version(), torch=torch.__version__,
-                       cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                       world_size=world_size, device=device_name)
-    print0(f"environment:{json.dumps(environment)}")
-    print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
 
-    # ---- model and optimizers ----
-    torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # the seed gives all ranks the same
-    if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # instead of 8: every window is compiled twice
-        model = torch.compile(model, dynamic=False)
-    hidden_matrix_params = list(raw_model.blocks.parameters())
-    embed_params = [raw_model.embed.weight, *raw_model.value_embeds.parameters()]
-    head_params = [raw_model.lm_head.weight]
+    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    hidden_matrix_params = list(model.blocks.parameters())
+    embed_params = [model.embed.weight, *model.value_embeds.parameters()]
     adam_groups = [
         dict(params=embed_params, lr=args.embed_lr),
-        dict(params=head_params, lr=args.head_lr),
-        dict(params=[raw_model.scalars], lr=args.scalar_lr),
+        dict(params=[model.lm_head.weight], lr=args.head_lr),
+        dict(params=[model.scalars], lr=args.scalar_lr),
     ]
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
@@ -728,59 +667,116 @@ def main(args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, raw_model.parameters()))  # each once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
 
-    # ---- train ----
-    load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,
-                         packed=True)
-    warm_up(model, optimizers, load_train(), args)
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()  # the warm-up holds a copy of all states
-    train_batches = load_train()
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for i in range(1, args.kernel_warmup_steps + 1):
+        inputs, targets = next(batches)
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # every stage occurs
+        model.set_window(window_size(step, args))
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
-    synchronize()
-    clock_start = time.perf_counter()
-
-    def log_step(step, loss_text):
-        train_time = 1000 * (time.perf_counter() - clock_start)
-        print0(f"step:{step}/{args.train_steps} {loss_text}train_time:{train_time:.0f}ms"
-               f" step_avg:{train_time / max(step, 1):.2f}ms")
-
+    log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        if (window := window_size(step, args)) != raw_model.window:  # validation uses it too
-            raw_model.set_window(window)
+        if (window := window_size(step, args)) != model.window:  # validation uses it too
+            model.set_window(window)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
-            synchronize()
-            clock_stopped = time.perf_counter()
-            val_batches = load(args.val_files, args.val_tokens, args.val_seq_len, packed=False)
-            val_loss = validate(model, val_batches, args.val_tokens // val_micro_tokens)
-            clock_start += time.perf_counter() - clock_stopped  # validation does not count
-            log_step(step, f"val_loss:{val_loss:.4f} ")
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
-        train_loss = torch.zeros((), device=device)
+        train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            loss = model(inputs, targets) / grad_accum_steps
-            loss.backward()
-            train_loss += loss.detach() / world_size
-        for param in hidden_matrix_params:
-            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)
+            loss = model(inputs, targets)
+            # Summed over tokens: FP8's range fits any row length, accumulation and world size.
+            (loss * targets.numel()).backward()
+            train_loss += loss.detach() / grad_accum_steps
         set_hyperparameters(optimizers, step, args)
         for optimizer in optimizers:
             optimizer.step()
-        model.zero_grad()
-
+            optimizer.zero_grad()
         loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
         if loss_due:
-            dist.all_reduce(train_loss)
-        log_step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
 
-    if on_gpu:
-        print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
-    if args.save_checkpoint and master_process:
-        checkpoint = dict(step=step, hyperparameters=asdict(args), model=raw_model.state_dict())
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # each window compiles twice
+        model = torch.compile(model, dynamic=False)
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,
+                         packed=True)
+    load_val = partial(load, args.val_files, args.val_tokens, args.val_seq_len, packed=False)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that may be missing."""
+"""Where the repository is; files that are written whole or not at all, JSON that may be missing."""
 
 import json
 import os
@@ -6,6 +6,8 @@ import secrets
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:

@@ -2,5 +2,5 @@
 
 No milestone has code of its own here. `trace` observes what a script does, `differences` sets two
 such traces side by side, `transplant` puts blocks of the learner's script into the milestone's to
-find those at fault, and `slips` and `hints` find words for them in data files.
+find those at fault, and `guide` and `hints` find words for them in the milestones' guides.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
-from speedrun.check.hints import LEVELS, hint_of, print_hint
+from speedrun.check.hints import LEVELS, hint_of, next_level, print_hint
 from speedrun.check.outcome import Outcome
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Screen
@@ -30,58 +30,49 @@ class Learner:
     script: Path
     progress: Progress
     screen: Screen
-    chain: str  # of milestones that the script is to become
+    root: Milestone  # from which the milestones descend that the script is to become
 
     def existing(self) -> Path:
         """The script. Raises UserError, which says how to make one, if there is none."""
         if not self.script.is_file():
-            root = load_manifest().of_chain(self.chain)[0].id
             raise UserError(f"there is no {short(self.script)}; --take makes one: "
-                           + self.command(f"{root} --take"))
+                           + self.command(f"{self.root.id} --take"))
         return self.script
 
     def command(self, arguments: str) -> str:
         """The command line that does something with this script."""
-        own = self.script == load_manifest().learners_script(self.chain)
+        own = self.script == load_manifest().learners_script(self.root)
         other = "" if own else f" --script {shlex.quote(short(self.script))}"
         return f"python tools/check_train.py {arguments}{other}"
 
 
 def open_learner(script: Path | None, milestone: Milestone | None = None) -> Learner:
     """The Learner of a script (None: that of the milestone's chain in train/), which need not exist
-    yet; milestone: what it is to become (None: one of the first chain).
+    yet; milestone: what it is to become (None: one that descends from the first root).
 
     No progress is kept beside a milestone's own script. Raises UserError, one line, if it is a
     folder or its progress cannot be read.
     """
     manifest = load_manifest()
-    chain = (milestone or manifest.written()[0]).chain
+    root = manifest.lineage(milestone or manifest.milestones[0])[-1]
     if script is None:
-        script = manifest.learners_script(chain)
+        script = manifest.learners_script(root)
         script.parent.mkdir(exist_ok=True)
     script = script.absolute()
     if script.is_dir():
         raise UserError(f"{short(script)} is a folder, not a script; name the file in it")
-    own = script.resolve() in [m.script for m in manifest.written()]
+    own = script.resolve() in [m.script for m in manifest.milestones]
     progress = Progress(None if own else script.parent / FILE)
-    return Learner(script, progress, Screen(sys.stdout), chain)
-
-
-def find_milestone(id: str) -> Milestone:
-    """The written milestone called `id`. Raises UserError, one line, if there is none."""
-    milestone = load_manifest().get(id)
-    if not milestone.written:
-        raise UserError(f"milestone {milestone.name} is not written yet; --list shows what is")
-    return milestone
+    return Learner(script, progress, Screen(sys.stdout), root)
 
 
 def show_list(learner: Learner) -> None:
-    """Shows the chain's written milestones and how far the script is."""
-    names = {m.id: f"{m.id} {m.title}" for m in load_manifest().of_chain(learner.chain)}
-    width = max(map(len, names.values()))
-    for id, name in names.items():
-        standing = learner.progress.of(id)
-        mark = "x" if standing.done else " "
+    """Shows the milestones that the script can become and how far it is."""
+    line = [learner.root, *load_manifest().descendants(learner.root)]
+    width = max(len(f"{m.id} {m.title}") for m in line)
+    for m in line:
+        standing = learner.progress.of(m)
+        mark, name = "x" if standing.done else " ", f"{m.id} {m.title}"
         learner.screen.line(f"{mark} {name:<{width}}  {_state(standing)}".rstrip())
 
 
@@ -133,14 +124,14 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
             for outcome in some:
                 learner.screen.outcome(outcome)
                 outcomes.append(outcome)
-    learner.progress.of(milestone.id).record(outcomes, current)
+    learner.progress.of(milestone).record(outcomes, current)
     learner.progress.save()
     passed = sum(outcome.passed for outcome in outcomes)
     if passed < len(outcomes):
         learner.screen.line(f"{passed} of {len(outcomes)} checks pass. Stuck?", "bold")
         learner.screen.command(learner.command(f"{milestone.id} --hint"))
         return False
-    children = [m for m in load_manifest().children(milestone.id) if m.written]
+    children = load_manifest().children(milestone.id)
     then = f" Next: {children[0].id}, {children[0].title}." if children else ""
     learner.screen.line(f"All {passed} checks pass: this is {milestone.name}.{then}", "bold")
     return True
@@ -153,7 +144,7 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
 
     Raises UserError, with exit code 2, if the milestone has no block of that name.
     """
-    standing = learner.progress.of(milestone.id)
+    standing = learner.progress.of(milestone)
     if name is None:
         current = hash_of(learner.existing())
         if standing.script != current or learner.progress.file is None:
@@ -170,7 +161,7 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
         learner.screen.line(f'No hint belongs to "{standing.next}": the lines of the check below it'
                             " say what differs.")
         return
-    level = hint.next_level(min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
+    level = next_level(hint, min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
     print_hint(hint, milestone, level)
     standing.hints[hint.block] = max(level, standing.hints.get(hint.block, 0))
     standing.given += 1
@@ -207,7 +198,7 @@ def take_milestone(learner: Learner, milestone: Milestone) -> None:
         raise UserError(f"{name} is a milestone itself, not your script")
     existed = learner.script.exists()
     kept = take(learner.script, milestone)
-    learner.progress.of(milestone.id).taken = True
+    learner.progress.of(milestone).taken = True
     learner.progress.save()
     state = "already; nothing to do" if existed and not kept else "now"
     state += f"; yours is kept: {short(kept)}" if kept else ""

@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -11,14 +10,14 @@ from pathlib import Path
 
 from speedrun.check import trace
 from speedrun.check.differences import Difference, alike, differences
+from speedrun.check.guide import slips_of
 from speedrun.check.outcome import Outcome
-from speedrun.check.slips import slips_of
 from speedrun.check.transplant import Mixture, Verdict, judge
-from speedrun.check.worker import Task, run, write_shards
+from speedrun.check.worker import BROKEN_SHARDS, Task, run, write_shards
+from speedrun.history.fields import default_hyperparameters
+from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import Milestone, load_manifest
-from speedrun.scripts.find import default_hyperparameters
 
-SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script
 LIMIT_S, SLOWER = 8, 10  # a job may take LIMIT_S and so many times what the milestone's takes
 SLIP_BUDGET_S = 8  # for the slips that might say in words what is wrong
@@ -27,12 +26,9 @@ FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of th
 
 def odd_values(milestone: Milestone) -> dict[str, object]:
     """The hyperparameters at which the milestone and scripts like it are traced."""
-    values, tiny = {}, load_manifest().overrides(milestone, "tiny")
-    defaults = default_hyperparameters(milestone.script)
-    fixed = SIZES["common"].copy()
-    for name in SIZES["with"].keys() & defaults.keys():
-        fixed |= SIZES["with"][name]
-    for name, default in defaults.items():
+    values, manifest = {}, load_manifest()
+    fixed, tiny = manifest.inherited(milestone, "check"), manifest.overrides(milestone, "tiny")
+    for name, default in default_hyperparameters(milestone.script).items():
         value = fixed.get(name, tiny.get(name, default))
         if isinstance(value, float) and name not in fixed:
             value *= ODD
@@ -48,7 +44,7 @@ class Examination:
     def __init__(self, folder: Path, deadline: float, milestone: Milestone):
         self.folder, self.deadline, self.values = folder, deadline, odd_values(milestone)
         write_shards(folder / "shards")
-        self.text = milestone.script.read_text(encoding="utf-8")
+        self.milestone, self.text = milestone, milestone.script.read_text(encoding="utf-8")
         self.options: dict[str, dict] = {}  # of the jobs
         self.limits: dict[str, float] = {}  # of the jobs, in seconds
 
@@ -66,13 +62,16 @@ class Examination:
         seen = found["contract"].observations
         here, there = (seen[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
-        paths = [(name, value) for name, some in SIZES["paths"].items() if name in here
-                 for value in some]
+        glossary = load_glossary()
+        choices = glossary.column("choices")
+        paths = [(name, value) for name, some in choices.items() if name in here for value in some]
         machine = [name for name in here if here[name] != there[name]
-                   and name not in ("compile", *SIZES["paths"])]
+                   and name not in ("compile", *choices)]
+        trials = {why: {name: value} for name, some in glossary.column("refused").items()
+                  for why, value in some.items()}
         self.options["precision"] = dict(machine=machine)
         self.options["refusals"] = dict(
-            machine=machine, paths=paths, trials=SIZES["refused"])
+            machine=machine, paths=paths, trials=trials | BROKEN_SHARDS)
         self.options["model"] = dict(
             calls=found["updates"].folder / "calls.pt", machine=machine, paths=paths)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
@@ -114,7 +113,9 @@ class Examination:
             return SequenceMatcher(None, lines, slip[0].split("\n"), autojunk=False).ratio()
 
         end = time.monotonic() + SLIP_BUDGET_S
-        for text, words in sorted(slips_of(name, self.text), key=likeness, reverse=True):
+        slips = [(text, slip.words) for slip in slips_of(name, self.milestone)
+                 if slip.words and (text := slip.apply(self.text))]
+        for text, words in sorted(slips, key=likeness, reverse=True):
             if time.monotonic() < end:
                 results = self._run([self.write(text)], [verdict.job])[0]
                 if alike(results[verdict.job].observations, verdict.seen):

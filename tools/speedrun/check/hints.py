@@ -1,69 +1,45 @@
-"""Hints to a block, from hints.toml: three texts, then the block as the milestone has it.
+"""Hints to a block: up to three texts of a guide, then the block as the milestone has it.
 
 The fourth level is made from the snapshots when it is asked for; no diff is stored.
 """
 
 import re
 import sys
-import tomllib
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.check.guide import Hint, find_hint
 from speedrun.check.screen import Screen
 from speedrun.history.blocks import changed_blocks, split_blocks
 from speedrun.history.manifest import Milestone, load_manifest
 
-TABLE = Path(__file__).with_name("hints.toml")
 TITLES = ("a nudge", "the mathematics", "the steps", "the diff")
 LEVELS = len(TITLES)
-
-
-@dataclass(frozen=True)
-class Hint:
-    """The texts for a block, from milestone `since` of a chain on ("" for any); a text may be
-    empty, and its level is left out then."""
-
-    block: str
-    since: str = ""
-    nudge: str = ""
-    mathematics: str = ""
-    steps: str = ""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts of all levels; that of the last one is made."""
-        return self.nudge, self.mathematics, self.steps, "the diff"
-
-    def next_level(self, level: int) -> int:
-        """The first level from `level` on that has something to say."""
-        return next(n for n in range(level, LEVELS + 1) if self.texts[n - 1])
-
-
-@cache
-def load_hints() -> tuple[Hint, ...]:
-    """All hints. Raises TypeError for an entry that does not fit."""
-    entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["hint"]
-    return tuple(Hint(**{key: text.strip() for key, text in entry.items()}) for entry in entries)
 
 
 def hint_of(name: str, milestone: Milestone) -> Hint:
     """The hint to a block (or to a look, such as syntax) that counts for a milestone.
 
     A block that nobody wrote hints for has the fourth level alone. Raises UserError, exit code 2,
-    if the milestone and the table know no such name.
+    if the milestone and the guides know no such name.
     """
-    wanted = name.strip().casefold()
-    written = {h.since: h for h in load_hints() if h.block.casefold() == wanted}
-    for id in [*(m.id for m in load_manifest().lineage(milestone)), ""]:
-        if id in written:
-            return written[id]
+    name = name.strip()
+    if hint := find_hint(name, milestone):
+        return hint
     blocks = {block.casefold(): block for block in _blocks(milestone)}
-    if wanted in blocks or written:
-        return Hint(blocks.get(wanted, name))
+    if name.casefold() in blocks:
+        return Hint(blocks[name.casefold()])
     names = ", ".join(blocks.values())
     raise UserError(f'{milestone.id} has no block "{name}"; it has: {names}', 2)
+
+
+def next_level(hint: Hint, level: int) -> int:
+    """The first level from `level` on that has something to say."""
+    return next(n for n in range(level, LEVELS + 1) if _texts(hint)[n - 1])
+
+
+def _texts(hint):
+    """The texts of all levels; that of the last one is made."""
+    return hint.nudge, hint.mathematics, hint.steps, "the diff"
 
 
 def print_hint(hint: Hint, milestone: Milestone, level: int) -> None:
@@ -72,10 +48,11 @@ def print_hint(hint: Hint, milestone: Milestone, level: int) -> None:
     title = f"hint {level} of {LEVELS}, {TITLES[level - 1]}"
     screen.line(f"{milestone.id}, {hint.block}: {title}", "bold")
     if level < LEVELS:
-        text = re.sub(r"\n(?!\d)", " ", hint.texts[level - 1])  # numbered lines stay apart
+        text = _texts(hint)[level - 1].strip()
+        text = re.sub(r"\n(?!\d)", " ", text)  # numbered lines stay apart
         parent = milestone.parent or milestone.id
         screen.text(text.replace("$id", milestone.id).replace("$parent", parent))
-        screen.line(f"--hint {hint.next_level(level + 1)} says more.", "dim")
+        screen.line(f"--hint {next_level(hint, level + 1)} says more.", "dim")
     elif not _print_block(hint.block, milestone):
         screen.text("No block of the milestone has the answer: it is in the line that the message "
                     "names.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.check.outcome import Outcome
-from speedrun.history.manifest import Milestone
+from speedrun.history.manifest import Milestone, slug_in
 
 FILE = ".progress.json"
 
@@ -54,28 +54,36 @@ class Standing:
 
 
 class Progress:
-    """The standing of each milestone, {id: Standing}, started anew (and a note says so) where the
-    file holds something else. Without a file (None) nothing is kept."""
+    """The standing of each milestone, {slug: Standing}, started anew (and a note says so) where the
+    file holds something else. Without a file (None) nothing is kept.
+
+    Raises UserError, one line, for a file that is keyed by ids, as it was once.
+    """
 
     def __init__(self, file: Path | None):
         self.file = file
         self.standings: dict[str, Standing] = {}
         try:
             text = file.read_text(encoding="utf-8") if file else "{}"
-            self.standings = {id: Standing(**raw) for id, raw in json.loads(text).items()}
+            kept = json.loads(text)
+            if old := [name for name in kept if slug_in(name) is None]:
+                raise UserError(f"{file} names milestones by ids such as {old[0]}, which may mean"
+                                " another one now; delete it, and progress starts anew")
+            self.standings = {slug_in(name): Standing(**raw) for name, raw in kept.items()}
         except FileNotFoundError:
             pass
         except (ValueError, TypeError, AttributeError):
             print(f"note: {file.name} could not be read; progress starts anew", file=sys.stderr)
 
-    def of(self, id: str) -> Standing:
+    def of(self, milestone: Milestone) -> Standing:
         """The standing of a milestone, an empty one if there is none yet."""
-        return self.standings.setdefault(id, Standing())
+        return self.standings.setdefault(milestone.slug, Standing())
 
     def save(self) -> None:
         """Writes the file, whole or not at all. Raises UserError if that is impossible."""
         if self.file is not None:
-            text = json.dumps({id: asdict(s) for id, s in sorted(self.standings.items())}, indent=1)
+            kept = {slug: asdict(standing) for slug, standing in sorted(self.standings.items())}
+            text = json.dumps(kept, indent=1)
             replace_file(self.file, f"{text}\n".encode())
 
 

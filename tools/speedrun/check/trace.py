@@ -24,6 +24,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speedrun.check.spy import Spy, arguments, dtype_name, fill, run, triton
+from speedrun.history.glossary import load_glossary
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import length_names
 
@@ -143,7 +144,8 @@ def _fields(kind):
 
 def schedules(module, values, note, **_):
     """Every function of (step, args), over all steps of runs of three lengths."""
-    longer = {k: v * 13 if k.endswith("_steps") else v for k, v in values.items()}
+    steps = load_glossary().of_kind("steps", "phase")
+    longer = {k: v * 13 if k in steps else v for k, v in values.items()}
     settings = {"a short run": arguments(module, values),
                 "the record's hyperparameters": module.Hyperparameters(),
                 "longer runs' hyperparameters": arguments(module, longer)}
@@ -205,8 +207,7 @@ def model(module, values, note, calls, machine, paths, **_):
             note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
     record = vars(module.Hyperparameters())
-    windows = {name: value for name, value in record.items()
-               if name.startswith("window_") and type(value) is int}
+    windows = {name: record[name] for name in load_glossary().of_kind("window") if name in record}
     # Documents begin within tiles and reach over more of them than a window; one fills a half; the
     # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
     longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]

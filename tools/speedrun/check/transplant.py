@@ -32,9 +32,6 @@ class Mixture:
 
     def __init__(self, milestone: str, learner: str):
         both = [split_blocks(text) for text in (milestone, learner)]
-        parts = [[b.name for b in blocks if _in_main(b.name)] for blocks in both]
-        if parts[0] != parts[1]:  # other markers
-            both = [_with_one_main(blocks) for blocks in both]
         self.milestone, self.learner = ({block.name: block for block in blocks} for blocks in both)
         self.added = {name: block for name, block in self.learner.items()
                       if name not in self.milestone}
@@ -75,9 +72,7 @@ class Mixture:
         return wanted
 
     def neighbours(self, a: str, b: str) -> bool:
-        """Whether two blocks may have to fit: one uses the other, or both are parts of main."""
-        if _in_main(a) and _in_main(b):
-            return True
+        """Whether two blocks may have to fit: one uses the other."""
         words = [WORD.findall(self.learner[name].text + self.milestone.get(name, NOTHING).text)
                  for name in (a, b)]
         return b in words[0] or a in words[1]
@@ -159,10 +154,6 @@ def _groups(mixture, names):
     return [sorted(group, key=names.index) for group in groups if len(group) > 1]
 
 
-def _in_main(name):
-    return name.startswith("main: ")
-
-
 def _is_judged(name):
     return name not in NOT_JUDGED and not name.startswith(("heading: ", "comment: "))
 
@@ -189,11 +180,3 @@ def _is_definition(block):
     first = next((line for line in block.text.split("\n") if not line.startswith(("#", "@"))), "")
     return first.startswith(("def ", "class ", "async def ")) or re.match(r"[\w, ]+(:[^=]+)?= ",
                                                                           first) is not None
-
-
-def _with_one_main(blocks):
-    """The blocks with all parts of main as one."""
-    parts = [block for block in blocks if _in_main(block.name)]
-    main = [Block("main", "\n".join(part.text for part in parts), parts[0].line)] if parts else []
-    first = blocks.index(parts[0]) if parts else len(blocks)
-    return [*blocks[:first], *main, *(b for b in blocks[first:] if b not in parts)]

@@ -34,6 +34,19 @@ POLL_S = 0.01
 GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by itself
 
 
+# What is wrong with shards of `write_shards`, and the hyperparameters that choose them: how
+# the names of the files begin.
+BROKEN_SHARDS = {
+    "a shard that is cut short": {"train_files": "cut"},
+    "a file that is no shard": {"train_files": "magic"},
+    "a token beyond the vocabulary": {"train_files": "beyond"},
+    "a shard with too few tokens": {"val_files": "short"},
+    "a shard with no target for a step's end": {"train_files": "exact"},
+    "no shard": {"train_files": "none"},
+    "a shard of very short documents": {"train_files": "crowded", "train_seq_len": 64},
+}
+
+
 def run(tasks: list["Task"], deadline: float) -> None:
     """Runs tasks to their end, as many at a time as there are cores, four at most.
 

@@ -12,14 +12,15 @@ from typing import TextIO
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.text import short
 from speedrun.compare.results import Comparison, Entry, choose_target, run_from_log
+from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import load_manifest
 from speedrun.run.data import fingerprint
 from speedrun.run.execute import run
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import RULE, SCRIPT, read_log
 from speedrun.run.plan import make_plan
-from speedrun.run.summary import corpus_of
-from speedrun.scripts.find import code_hash
+from speedrun.run.summary import corpus_of, milestone_of
+from speedrun.scripts.find import code_hash, find_script
 
 SCRIPT_AND_SETTINGS = re.compile(r"(.*?)(?::(\w+=.*))?", re.DOTALL)
 
@@ -68,7 +69,8 @@ def collect(
     for seed in seeds:
         for number, one in enumerate(targets):
             if not one.log:
-                name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", one.text)
+                name = ":".join([find_script(one.script).name, *one.settings])
+                name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", name)
                 plans[number, seed] = make_plan(
                     one.script, settings=[*settings, *one.settings, f"seed={seed}"],
                     out=out / f"{number}-{name}-seed{seed}", **options)
@@ -110,7 +112,7 @@ def _train(plans, entries, stream):
 def _entry_of_plan(plan, target):
     milestone = plan.script.milestone
     label = " ".join([milestone.name if milestone else plan.script.name, *target.settings])
-    return Entry(label, milestone=milestone and milestone.id,
+    return Entry(label, milestone=milestone and milestone.slug,
                  code=code_hash(plan.script.path), options=_compared(plan.options))
 
 
@@ -143,9 +145,14 @@ def _entry_of_log(path, log):
     """The entry of a log; a milestone is known by the code beside its log."""
     script = path.parent / SCRIPT
     code = code_hash(script) if script.is_file() else None
-    mine = [m for m in load_manifest().written() if code and code_hash(m.script) == code]
-    return Entry(mine[0].name if mine else _folder(path), milestone=mine[0].id if mine else None,
-                 code=code, options=_compared(log.hyperparameters))
+    mine = [m for m in load_manifest().milestones if code and code_hash(m.script) == code]
+    slug, label = milestone_of(path.parent), _folder(path)
+    if mine:
+        label = mine[0].name
+    elif slug and slug not in label:
+        label += f" ({slug})"
+    return Entry(label, milestone=mine[0].slug if mine else None, code=code,
+                 options=_compared(log.hyperparameters))
 
 
 def _folder(path):
@@ -165,7 +172,8 @@ def _key(path, log):
 
 def _compared(hyperparameters):
     """Those in which the runs of one entry are equal."""
-    return {k: v for k, v in hyperparameters.items() if k not in ("seed", "log_dir")}
+    may_differ = load_glossary().of_kind("seed", "output")
+    return {k: v for k, v in hyperparameters.items() if k not in may_differ}
 
 
 def _add_run(entry, path, log):

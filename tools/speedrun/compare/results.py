@@ -31,8 +31,9 @@ class Run:
 class Entry:
     """Runs that differ in their seed alone, and a line for each that failed.
 
-    code: hash of the script's code; options: the hyperparameters that were passed on;
-    flops_per_token: of a training step; peak_flops: of one of the world_size devices, per second.
+    milestone: its slug; code: hash of the script's code; options: the hyperparameters that were
+    passed on; flops_per_token: of a training step; peak_flops: of one of the world_size devices,
+    per second.
     """
 
     label: str
@@ -77,18 +78,6 @@ class Comparison:
     def to_json(self) -> str:
         """All of it as JSON."""
         return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> "Comparison":
-        """The Comparison that `to_json` wrote. Raises ValueError if the text is none."""
-        try:
-            raw = json.loads(text)
-            for entry in raw["entries"]:
-                entry["runs"] = [Run(**run) for run in entry["runs"]]
-            raw["entries"] = [Entry(**entry) for entry in raw["entries"]]
-            return cls(**raw)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a comparison: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """What is known of the two sides of a diff beside their text: figures and hyperparameters."""
 
-import ast
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import UNKNOWN, short
 from speedrun.history.blocks import merge_names
+from speedrun.history.fields import default_hyperparameters, written_defaults
 from speedrun.history.manifest import Milestone, load_manifest
-from speedrun.scripts.find import default_hyperparameters, locate
+from speedrun.scripts.find import locate
 from speedrun.scripts.sizes import training_tokens, whole
 
 # What there is to tell in figures, and how it is written.
@@ -96,16 +96,7 @@ def told_by(old: Side, new: Side) -> list[Milestone]:
 
 def _hyperparameters(path, text):
     try:
-        values = default_hyperparameters(path)
-        tree = ast.parse(text)
+        values, written = default_hyperparameters(path), written_defaults(text)
     except (ValueError, RecursionError, MemoryError):  # no Python, as the comparison will tell
         return {}
-    # the class alone first, for each get_source_segment splits all of the text that it gets
-    classes = [node for node in tree.body if getattr(node, "name", "") == "Hyperparameters"]
-    source = ast.get_source_segment(text, classes[0]) if classes else ""
-    found = {}
-    for field in ast.walk(ast.parse(source)):
-        if isinstance(field, ast.AnnAssign) and (name := ast.unparse(field.target)) in values:
-            written = ast.get_source_segment(source, field.value) if field.value else "no default"
-            found[name] = " ".join(map(str.strip, written.split("\n"))), values[name]
-    return found
+    return {name: (written[name], value) for name, value in values.items()}

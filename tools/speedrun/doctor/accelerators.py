@@ -9,6 +9,7 @@ from types import ModuleType
 
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding
 from speedrun.doctor.software import reinstall
+from speedrun.history.glossary import load_glossary
 from speedrun.run.gpus import peak_flops, visible_memory
 
 RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: what the snapshots' micro-batches are made for
@@ -82,11 +83,19 @@ def kernel_checks(torch: ModuleType, switches: dict[str, dict[str, bool]]) -> It
 
     switches: id of a milestone -> {name of a hyperparameter that asks the machine: answer}.
     """
+    needs = load_glossary().column("needs")
+
+    def users_of(name, only_on=False):
+        """The milestones with a switch that needs this, perhaps only where it is on."""
+        return [id for id, values in switches.items() if any(
+            needs.get(switch) == name and (value or not only_on)
+            for switch, value in values.items())]
+
     def used(ids):
         users = "all milestones" if len(ids) == len(switches) else ", ".join(ids)
-        return f"used by {users or 'no written milestone'}"
+        return f"used by {users or 'no milestone'}"
 
-    compiled = [id for id, values in switches.items() if values.get("compile")]
+    compiled = users_of("Triton", only_on=True)
     if find_spec("triton"):
         yield Finding("Triton", OK, f"there; {used(compiled)}")
     elif compiled:
@@ -97,17 +106,16 @@ def kernel_checks(torch: ModuleType, switches: dict[str, dict[str, bool]]) -> It
     capabilities = capabilities_of(torch)
     on_hopper = set(capabilities) == {HOPPER}
     flash = find_spec(FLASH_ATTENTION) is not None
-    # name, part of its switches' names, where it is, what it needs
+    # name, where it is, what it needs
     kernels = [
-        ("FlexAttention", "flex", "there" if capabilities and torch.__version__ >= "2.5" else None,
+        ("FlexAttention", "there" if capabilities and torch.__version__ >= "2.5" else None,
          "trains on GPUs only, from torch 2.5 on"),
-        ("FP8", "fp8", "there" if min(capabilities, default=(0, 0)) >= FLOAT8 else None,
+        ("FP8", "there" if min(capabilities, default=(0, 0)) >= FLOAT8 else None,
          "needs compute capability 8.9 (Ada, Hopper and later)"),
-        ("FlashAttn-3", "attention_kernel", "there" if on_hopper and flash else None,
+        ("FlashAttn-3", "there" if on_hopper and flash else None,
          f"FA2 in its place: no {FLASH_ATTENTION} here, see requirements.txt"
          if on_hopper else "needs Hopper (H100, H200)"),
     ]
-    for name, part, where, need in kernels:
-        ids = [id for id, values in switches.items() if any(part in value for value in values)]
+    for name, where, need in kernels:
         status, text = (OK, where) if where else (ABSENT, need)
-        yield Finding(name, status, f"{text}; {used(ids)}")
+        yield Finding(name, status, f"{text}; {used(users_of(name))}")

@@ -14,8 +14,8 @@ from speedrun.run.plan import choose_scale
 
 
 def examine(manifest: Manifest) -> Report:
-    """The Report on this machine and the written milestones; takes as long as importing torch."""
-    written, gpus = manifest.written(), visible_gpus()
+    """The Report on this machine and the milestones; takes as long as importing torch."""
+    gpus = visible_gpus()
     scale, reason = choose_scale(None, None, gpus)
     torch, torch_line = find_torch()
     checks = [
@@ -24,9 +24,10 @@ def examine(manifest: Manifest) -> Report:
     ]
     memory = min(visible_memory(), default=0)
     milestones = [milestone_check(milestone, torch, manifest, scale, len(gpus) or 1, memory)
-                  for milestone in written]
+                  for milestone in manifest.milestones]
     if torch is not None:
-        switches = {m.id: line.switches for m, line in zip(written, milestones, strict=True)}
+        switches = {m.id: line.switches
+                    for m, line in zip(manifest.milestones, milestones, strict=True)}
         checks += [rank_check(torch), *kernel_checks(torch, switches)]
     checks += [
         compiler_check(on_gpus=torch is not None and torch.cuda.is_available()),

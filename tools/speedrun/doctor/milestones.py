@@ -22,12 +22,12 @@ def milestone_check(
     milestone: Milestone, torch: ModuleType | None, manifest: Manifest, scale: str, ranks: int,
     memory: int = 0,
 ) -> MilestoneFinding:
-    """The line of a written milestone, found by importing its script.
+    """The line of a milestone, found by importing its script.
 
     torch: None if it cannot be imported; scale and ranks: those that would be chosen; memory: MiB
     of the smallest GPU, 0 where it is not known.
     """
-    steps, tokens = milestone.train_steps, milestone.tokens_read or milestone.tokens_per_step
+    steps, tokens = milestone.train_steps, milestone.tokens_read
     needed = shards_read(steps, tokens) if steps and tokens else 0  # for a full run, record scale
     here, _ = count_shards()
     facts = dict(shards_needed=needed)
@@ -59,28 +59,28 @@ def milestone_check(
         text += f"; {min(here, needed)} of {needed} shards"
     do = None
     if scale == "record" and memory and torch.cuda.is_available():
-        said, do = _what_fits(find_script(milestone.id), ranks, memory)
+        said, do = _what_fits(milestone, ranks, memory)
         text += said
     if scale == "record" and here < needed:
         return line(NOTE, text, fetch(needed))
     return line(NOTE if do else OK, text, do)
 
 
-def _what_fits(script, ranks, memory):
+def _what_fits(milestone, ranks, memory):
     """What is predicted to fit into `memory` MiB, and a command, where it is less than the
     script's own micro batch: that which tries it or, if nothing fits, trains tiny; else nothing and
     None."""
+    script, run = find_script(milestone.id), f"python tools/run_milestone.py {milestone.id}"
     own, prediction = script.hyperparameters, find_prediction(script, {})
     if prediction is None:
         return "", None
     found = largest_predicted(prediction, own, ranks, MARGIN * memory * 2**20)
     if found is None:
-        tiny = f"python tools/run_milestone.py {script.name} --scale tiny"
-        return "; predicted to be too large for this memory", tiny
+        return "; predicted to be too large for this memory", f"{run} --scale tiny"
     shorter = found.shortened(own)
     if not shorter and found.sequences >= own["micro_batch_size"]:
         return "", None
-    do = f"python tools/run_milestone.py {script.name} --device-batch auto{shorter}"
+    do = f"{run} --device-batch auto{shorter}"
     return f"; predicted to fit: {found} tokens at a time", do
 
 

@@ -49,7 +49,7 @@ class Report:
         """One line for the end."""
         if self.to_fix:
             return f"to repair first: {', '.join(self.to_fix)}"
-        return f"fine: every written milestone runs here at {self.scale} scale"
+        return f"fine: every milestone runs here at {self.scale} scale"
 
 
 def to_json(report: Report) -> str:

@@ -25,7 +25,7 @@ def count_tiles(module: ModuleType, T: int, window: int) -> int:
 def attention_table(manifest: Manifest) -> str:
     """A Markdown table of tiles over the sequence length: causal attention, which is a window as
     long as the sequence, and the first milestone with a mask, under the window of its record."""
-    masked = next(m for m in manifest.written() if "attention_mask" in m.changes)
+    masked = next(m for m in manifest.milestones if "attention_mask" in m.changes)
     module = load_snapshot(masked.script)
     rows = []
     for T in LENGTHS:

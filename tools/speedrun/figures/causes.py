@@ -32,20 +32,20 @@ class Gain(NamedTuple):
 
 
 def gains(manifest: Manifest) -> list[Gain]:
-    """Return the gain of every written milestone; milestones that end in one record share one."""
+    """Return the gain of every milestone with a time, over the nearest ancestor that has one;
+    milestones that end in one record share one."""
     found = []
-    for m in manifest.written():
-        if not m.parent or not m.records:
+    for m in manifest.milestones:
+        parent = next((a for a in manifest.lineage(m)[1:] if a.minutes), None)
+        if not (m.minutes and parent):
             continue
-        parent = manifest.get(m.parent)
-        if m.records[-1] == parent.records[-1]:
+        if found and m.record == parent.record:
             found[-1] = found[-1]._replace(label=f"{found[-1].label}, {m.id}")
             continue
         whole, tokens, speed = math.log(parent.minutes / m.minutes), None, None
         # A root's minutes are those of record #1: another trainer, which read other tokens.
-        if parent.parent and parent.tokens_per_step and m.tokens_per_step:
-            tokens = math.log(parent.train_steps * parent.tokens_per_step
-                              / (m.train_steps * m.tokens_per_step))
+        if parent.parent and parent.tokens and m.tokens:
+            tokens = math.log(parent.tokens / m.tokens)
             speed = whole - tokens
         label = f"{m.id} {m.slug.replace('_', ' ')}"
         found.append(Gain(label, m.minutes, whole, tokens, speed))
@@ -68,7 +68,7 @@ def data_hash(manifest: Manifest) -> str:
 
 
 def draw_causes(manifest: Manifest, path: Path) -> None:
-    """Write to `path` a PNG, 1600 pixels wide, of what every written milestone gained."""
+    """Write to `path` a PNG, 1600 pixels wide, of what every milestone gained."""
     import matplotlib  # takes a second: only when there is something to draw
 
     matplotlib.use("Agg")

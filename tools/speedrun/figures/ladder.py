@@ -1,43 +1,136 @@
 """The milestones at the tiny scale: the committed runs, their table, and whether they are fresh.
 
-history/tiny.json is what compare_milestones.py writes with --json; history/README.md has the line.
+history/results/tiny.jsonl holds a run a line, a JSON object with the fields of TinyRun.
 """
 
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
+from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
 from speedrun.base.text import UNKNOWN, markdown
+from speedrun.compare.collect import collect
 from speedrun.compare.plot import HASH_KEY, data_hash
-from speedrun.compare.results import Comparison, scores
+from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, scores
 from speedrun.compare.stats import crossing
 from speedrun.figures.tables import cell
+from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import Manifest
-from speedrun.scripts.find import code_hash
+from speedrun.history.schema import Curve, build
+from speedrun.run.plan import fresh_out
+from speedrun.scripts.find import code_hash, find_script
 
 SEEDS = 3
-MAY_DIFFER = ("val_loss_every",)  # from the manifest's
+MAY_DIFFER = {"val_loss_every": 20}  # from the tiny scale's: the curves are drawn
 
 
-def load_ladder(path: Path) -> Comparison:
-    """The Comparison in history/tiny.json. Raises OSError or ValueError, in one line."""
-    return Comparison.from_json(Path(path).read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class TinyRun:
+    """A run of a milestone, by its slug; code: the script's hash then; options: hyperparameters
+    that differed from the script's; corpus: the fingerprint of the embedded one; the rest as in
+    compare.results."""
+
+    milestone: str
+    code: str
+    seed: object
+    corpus: str
+    device: str
+    tokens_per_step: int
+    steps: int
+    step_avg_ms: float
+    options: dict
+    val_curve: Curve
+    seconds: Curve
+
+
+def load_ladder(path: Path, manifest: Manifest) -> Comparison:
+    """The Comparison of the runs in the file, in the manifest's order; those of milestones that are
+    not there any more are left out. Raises OSError or ValueError, in one line."""
+    runs, by_slug = [], {}
+    for number, line in enumerate(_read(path), start=1):
+        where = f"{Path(path).name}: line {number}: "
+        try:
+            runs.append(build(where, TinyRun, json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}{error}") from None
+        by_slug.setdefault(runs[-1].milestone, []).append(runs[-1])
+    entries = [_entry(m, by_slug[m.slug]) for m in manifest.milestones if m.slug in by_slug]
+    first = entries[0] if entries else None
+    return Comparison(
+        entries, first and first.curve[-1][1], f"{OWN_TARGET} {first and first.label}",
+        data_fingerprint=runs[0].corpus if runs else None,
+        mixed=len({run.corpus for run in runs}) > 1)
+
+
+def _read(path):
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
+def _entry(milestone, runs):
+    codes = {run.code for run in runs}
+    return Entry(
+        milestone.name, milestone.slug, codes.pop() if len(codes) == 1 else None, runs[0].options,
+        runs[0].options.get("vocab_size"), runs[0].tokens_per_step, device=runs[0].device,
+        runs=[Run("", run.steps, list(run.val_curve), list(run.seconds), run.seed, run.step_avg_ms)
+              for run in runs])
+
+
+def run_stale(path: Path, manifest: Manifest, stream: TextIO) -> None:
+    """Makes the runs of the milestones whose own are missing or stale, and keeps those of each
+    milestone as soon as they are whole. Raises as `collect`, Stopped for a signal, and UserError
+    for a run that fails."""
+    known = load_ladder(path, manifest) if path.exists() else Comparison([], None, "")
+    lines = {m.slug: [] for m in manifest.milestones}
+    for line in _read(path) if path.exists() else []:
+        lines.setdefault(json.loads(line)["milestone"], []).append(line)
+    for milestone, fault in _stale(known, manifest):
+        print(f"running {milestone.id}: {fault}", file=stream, flush=True)
+        made, stopped = collect(
+            [milestone.slug], range(SEEDS), fresh_out(f"tiny-{milestone.slug}"), stream,
+            scale="tiny", settings=[f"{name}={value}" for name, value in MAY_DIFFER.items()])
+        if stopped:
+            raise stopped
+        if made.entries[0].failures:
+            raise UserError(f"{milestone.name}: {made.entries[0].failures[0]}")
+        lines[milestone.slug] = _lines(manifest, milestone, made)
+        text = "".join(f"{line}\n" for m in manifest.milestones for line in lines[m.slug])
+        replace_file(path, text.encode())
+
+
+def _lines(manifest, milestone, made):
+    """The lines of a milestone's runs."""
+    script, (entry,) = find_script(milestone.id), made.entries
+    options = {name: script.typed(name, value) for name, value in entry.options.items()
+               if name not in manifest.glossary.of_kind("files")}
+    options = {name: value for name, value in options.items()
+               if script.hyperparameters[name] != value}
+    return [json.dumps(asdict(TinyRun(
+        entry.milestone, entry.code, run.seed, made.data_fingerprint, entry.device,
+        entry.tokens_per_step, run.steps, run.step_avg_ms, options, run.val_curve, run.seconds)))
+        for run in entry.runs]
 
 
 def stale_entries(ladder: Comparison, manifest: Manifest) -> list[str]:
-    """A line for each written milestone whose runs are missing or were of another code or other
+    """A line for each milestone whose runs are missing or were of another code or other
     hyperparameters than today's."""
+    return [f"{milestone.id}: {fault}" for milestone, fault in _stale(ladder, manifest)]
+
+
+def _stale(ladder, manifest):
+    """(milestone, what is wrong with its runs)."""
     entries = {entry.milestone: entry for entry in ladder.entries}
-    stale = []
-    for milestone in manifest.written():
-        entry = entries.get(milestone.id)
+    for milestone in manifest.milestones:
+        entry, own = entries.get(milestone.slug), default_hyperparameters(milestone.script)
         wanted = {name: str(value) for name, value in manifest.overrides(milestone, "tiny").items()
                   if name not in MAY_DIFFER}
         if entry is None or len(entry.runs) < SEEDS:
-            stale.append(f"{milestone.id}: fewer than {SEEDS} runs")
+            yield milestone, f"fewer than {SEEDS} runs"
         elif entry.code != code_hash(milestone.script):
-            stale.append(f"{milestone.id}: the script has changed since its runs")
-        elif wanted != {name: str(entry.options.get(name)) for name in wanted}:
-            stale.append(f"{milestone.id}: the tiny hyperparameters have changed since its runs")
-    return stale
+            yield milestone, "the script has changed since its runs"
+        elif wanted != {name: str(entry.options.get(name, own[name])) for name in wanted}:
+            yield milestone, "the tiny hyperparameters have changed since its runs"
 
 
 def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
@@ -46,7 +139,8 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
     rows, lines = {}, []
     for entry, row in zip(ladder.entries, scores(ladder), strict=True):
         milestone = manifest.get(entry.milestone)
-        parent = rows.get(milestone.parent)
+        above = (rows.get(m.id) for m in manifest.lineage(milestone)[1:])
+        parent = next(filter(None, above), None)  # the nearest that has runs
         rows[milestone.id] = row
         step = parent and parent.val_loss and crossing(entry.curve, parent.val_loss)
         lines.append([
@@ -92,7 +186,7 @@ def draw_ladder(ladder: Comparison, path: Path) -> None:
         panel.plot([place] * len(losses), losses, "o", color="0.6", markersize=4)
         if losses:
             panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
-    ids = [entry.milestone for entry in ladder.entries]
+    ids = [entry.label.partition("_")[0] for entry in ladder.entries]
     panel.set_xticks(range(len(ids)), ids, rotation=90)
     panel.set(ylabel="final validation loss", xlabel="milestone", axisbelow=True)
     panel.margins(x=0.01)

@@ -1,7 +1,7 @@
-"""The predictions of history/predictions.json: made, checked, and held against official figures."""
+"""The stored predictions: made, checked, and held against official figures."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,18 +30,18 @@ def predict_stale(path: Path) -> None:
     """
     manifest = load_manifest()
     stored = load_predictions(path) if path.exists() else {}
-    for milestone in manifest.written():
+    for milestone in manifest.milestones:
         if fault := _fault(milestone, stored):
             print(f"predicting {milestone.id}: {fault}", flush=True)
-            stored[milestone.id] = make_prediction(milestone)
-            write_predictions(
-                path, (stored[m.id] for m in manifest.written() if m.id in stored))
+            stored[milestone.slug] = make_prediction(milestone)
+            write_predictions(path, {
+                m.slug: stored[m.slug] for m in manifest.milestones if m.slug in stored})
 
 
-def write_predictions(path: Path, predictions: Iterable[StoredPrediction]) -> None:
+def write_predictions(path: Path, predictions: Mapping[str, StoredPrediction]) -> None:
     """Writes the file at `path` for load_predictions; what is not known of one is left out."""
-    entries = [{name: value for name, value in asdict(prediction).items() if value is not None}
-               for prediction in predictions]
+    entries = {slug: {name: value for name, value in asdict(prediction).items()
+                      if value is not None} for slug, prediction in predictions.items()}
     replace_file(path, (json.dumps(entries, indent=1) + "\n").encode())
 
 
@@ -51,7 +51,7 @@ def make_prediction(milestone: Milestone) -> StoredPrediction:
     record = observe(script, CARD, WORLD_SIZE, {}, compiled=True)
     least, most = step_ms(record, CARD, WORLD_SIZE)
     return StoredPrediction(
-        milestone.id, code_hash(milestone.script), record.peak, round(least, 1), round(most, 1),
+        code_hash(milestone.script), record.peak, round(least, 1), round(most, 1),
         **memory_alone(script))
 
 
@@ -80,15 +80,15 @@ def memory_alone(script: Script) -> dict[str, float]:
 
 
 def stale_entries(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> list[str]:
-    """A line for each written milestone whose script has changed since it was predicted."""
-    return [f"{milestone.id}: {fault}" for milestone in manifest.written()
-            if milestone.id in stored and (fault := _fault(milestone, stored))]
+    """A line for each milestone whose script has changed since it was predicted."""
+    return [f"{milestone.id}: {fault}" for milestone in manifest.milestones
+            if milestone.slug in stored and (fault := _fault(milestone, stored))]
 
 
 def _fault(milestone, stored):
-    if milestone.id not in stored:
+    if milestone.slug not in stored:
         return "not predicted"
-    fresh = stored[milestone.id].code == code_hash(milestone.script)
+    fresh = stored[milestone.slug].code == code_hash(milestone.script)
     return None if fresh else "the script has changed since it was predicted"
 
 
@@ -96,13 +96,13 @@ def official_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -
     """A Markdown table: predicted peak memory and time of a step beside the record's own."""
     head = ["milestone", "peak, predicted", "official", "error", "step, predicted", "official", ""]
     rows = []
-    for m in manifest.written():
+    for m in manifest.milestones:
         official = cell(m.peak_memory_mib, "{:,d} MiB"), cell(m.step_avg_ms, "{:.1f} ms")
-        if m.id not in stored:
+        if m.slug not in stored:
             rows.append([m.name, "not predicted", official[0], UNKNOWN,
                          "not predicted", official[1], UNKNOWN])
             continue
-        p = stored[m.id]
+        p = stored[m.slug]
         error = m.peak_memory_mib and p.peak / MIB / m.peak_memory_mib - 1
         rows.append([
             m.name, f"{p.peak / MIB:,.0f} MiB", official[0], cell(error, "{:+.0%}"),
@@ -123,10 +123,10 @@ def _verdict(milestone, prediction):
 def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
     """A Markdown table: the largest micro batch of one GPU by its memory."""
     rows = []
-    for m in (m for m in manifest.written() if m.id in stored):
+    for m in (m for m in manifest.milestones if m.slug in stored):
         own = find_script(m.id).hyperparameters
         rooms = (MARGIN * gib * 2**30 for gib in SIZES)
-        rows.append([m.id, *(str(largest_predicted(stored[m.id], own, 1, room) or "none")
+        rows.append([m.id, *(str(largest_predicted(stored[m.slug], own, 1, room) or "none")
                              for room in rooms)])
     head = ["milestone", *(f"{gib} GB" for gib in SIZES)]
     return markdown(head, rows, right=head[1:])

@@ -26,7 +26,7 @@ class Mark(NamedTuple):
 
     id: str
     text: str
-    written: bool
+    is_station: bool
     date: str
     minutes: float
     label_date: str
@@ -34,13 +34,12 @@ class Mark(NamedTuple):
     side: str  # "right" or "left" of the point; "above" where there is room beside it
 
 
-def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
-    """Return the milestones that tell records, with their labels placed, column by column.
+def marks(manifest: Manifest) -> list[Mark]:
+    """Return the milestones that have figures, with their labels placed, column by column.
 
     A column is filled from its end, so that no two labels overlap and their lines do not cross.
     """
-    by_number = {r.number: r for r in records}
-    told = [(by_number[m.records[-1]], m) for m in manifest.milestones if m.records]
+    told = [(m.record, m) for m in manifest.milestones if m.record]
     found, after = [], ""
     for until, day, minutes, side in COLUMNS:
         upwards = side == "right"
@@ -53,7 +52,7 @@ def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
                 minutes = r.minutes
                 place = (r.date, minutes, "above")
             text = f"{m.id} {m.slug.replace('_', ' ')}"
-            found.append(Mark(m.id, text, m.written, r.date, r.minutes, *place))
+            found.append(Mark(m.id, text, m.is_station, r.date, r.minutes, *place))
             minutes *= LINE if upwards else 1 / LINE
         after = until
     return found
@@ -62,7 +61,7 @@ def marks(records: Sequence[Record], manifest: Manifest) -> list[Mark]:
 def data_hash(records: Sequence[Record], manifest: Manifest) -> str:
     """Return the hexadecimal SHA-256 of all that the picture shows."""
     points = [(r.number, r.date, r.minutes) for r in records]
-    return hashlib.sha256(json.dumps([points, marks(records, manifest)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([points, marks(manifest)]).encode()).hexdigest()
 
 
 def stored_hash(path: Path) -> str | None:
@@ -90,11 +89,10 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     minutes = [r.minutes for r in records]
     axes.step(days, minutes, where="post", color="0.75", linewidth=1.5, zorder=1)
     axes.scatter(days, minutes, s=10, color="0.6", zorder=2, label="a record")
-    for mark in marks(records, manifest):
+    for mark in marks(manifest):
         _draw_mark(axes, mark)
-    for size, face, label in ((42, "black", "a milestone"), (18, "black", "a step between two"),
-                              (42, "white", "not yet written")):
-        axes.scatter([], [], s=size, facecolor=face, edgecolor="black", label=label)
+    for size, label in ((42, "a milestone"), (18, "a step between two")):
+        axes.scatter([], [], s=size, color="black", label=label)
     axes.annotate(f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
                   textcoords="offset points", ha="center", fontsize=9)
 
@@ -129,11 +127,9 @@ def save_grey(figure, path: Path, digest: str) -> None:
 
 def _draw_mark(axes, mark):
     """Draw the point of a milestone and its label, with a line between where they are apart."""
-    numbered = mark.id.isdigit()  # not a step between two milestones
     point = (date.fromisoformat(mark.date), mark.minutes)
-    axes.scatter(*point, s=42 if numbered else 18, facecolor="black" if mark.written else "white",
-                 edgecolor="black", linewidth=1, zorder=4)
-    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if numbered else "0.35")
+    axes.scatter(*point, s=42 if mark.is_station else 18, color="black", linewidth=1, zorder=4)
+    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.is_station else "0.35")
     if mark.side == "above":
         axes.annotate(**text, xytext=(8, 3), textcoords="offset points")
         return

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from speedrun.base.text import UNKNOWN, markdown, number_ranges
-from speedrun.history.manifest import Manifest
+from speedrun.history.manifest import Manifest, Milestone
 from speedrun.history.records import Record
 from speedrun.run.data import shards_read, steps_per_shard
 
@@ -27,44 +27,51 @@ def replace_between(text: str, name: str, content: str) -> str:
     return f"{pieces[0]}{begin}\n{content}\n{end}{pieces[-1]}"
 
 
-def milestone_table(manifest: Manifest, folder: str = ".", written_only: bool = False) -> str:
-    """Return the table of the milestones; `folder` holds its file, as seen from the root.
-
-    written_only: leave out the milestones that have no snapshot yet, and say how many they are.
-    """
+def milestone_table(manifest: Manifest, folder: str = ".") -> str:
+    """Return the table of the milestones; `folder` holds its file, as seen from the root."""
     def link(text, path):
         return f"[{text}]({posixpath.relpath(path, folder)})"
 
     head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind", "lesson"]
     rows = []
-    for m in manifest.written() if written_only else manifest.milestones:
-        known = m.train_steps and m.tokens_per_step
-        tokens = m.train_steps * m.tokens_per_step / 1e9 if known else None
+    for m in manifest.milestones:
         rows.append([
-            link(m.id, f"history/{m.name}") if m.written else m.id,
-            f"**{m.title}.** {m.idea}" + ("" if m.written else " *Not yet written.*"),
-            number_ranges(m.records) or UNKNOWN,
+            link(m.id, f"history/{m.chain}/{m.name}"),
+            f"**{m.title}.** {m.idea}",
+            records_of(m) or UNKNOWN,
             cell(m.minutes, "{:g}"),
             cell(m.train_steps, "{:,d}"),
-            cell(tokens, "{:.2f}B"),
+            cell(m.tokens and m.tokens / 1e9, "{:.2f}B"),
             cell(m.val_loss, "{:.4f}"),
             m.kind,
-            link("read", m.lesson) if m.written and m.lesson else UNKNOWN,
+            link("read", m.lesson) if m.lesson else UNKNOWN,
         ])  # fmt: skip
-    table = markdown(head, rows, right=["minutes", "steps", "tokens"])
-    if written_only:
-        table += (f"\n\n{len(rows)} of the {len(manifest.milestones)} milestones are written; the"
-                  f" others, down to {min(m.minutes for m in manifest.milestones):g} minutes,"
-                  f" are in {link('the history', 'history/README.md')} with their figures.")
-    return table
+    return markdown(head, rows, right=["minutes", "steps", "tokens"])
+
+
+def lesson_table(manifest: Manifest, folder: str) -> str:
+    """Return the table of the notebooks and the milestones that each of them tells."""
+    told = {}
+    for m in manifest.milestones:
+        if m.lesson:
+            told.setdefault(m.lesson, []).append(m.id)
+    return markdown(["notebook", "milestones"], [
+        [f"[{posixpath.basename(path).removesuffix('.ipynb')}]({posixpath.relpath(path, folder)})",
+         ", ".join(ids)] for path, ids in told.items()])
+
+
+def records_of(milestone: Milestone) -> str:
+    """Return the records that a milestone tells, as text: "part of #19, #22–#24"."""
+    part = [f"part of #{milestone.part_of}"] if milestone.part_of else []
+    return ", ".join([*part, number_ranges(milestone.records)] if milestone.records else part)
 
 
 def shard_table(manifest: Manifest) -> str:
-    """Return the table of how many training shards each written milestone reads."""
+    """Return the table of how many training shards each milestone reads."""
     head = ["milestone", "steps", "tokens a step reads", "steps per shard", "shards"]
     rows = []
-    for m in manifest.written():
-        steps, tokens = m.train_steps, m.tokens_read or m.tokens_per_step
+    for m in manifest.milestones:
+        steps, tokens = m.train_steps, m.tokens_read
         if steps and tokens:
             rows.append([m.name, f"{steps:,}", f"{tokens:,}", f"{steps_per_shard(tokens)}",
                          f"{shards_read(steps, tokens)}"])
@@ -75,7 +82,7 @@ def record_table(records: Sequence[Record], manifest: Manifest) -> str:
     """Return the table of all public records, each with the milestones that tell it."""
     rows = []
     for r in records:
-        told = [m.id for m in manifest.milestones if r.number in m.records]
+        told = [m.id for m in manifest.milestones if r in m.covered]
         what = r.what + "".join(f"; re-timed at {t['minutes']:g} ({t['why']})" for t in r.retimed)
         people = ", ".join(r.people) or UNKNOWN
         rows.append([f"{r.number}", f"{r.minutes:g}", r.date, what, people,

@@ -1,8 +1,8 @@
 """Split a script into named blocks, the unit in which milestones are compared.
 
-A block is the card (docstring), the import statements together, a section heading, any other
-top-level statement with the comments directly above it, or a part of `main` between two markers
-`# ---- setup ----`. What a top-level `if` defines last names the block.
+A block is the card (docstring), the import statements together, a section heading, or any other
+top-level statement with the comments directly above it. What a top-level `if` defines last names
+the block.
 """
 
 import ast
@@ -10,7 +10,6 @@ import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 # Free to differ between any two milestones.
 FREE = ("card", "imports")
@@ -18,7 +17,6 @@ FREE = ("card", "imports")
 UNCOUNTED = (*FREE, "Hyperparameters")
 
 HEADING = re.compile(r"# -{10,} (?P<title>.+?) -{10,}")
-MARKER = re.compile(r"    # ---- (?P<title>.+?) ----")
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,6 @@ def split_blocks(source: str) -> tuple[Block, ...]:
             add("card", first, taken)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             add("imports", first, taken)
-        elif getattr(node, "name", None) == "main":
-            markers = [n for n in range(first, taken + 1) if MARKER.fullmatch(lines[n - 1])]
-            for start, end in pairwise([first, *markers, taken + 1]):
-                marker = MARKER.fullmatch(lines[start - 1])
-                add(f"main: {marker['title'] if marker else 'head'}", start, end - 1)
         else:
             add(_name(node, lines[node.lineno - 1]), first, taken)
     add_comments(taken + 1, len(lines))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from speedrun.history.blocks import FREE, changed_blocks, split_blocks
-from speedrun.history.manifest import Manifest, Milestone
 
 CARRIED, ALREADY, DIFFERS = "carried", "already there", "differs"
 
@@ -39,11 +38,6 @@ def repairs(before: str, after: str, wanted: list[str]) -> list[Repair]:
             fate = "added" if repair.new else "removed"
             raise ValueError(f"block {repair.block} was {fate}; do so by hand in the descendants")
     return found
-
-
-def descendants(manifest: Manifest, milestone: Milestone) -> list[Milestone]:
-    """The written milestones that come from this one, in the order of the manifest."""
-    return [m for m in manifest.written() if milestone in manifest.lineage(m)[1:]]
 
 
 def carry(repair: Repair, source: str) -> tuple[str, str]:

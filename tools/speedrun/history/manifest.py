@@ -1,93 +1,183 @@
-"""Read and check history/milestones.toml, the one list that every tool and test works from.
+"""Reads history/: a chain is a folder, a milestone is a folder in it, and their order is that of
+their names. All tools and tests work from the Manifest that this makes of them.
 
 Standard library only, so that a command can answer --help before anything heavy is imported.
 """
 
+import re
 import tomllib
-from dataclasses import dataclass, field, replace
-from functools import cache
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.history.schema import Counts, Curve, Day, Texts, build, check_keys, is_list, nearest
+from speedrun.base.files import REPOSITORY
+from speedrun.history.fields import default_hyperparameters
+from speedrun.history.glossary import Glossary, load_glossary
+from speedrun.history.records import Record, read_records
+from speedrun.history.schema import Counts, Curve, Day, FiguresOf, Texts, build, nearest
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-MANIFEST = REPOSITORY / "history" / "milestones.toml"
+HISTORY = REPOSITORY / "history"
 KINDS = ("optimizer", "architecture", "data", "systems")
+ID = re.compile(r"[a-z]?\d+[a-z]?")  # a station's number and at most one letter
+NAME = re.compile(ID.pattern + "_([a-z][a-z][a-z0-9_]*)")  # of a milestone's folder
+NONE = "none"  # as a parent, and as the record whose figures a milestone carries
+# Keys that milestone.toml must not have, because they follow from something else.
+DERIVED = {
+    "id": "the folder's name", "slug": "the folder's name", "chain": "the folder that holds it",
+    "program": "the script in the folder", "written": "the folder, which is there",
+    "source": "the record, in records.json",
+}
 
 
 class ManifestError(UserError):
-    """What is wrong in the manifest, or which milestone does not exist."""
+    """What is wrong in history/, or which milestone does not exist."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How large a snapshot and its diff may be; a root has no diff, so only `lines`."""
-
-    lines: int
-    diff_lines: int | None = None
-    diff_blocks: int | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Milestone:
-    """One `[[milestone]]` entry; milestones.toml explains the keys. None means "not recorded".
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Declared:
+    """What a milestone.toml says; CONTRIBUTING.md explains the keys. None: not recorded.
 
     The fields are also the schema: their types are checked, and no default means required.
     """
 
-    id: str
-    slug: str
     title: str
     idea: str
     kind: str
-    written: bool
     parent: str | None = None
-    chain: str = ""
-    program: str = ""
     changes: Texts = ()
+    exceeds: str = ""
     records: Counts = ()
-    minutes: float | None = None
-    date: Day | None = None
-    authors: Texts = ()
-    source: Texts = ()
+    part_of: int | None = None
+    figures_of: FiguresOf | None = None
     val_loss: float | None = None
-    train_steps: int | None = None
-    tokens_per_step: int | None = None
-    tokens_read: int | None = None
     step_avg_ms: float | None = None
     peak_memory_mib: int | None = None
     parameters: int | None = None
     curve: Curve = ()
     besides: Texts = ()
     lesson: str | None = None
-    budget: Budget | None = None
     tiny: dict = field(default_factory=dict)
+    check: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """Figures that a milestone.toml states where they differ from those that are derived."""
+
+    minutes: float | None = None
+    date: Day | None = None
+    authors: Texts | None = None
+    train_steps: int | None = None
+    tokens_per_step: int | None = None
+    tokens_read: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Milestone(Declared):
+    """A folder of a chain: what its milestone.toml says, and what follows from elsewhere.
+
+    parent is the id of another milestone, None for a root. record: that whose figures it carries,
+    if any; covered: all records that it covers, in part or whole.
+    """
+
+    script: Path
+    record: Record | None
+    covered: tuple[Record, ...]
+    stated: Stated
+
+    @property
+    def folder(self) -> Path:
+        """Absolute path of the folder."""
+        return self.script.parent
 
     @property
     def name(self) -> str:
-        """Folder name, `<id>_<slug>`."""
-        return f"{self.id}_{self.slug}"
+        """The folder's name, `<id>_<slug>`."""
+        return self.folder.name
+
+    @property
+    def id(self) -> str:
+        """A station's number and at most one letter: where the milestone stands today."""
+        return self.name.partition("_")[0]
+
+    @property
+    def slug(self) -> str:
+        """The rest of the folder's name, by which files know the milestone: it stays."""
+        return self.name.partition("_")[2]
+
+    @property
+    def is_station(self) -> bool:
+        """Whether it is a station, not a step between two of them."""
+        return self.id[-1].isdigit()
+
+    @property
+    def chain(self) -> str:
+        """The name of the folder that holds the chain."""
+        return self.folder.parent.name
+
+    @property
+    def program(self) -> str:
+        """The name of the script's file."""
+        return self.script.name
+
+    @property
+    def minutes(self) -> float | None:
+        """Official time of the record."""
+        return self.stated.minutes or (self.record and self.record.minutes)
+
+    @property
+    def date(self) -> str | None:
+        """Day of the record, YYYY-MM-DD."""
+        records = [record for record in (self.record, *reversed(self.covered)) if record]
+        return self.stated.date or (records[0].date if records else None)
+
+    @property
+    def authors(self) -> tuple[str, ...]:
+        """Who set the records that it covers."""
+        people = dict.fromkeys(person for record in self.covered for person in record.people)
+        return self.stated.authors or tuple(people)
+
+    @property
+    def train_steps(self) -> int | None:
+        """Optimizer steps: the script's own, where the record's are not stated."""
+        return self.stated.train_steps or default_hyperparameters(self.script).get("train_steps")
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of an optimizer step over all GPUs: the script's own, where not stated."""
+        own = default_hyperparameters(self.script).get("total_batch_size")
+        return self.stated.tokens_per_step or own
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the whole run."""
+        steps, batch = self.train_steps, self.tokens_per_step
+        return steps * batch if steps and batch else None
+
+    @property
+    def tokens_read(self) -> int | None:
+        """Tokens that a step takes from the shards: more than it trains on where it leaves some
+        of them out."""
+        return self.stated.tokens_read or self.tokens_per_step
 
     @property
     def read_ratio(self) -> float:
         """Tokens that a step takes from the shards for each that it trains on."""
-        return self.tokens_read / self.tokens_per_step if self.tokens_read else 1.0
-
-    @property
-    def script(self) -> Path:
-        """Absolute path of the snapshot; the file exists when `written` is true."""
-        return REPOSITORY / "history" / self.name / self.program
+        return self.tokens_read / self.tokens_per_step if self.stated.tokens_read else 1.0
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All milestones in file order, and the overrides of every scale smaller than the record's."""
+    """All milestones, chain by chain, each chain in its order; `history` is the folder."""
 
     milestones: tuple[Milestone, ...]
-    scales: dict[str, dict]
+    history: Path = HISTORY
+
+    @cached_property
+    def glossary(self) -> Glossary:
+        """What hyperparameters.toml says of every hyperparameter. Raises as load_glossary."""
+        return load_glossary(self.history / "hyperparameters.toml")
 
     def get(self, id: str) -> Milestone:
         """Return the milestone called `id`: "01", "1", "muon" and "01_muon" are the same one.
@@ -96,7 +186,7 @@ class Manifest:
         """
         names = {}
         for m in self.milestones:
-            names |= {m.slug: m, m.id.lstrip("0") or "0": m}
+            names |= {m.slug: m, re.sub(r"^0(?=\d)", "", m.id): m}
         for m in self.milestones:  # the exact names win over a slug that looks like another's id
             names |= {m.id: m, m.name: m}
         wanted = id.strip().lower()
@@ -106,114 +196,178 @@ class Manifest:
         hint = f"; did you mean {names[near].name}?" if near else ""
         raise ManifestError(f'no milestone "{id}"{hint}')
 
-    def written(self) -> tuple[Milestone, ...]:
-        """Return the milestones whose snapshot is in the repository, in file order."""
-        return tuple(m for m in self.milestones if m.written)
-
     def children(self, id: str) -> tuple[Milestone, ...]:
-        """Return the milestones whose parent is `id` (any name `get` takes), in file order."""
+        """Return the milestones whose parent is `id` (any name `get` takes), in order."""
         parent = self.get(id).id
         return tuple(m for m in self.milestones if m.parent == parent)
 
     def lineage(self, milestone: Milestone) -> list[Milestone]:
-        """Return the milestone and its ancestors, up to the root of its chain."""
-        line = [milestone]
+        """Return the milestone and its ancestors, up to its root."""
+        by_id, line = {m.id: m for m in self.milestones}, [milestone]
         while line[-1].parent is not None:
-            line.append(self.get(line[-1].parent))
+            line.append(by_id[line[-1].parent])
         return line
 
-    def of_chain(self, chain: str | None = None) -> tuple[Milestone, ...]:
-        """Return the written milestones of a chain (None: the first one), the root first."""
-        chain = chain or self.milestones[0].chain
-        return tuple(m for m in self.written() if m.chain == chain)
+    def descendants(self, milestone: Milestone) -> list[Milestone]:
+        """Return the milestones that come from this one, in order."""
+        return [m for m in self.milestones if milestone in self.lineage(m)[1:]]
 
-    def learners_script(self, chain: str | None = None) -> Path:
-        """Return where the learner's script of a chain (None: the first one) belongs: in train/,
-        and in a folder of the chain's name there for every chain but the first."""
-        root, first = self.of_chain(chain)[0], self.milestones[0].chain
-        return REPOSITORY / "train" / ("" if root.chain == first else root.chain) / root.program
+    def learners_script(self, milestone: Milestone | None = None) -> Path:
+        """Return where the learner's script that is to become `milestone` (None: one of the first
+        chain) belongs: in train/, and in a folder of the chain's name there for every chain but the
+        first."""
+        first = self.milestones[0]
+        milestone = milestone or first
+        chain = "" if milestone.chain == first.chain else milestone.chain
+        return REPOSITORY / "train" / chain / milestone.program
 
     def overrides(self, milestone: Milestone, scale: str) -> dict:
         """Return the hyperparameters, {name: value}, that run `milestone` at `scale`.
 
-        "record" is the snapshot's own defaults, so {}. Elsewhere the scale's common values come
-        first and the milestone's own replace them; a length of training sequences replaces that of
-        all. Raises ManifestError for an unknown scale.
+        "record" is the snapshot's own defaults, so {}. At "tiny" the glossary's values come first,
+        and the [tiny] of every ancestor and of the milestone replace them, as far as the script has
+        hyperparameters of these names. Raises ManifestError for an unknown scale or name.
         """
         if scale == "record":
             return {}
-        if scale not in self.scales:
-            known = ", ".join(["record", *self.scales])
-            raise ManifestError(f'no scale "{scale}"; one of {known}')
-        values = {**self.scales[scale], **getattr(milestone, scale)}
-        if "train_seq_len" in values:
-            values.pop("seq_len", None)
+        if scale != "tiny":
+            raise ManifestError(f'no scale "{scale}"; one of record, tiny')
+        known = default_hyperparameters(milestone.script)
+        return {k: v for k, v in self.inherited(milestone, "tiny").items() if k in known}
+
+    def inherited(self, milestone: Milestone, table: str) -> dict:
+        """Return the values of a table, "tiny" or "check", for a milestone: the glossary's, each
+        replaced by that of the nearest ancestor (or the milestone itself) whose table has one.
+
+        Raises ManifestError for a name that is not in the glossary.
+        """
+        values = self.glossary.column(table)
+        for m in reversed(self.lineage(milestone)):
+            for name in getattr(m, table):
+                if name not in self.glossary:
+                    near = nearest(name, self.glossary)
+                    raise ManifestError(
+                        f'{_shown(m.folder)}/milestone.toml: [{table}] unknown hyperparameter'
+                        f' "{name}"' + (f'; did you mean "{near}"?' if near else ""))
+            values |= getattr(m, table)
         return values
 
 
-@dataclass(frozen=True)
-class _Scales:
-    tiny: dict = field(default_factory=dict)
+def slug_in(name: str) -> str | None:
+    """Return the slug in what a file calls a milestone: "muon" or, in older files, "01_muon". None
+    for an id alone, because ids change and it may mean another milestone now."""
+    if ID.fullmatch(name):
+        return None
+    whole = NAME.fullmatch(name)
+    return whole[1] if whole else name
 
 
-def load_manifest(path: Path = MANIFEST) -> Manifest:
-    """Read and validate a manifest; ManifestError, one line, for any fault in the file."""
+def load_manifest(history: Path = HISTORY) -> Manifest:
+    """Read and check a history/; ManifestError, one line with file and key, for any fault."""
+    history = Path(history)
     try:
-        return _manifest(Path(path).read_bytes())
+        records = (history / "records.json").read_bytes()
+        folders = {path.parent for path in (*history.glob("*/*/milestone.toml"),
+                                            *history.glob("*/*/*.py"))}
+        files = tuple((folder, (folder / "milestone.toml").read_bytes(),
+                       tuple(sorted(folder.glob("*.py")))) for folder in sorted(folders))
     except OSError as error:
-        raise ManifestError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # what is not TOML, not UTF-8, or does not fit
-        raise ManifestError(f"{Path(path).name}: {error}") from None
+        raise ManifestError(f"{_shown(error.filename)}: {error.strerror}") from None
+    return _manifest(history, files, records)
 
 
 @cache  # a command asks for the manifest in many places, and building it takes long
-def _manifest(content: bytes) -> Manifest:
-    raw = tomllib.loads(content.decode("utf-8"))
-    check_keys("the file", raw, {"milestone", "scales"}, {"milestone", "scales"})
-    scales = vars(build("scales", _Scales, raw["scales"]))
-    if not is_list(raw["milestone"], lambda entry: isinstance(entry, dict)):
-        raise ValueError("milestones are written as [[milestone]], with two brackets")
-    milestones = [_milestone(i, entry) for i, entry in enumerate(raw["milestone"], start=1)]
-    for key in ("id", "slug"):
-        values = [getattr(m, key) for m in milestones]
-        for value in values:
-            if values.count(value) > 1:
-                raise ValueError(f'duplicate {key} "{value}"')
-    return Manifest(_with_chains(milestones), scales)
-
-
-def _with_chains(milestones):
-    """The milestones with the chain and the program of their roots, which alone declare them."""
-    of_id, chains = {m.id: m for m in milestones}, set()
-    for m in milestones:
-        if m.parent is not None and m.parent not in of_id:
-            raise ValueError(f'milestone "{m.id}": parent "{m.parent}" does not exist')
+def _manifest(history, files, records):
     try:
-        graph = TopologicalSorter({m.id: [m.parent] if m.parent else [] for m in milestones})
-        parents_first = list(graph.static_order())
-    except CycleError as error:
-        raise ValueError("parents form a cycle: " + " -> ".join(error.args[1])) from None
-    for id in parents_first:
-        m, parent = of_id[id], of_id.get(of_id[id].parent)
-        for key in ("chain", "program"):
-            if parent is None and not getattr(m, key):
-                raise ValueError(f'milestone "{id}": missing key "{key}"')
-            if parent is not None and getattr(m, key):
-                raise ValueError(f'milestone "{id}": "{key}" is that of its root')
-        if parent is not None:
-            of_id[id] = replace(m, chain=parent.chain, program=parent.program)
-        elif m.chain in chains:
-            raise ValueError(f'milestone "{id}": chain "{m.chain}" has a root already')
-        else:
-            chains.add(m.chain)
-    return tuple(of_id.values())
+        by_number = {r.number: r for r in read_records(records, "history/records.json")}
+    except ValueError as error:
+        raise ManifestError(str(error)) from None
+    chains = {}
+    for folder, content, scripts in files:
+        try:
+            chain = chains.setdefault(folder.parent, [])
+            chain.append(_milestone(folder, content, scripts, chain, by_number))
+        except ValueError as error:  # what is not TOML, not UTF-8, or does not fit
+            raise ManifestError(f"{_shown(folder)}/milestone.toml: {error}") from None
+    if not chains:
+        raise ManifestError(f"{_shown(history)}: there is no milestone in it")
+    ordered = sorted(chains.values(), key=lambda chain: chain[0].id)
+    milestones = tuple(m for chain in ordered for m in chain)
+    for key in ("id", "slug"):
+        first = {}
+        for m in milestones:
+            value = getattr(m, key)
+            if value in first:
+                raise ManifestError(f"{_shown(m.folder)}: duplicate {key} \"{value}\", as in"
+                                    f" {_shown(first[value])}")
+            first[value] = m.folder
+    return Manifest(milestones, history)
 
 
-def _milestone(number: int, entry: dict) -> Milestone:
-    where = f'milestone "{entry.get("id", f"number {number}")}"'
-    milestone = build(where, Milestone, entry)
-    if milestone.kind not in KINDS:
-        raise ValueError(f'{where}: unknown kind "{milestone.kind}"; one of {", ".join(KINDS)}')
-    if milestone.written:
-        check_keys(where, entry, set(entry), {"changes", "budget"})
-    return milestone
+def _milestone(folder, content, scripts, before, records):
+    """The Milestone of a folder; before: those before it in its chain. ValueError for a fault."""
+    if not NAME.fullmatch(folder.name):
+        raise ValueError("its folder's name must be an id and a slug, such as 05a_window_warmup,"
+                         f" not {folder.name}")
+    if len(scripts) != 1:
+        names = ", ".join(script.name for script in scripts) or "none"
+        raise ValueError(f"its folder must hold one script, not {names}")
+    table = tomllib.loads(content.decode("utf-8"))
+    for key in (key for key in DERIVED if key in table):
+        raise ValueError(f"{key} follows from {DERIVED[key]}; leave it out")
+    keys = {f.name for f in fields(Stated)}
+    stated = build("", Stated, {key: table.pop(key) for key in keys & table.keys()})
+    declared = build("", Declared, table)
+    if declared.kind not in KINDS:
+        raise ValueError(f'unknown kind "{declared.kind}"; one of {", ".join(KINDS)}')
+    parent = _parent(declared.parent, before, folder.parent)
+    if parent and not declared.changes:
+        raise ValueError('missing key "changes"')
+    if not parent and declared.changes:
+        raise ValueError("changes: a root has none")
+    part_of = [declared.part_of] if declared.part_of else []
+    covered = [_record(key, number, records) for key, numbers in (
+        ("part_of", part_of), ("records", declared.records)) for number in numbers]
+    record = covered[-1] if declared.records else None
+    if declared.figures_of is not None:
+        other = None if declared.figures_of == NONE else _record(
+            "figures_of", declared.figures_of, records)
+        if other == record:
+            raise ValueError("figures_of follows from records; leave it out")
+        record = other
+    own = {**vars(declared), "parent": parent and parent.id}
+    derived = Milestone(
+        **own, script=scripts[0], record=record, covered=tuple(covered), stated=Stated())
+    for key, value in vars(stated).items():
+        if value is not None and value == getattr(derived, key):
+            raise ValueError(f"{key} = {value!r} follows from the record or the script; leave it"
+                             " out")
+    return Milestone(**{**vars(derived), "stated": stated})
+
+
+def _parent(declared, before, chain):
+    """The parent, one of the milestones before it in its chain (a folder), or None for a root."""
+    usual = before[-1] if before else None
+    if declared is None:
+        return usual
+    if declared == NONE and usual:
+        return None
+    if declared == (usual.id if usual else NONE):
+        raise ValueError("parent follows from the folder before it; leave it out")
+    for m in before:
+        if m.id == declared:
+            return m
+    fault = "comes after it" if any(chain.glob(f"{declared}_*")) else "is not in its chain"
+    raise ValueError(f'parent "{declared}" {fault}; it must be a folder before this one')
+
+
+def _record(key, number, records):
+    if number not in records:
+        raise ValueError(f"{key}: records.json has no record {number}")
+    return records[number]
+
+
+def _shown(path):
+    """A path inside the repository, or absolute."""
+    path = Path(path)
+    return (path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path).as_posix()

@@ -1,13 +1,13 @@
-"""Read history/predictions.json: what the milestones are predicted to need at record scale."""
+"""Read history/results/predictions.json: what milestones are predicted to need at record scale."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun.history.manifest import REPOSITORY
-from speedrun.history.schema import build, is_list
+from speedrun.base.files import REPOSITORY
+from speedrun.history.schema import build
 
-PREDICTIONS = REPOSITORY / "history" / "predictions.json"
+PREDICTIONS = REPOSITORY / "history" / "results" / "predictions.json"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,6 @@ class StoredPrediction:
     pass; val_per_token of one in validation, only where its sequences have a length of their own.
     """
 
-    id: str
     code: str
     peak: int
     least_ms: float
@@ -35,14 +34,12 @@ class StoredPrediction:
 
 
 def load_predictions(path: Path = PREDICTIONS) -> dict[str, StoredPrediction]:
-    """The predictions in the file at `path`, by milestone's id, in its order.
+    """The predictions in the file at `path`, by milestone's slug, in its order.
 
     Raises ValueError, one line, for an entry that does not fit, OSError for an unreadable file.
     """
-    name = Path(path).name
-    entries = json.loads(Path(path).read_text(encoding="utf-8"))
-    if not is_list(entries, lambda entry: isinstance(entry, dict)):
-        raise ValueError(f"{name}: must be a list of predictions")
-    stored = [build(f"{name}: prediction {i}", StoredPrediction, entry)
-              for i, entry in enumerate(entries, start=1)]
-    return {prediction.id: prediction for prediction in stored}
+    name, entries = Path(path).name, json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(entries, dict):
+        raise ValueError(f"{name}: must be an object with a prediction for each slug")
+    return {slug: build(f"{name}: {slug}: ", StoredPrediction, entry)
+            for slug, entry in entries.items()}

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun.history.manifest import REPOSITORY
+from speedrun.base.files import REPOSITORY
 from speedrun.history.schema import Day, Tables, Texts, build, is_list
 
 RECORDS = REPOSITORY / "history" / "records.json"
@@ -12,9 +12,11 @@ RECORDS = REPOSITORY / "history" / "records.json"
 
 @dataclass(frozen=True)
 class Record:
-    """One record: official minutes on 8 H100 GPUs, ISO date, what was new, who set it.
+    """One record: official minutes on 8 H100 GPUs, ISO date, what was new, who set it, and its
+    folder below records/track_1_short/ of KellerJordan/modded-nanogpt, if it has one.
 
-    `retimed` holds later timings of the same record, {minutes, date, why}, which are not records.
+    `retimed` holds later timings of the same record, {minutes, date, why, source}, which are no
+    records.
     """
 
     number: int
@@ -22,6 +24,7 @@ class Record:
     date: Day
     what: str
     people: Texts
+    source: str | None = None
     retimed: Tables = ()
 
 
@@ -30,8 +33,15 @@ def load_records(path: Path = RECORDS) -> tuple[Record, ...]:
 
     Raises ValueError, one line, for an entry that does not fit, OSError for an unreadable file.
     """
-    name = Path(path).name
-    entries = json.loads(Path(path).read_text(encoding="utf-8"))
+    return read_records(Path(path).read_bytes(), Path(path).name)
+
+
+def read_records(content: bytes, name: str) -> tuple[Record, ...]:
+    """Return the records in a file's content; `name` is what errors call the file."""
+    try:
+        entries = json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     if not is_list(entries, lambda entry: isinstance(entry, dict)):
         raise ValueError(f"{name}: must be a list of records")
-    return tuple(build(f"{name}: record {i}", Record, e) for i, e in enumerate(entries, start=1))
+    return tuple(build(f"{name}: record {i}: ", Record, e) for i, e in enumerate(entries, start=1))

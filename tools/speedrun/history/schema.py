@@ -1,22 +1,25 @@
 """Turn a parsed TOML or JSON table into a dataclass whose annotations are the schema."""
 
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from datetime import date
 from typing import Annotated, get_args
 
 Day = Annotated[str, "YYYY-MM-DD"]
+Text = Annotated[str, "perhaps empty"]
 Texts = tuple[str, ...]
 Counts = tuple[int, ...]
 Curve = tuple[tuple[int, float], ...]  # (step, loss)
 Tables = tuple[dict, ...]
+Pairs = tuple[tuple[str, str], ...]
+FiguresOf = Annotated[int | str, "a record's number or none"]
 
 
 def build(where: str, cls: type, table: dict):
     """Return an instance of the dataclass `cls` made from `table`, a parsed TOML or JSON table.
 
     A field without a default is required, `X | None` takes an X, and lists become tuples.
-    Raises ValueError, one line that begins with `where`, for anything that does not fit.
+    Raises ValueError, one line that begins with `where` ("record 3: "), for what does not fit.
     """
     kinds = {f.name: f.type for f in fields(cls)}
     required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
@@ -26,12 +29,9 @@ def build(where: str, cls: type, table: dict):
         kind = kinds[key]
         if type(None) in get_args(kind):
             kind = get_args(kind)[0]
-        if is_dataclass(kind):
-            values[key] = build(f"{where}: {key}", kind, value)
-            continue
         words, is_right = TYPES[kind]
         if not is_right(value):
-            raise ValueError(f'{where}: "{key}" must be {words}, not {value!r}')
+            raise ValueError(f'{where}"{key}" must be {words}, not {value!r}')
         values[key] = _frozen(value)
     return cls(**values)
 
@@ -39,14 +39,14 @@ def build(where: str, cls: type, table: dict):
 def check_keys(where: str, table: dict, known: Iterable[str], required: Iterable[str]) -> None:
     """Raise ValueError for the first key of `table` not in `known`, or in `required` and absent."""
     if not isinstance(table, dict):
-        raise ValueError(f"{where} must be a table, not {table!r}")
+        raise ValueError(f"{where}it must be a table, not {table!r}")
     for key in table:
         if key not in known:
             near = nearest(key, known)
             hint = f'; did you mean "{near}"?' if near else ""
-            raise ValueError(f'{where}: unknown key "{key}"{hint}')
+            raise ValueError(f'{where}unknown key "{key}"{hint}')
     for key in sorted(set(required) - set(table)):
-        raise ValueError(f'{where}: missing key "{key}"')
+        raise ValueError(f'{where}missing key "{key}"')
 
 
 def nearest(wanted: str, names: Iterable[str]) -> str | None:
@@ -69,6 +69,10 @@ def _is_pair(value) -> bool:
     return is_list(value, _is_number) and len(value) == 2
 
 
+def _is_pair_of_strings(value) -> bool:
+    return is_list(value, lambda x: isinstance(x, str)) and len(value) == 2
+
+
 def _is_day(value) -> bool:
     try:
         return date.fromisoformat(value).isoformat() == value
@@ -87,7 +91,7 @@ def _frozen(value):
 # Annotation: (what its value must be, in the words of the error message; the test of it).
 TYPES = {
     str: ("a string", lambda v: isinstance(v, str) and v.strip()),
-    bool: ("true or false", lambda v: isinstance(v, bool)),
+    Text: ("a string", lambda v: isinstance(v, str)),
     int: ("a whole number above 0", lambda v: type(v) is int and v > 0),
     float: ("a number above 0", lambda v: _is_number(v) and v > 0),
     Day: ("YYYY-MM-DD", _is_day),
@@ -95,5 +99,8 @@ TYPES = {
     Counts: ("a list of whole numbers", lambda v: is_list(v, lambda x: type(x) is int)),
     Curve: ("a list of [step, loss] pairs", lambda v: is_list(v, _is_pair)),
     Tables: ("a list of tables", lambda v: is_list(v, _is_flat)),
+    Pairs: ("a list of pairs of strings", lambda v: is_list(v, _is_pair_of_strings)),
+    FiguresOf: ('a record\'s number or "none"', lambda v: v == "none" or type(v) is int),
+    object: ("a plain value", lambda v: not isinstance(v, list | dict)),
     dict: ("a table of plain values", _is_flat),
 }

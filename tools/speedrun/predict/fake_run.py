@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from speedrun.base.errors import UserError
+from speedrun.history.glossary import load_glossary
 from speedrun.predict import attention, fake_compiler, fake_cuda
 from speedrun.predict.cards import Card
 from speedrun.predict.observer import Observer
@@ -75,8 +76,10 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         lambda optimizer, args, kwargs: optimizers.setdefault(id(optimizer), optimizer))
     with tempfile.TemporaryDirectory() as folder:
         args = module.parse_args([
-            *options, f"--train_steps={STEPS}", "--val_loss_every=0",
-            "--train_loss_every=0", "--kernel_warmup_steps=1", f"--log_dir={folder}/log"])
+            *options, f"--train_steps={STEPS}", *(
+                f"--{name}=0" for name in load_glossary().of_kind("interval")
+                if hasattr(module.Hyperparameters, name)),
+            "--kernel_warmup_steps=1", f"--log_dir={folder}/log"])
         seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
         first_token = getattr(args, "bos_id", 0)

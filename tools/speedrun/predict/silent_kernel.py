@@ -48,7 +48,7 @@ class SilentKernel:
         """FLOPs of a kernel that multiplies, and their dtype.
 
         Of FlexAttention two products forward; backward computes the scores and their gradients once
-        for queries and once for keys, seven products in all. Of 05i's kernel half a product.
+        for queries and once for keys, seven products in all. Of 05o's kernel half a product.
         """
         if self.name == SYMMETRIC:
             batch, rows, columns = tensors["x"].shape

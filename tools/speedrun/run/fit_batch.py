@@ -20,19 +20,19 @@ from typing import TextIO
 
 from speedrun.base.errors import UserError
 from speedrun.base.files import read_json, replace_file
+from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
 from speedrun.run.log import read_log
 from speedrun.run.plan import Plan
 from speedrun.run.predicted import SIZES, find_prediction, largest_predicted
-from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches, trial_sizes
+from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
 
 # Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
 MARGIN = 0.85
 CACHE = REPOSITORY / "runs" / ".device_batch"  # a file [micro batch, its peak in MiB] per answer
-NEEDED = ("micro_batch_size", "total_batch_size", "train_steps")
-TAKE_NO_MEMORY = ("train_files", "val_files", "seed", *SCHEDULE)
+TAKE_NO_MEMORY = ("files", "seed", "phase")  # kinds of hyperparameters
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED", re.IGNORECASE)
 
 
@@ -147,7 +147,8 @@ def _candidates(plan):
     """The micro batches to choose from, and the memory in MiB of the smallest GPU of the run;
     UserError where the plan cannot be tried."""
     known = plan.script.hyperparameters
-    missing = [name for name in dict.fromkeys(NEEDED + length_names(known)) if name not in known]
+    needed = ("micro_batch_size", "total_batch_size", "train_steps", *length_names(known))
+    missing = [name for name in dict.fromkeys(needed) if name not in known]
     if missing:
         raise UserError(f"--device-batch auto: {plan.script.path} has no {', '.join(missing)}")
     if plan.nodes.count > 1:
@@ -204,8 +205,9 @@ def _peak_memory(plan, micro_batch):
 
 def _key(plan, candidates, memory):
     """A text that stands for all that the answer depends on."""
+    without = load_glossary().of_kind(*TAKE_NO_MEMORY)
     options = {name: str(value) for name, value in trial_options(plan, candidates[-1]).items()
-               if name not in TAKE_NO_MEMORY}
+               if name not in without}
     facts = [plan.script.path.read_text(encoding="utf-8"), options, candidates,
              plan.gpus[: plan.nproc], memory, MARGIN, importlib.metadata.version("torch")]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Reads training logs: those of the snapshots and those of the public speedrun records.
 
-    log = read_log("runs/01-20250101-120000/log.txt")
+    log = read_log("runs/muon-20250101-120000/log.txt")
     log.val_curve                    # [(0, 5.5452), (50, 3.1034), ...]
 
     log = RunLog()                   # or line by line, while the run goes on

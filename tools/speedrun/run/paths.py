@@ -3,10 +3,11 @@
 import re
 from collections.abc import Container
 
+from speedrun.history.glossary import load_glossary
+
 # A hyperparameter whose default asks the machine, and the script's words beside it.
 SWITCH = re.compile(r"^    (\w+): (?:bool = (?!True|False)|str = field\(default_factory=(?!lambda))"
                     r"[^#\n]+(?:# (.*))?$", re.MULTILINE)
-PLAIN = {"bf16": ("bf16", "float32"), "compile": ("compiled", "not compiled")}  # on, off
 
 
 def switches(source: str) -> dict[str, str]:
@@ -22,11 +23,10 @@ def paths_taken(
     values: hyperparameters, {name: value}; chosen: names of those that were set by hand. The
     reason for a path that is not taken is the device, or in brackets the script's own.
     """
-    words, reasons = [], switches(source)
-    plain = [name for name in PLAIN if name in reasons]
-    for name in dict.fromkeys([*plain, *reasons]):
+    words, reasons, plain = [], switches(source), load_glossary().column("words")
+    for name in dict.fromkeys([*(name for name in plain if name in reasons), *reasons]):
         part = name.removeprefix("use_")
-        on, off = PLAIN.get(name, (part, f"no {part}"))
+        on, off = plain.get(name, (part, f"no {part}"))
         reason = "as set" if name in chosen else reasons[name]
         taken = values.get(name)
         if isinstance(taken, str):  # one of several paths

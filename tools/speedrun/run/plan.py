@@ -14,6 +14,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
+from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY
 from speedrun.history.schema import nearest
 from speedrun.run import preflight
@@ -24,7 +25,7 @@ from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
 AUTO = "auto"  # the device batch that is to be found out
-OF_BYTES = ("vocab_size", "bos_id")  # what the tiny scale sets for byte-level shards
+OF_BYTES = ("vocabulary", "token")  # kinds that the tiny scale sets for byte-level shards
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def make_plan(
         folder = data or (FINEWEB if scale == "record" else BUILTIN)
         options |= patterns(folder)
     if scale == "tiny" and folder not in (None, BUILTIN) and not holds_bytes(folder):
-        options = {k: v for k, v in options.items() if k not in OF_BYTES}
+        of_bytes = load_glossary().of_kind(*OF_BYTES)
+        options = {k: v for k, v in options.items() if k not in of_bytes}
         notes.append("vocabulary: the script's own (the shards do not hold bytes)")
 
     steps = whole(settings.get("train_steps")) or steps

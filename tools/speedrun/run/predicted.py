@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 
+from speedrun.history.glossary import load_glossary
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.scripts.find import Script, code_hash
-from speedrun.scripts.sizes import SCHEDULE, length_names, micro_batches
+from speedrun.scripts.sizes import length_names, micro_batches
 
 SIZES = (12, 16, 24, 32, 80)  # GiB of GPUs; the last one's is the records'
-# Hyperparameters that leave a prediction's bytes per token as they are; any other may change them.
-MAY_DIFFER = (
-    "train_files", "val_files", "val_tokens", "total_batch_size", "seq_len", "train_seq_len",
-    "val_seq_len", "micro_batch_size", "train_steps", *SCHEDULE, "val_loss_every",
-    "train_loss_every", "save_checkpoint", "seed", "kernel_warmup_steps",
-)
+# Kinds of hyperparameters that leave a prediction's bytes per token as they are.
+MAY_DIFFER = ("files", "batch", "length", "train length", "val length", "steps", "phase",
+              "interval", "output", "seed")
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,15 @@ def find_prediction(script: Script, options: dict[str, object]) -> StoredPredict
     """The prediction of a milestone's code of today with these hyperparameters in place of its own;
     None if there is none, or if one of them changes the memory."""
     try:
-        found = script.milestone and load_predictions().get(script.milestone.id)
+        found = script.milestone and load_predictions().get(script.milestone.slug)
     except (OSError, ValueError):  # make_figures.py says what is wrong
         return None
     if not found:
         return None
     changed = {name for name, value in options.items()
                if script.typed(name, value) != script.hyperparameters[name]}
-    fits = found.code == code_hash(script.path) and changed <= {*MAY_DIFFER}
-    return found if fits else None
+    fits = changed <= {*load_glossary().of_kind(*MAY_DIFFER)}
+    return found if fits and found.code == code_hash(script.path) else None
 
 
 def largest_predicted(prediction: StoredPrediction, hyperparameters: dict[str, object],

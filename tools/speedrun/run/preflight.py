@@ -10,6 +10,7 @@ import operator
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.history.glossary import load_glossary
 from speedrun.run.data import (
     HEADER_BYTES,
     fetch_command,
@@ -17,22 +18,17 @@ from speedrun.run.data import (
     shards_read,
     steps_per_shard,
 )
-from speedrun.scripts.sizes import LONGEST_DENSE, SCHEDULE, length_names
+from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
-MAY_BE_ZERO = ("_steps", "_every", "_id", "seed")  # how the names of such whole numbers end
-DIVISORS = ("train_steps", *SCHEDULE)  # ... and these may not all the same
-# Two whole numbers, how they fit together, and the words where they do not.
-PAIRS = [
-    ("model_dim", "num_heads", lambda dim, heads: dim % heads == 0,
-     "model_dim={} is not a multiple of num_heads={}; change one of them"),
-    ("bos_id", "vocab_size", operator.lt,
-     "bos_id={} is not below vocab_size={}; change one of them"),
-    ("num_value_embeds", "num_layers", lambda tables, layers: 2 * tables <= layers + 1,
-     "num_value_embeds={} is too many for num_layers={}, as each serves a layer at either end;"
-     " change one of them"),
-    ("window_start", "window_end", operator.le,
-     "window_start={} is above window_end={}, but the window may only grow"),
-]
+# How two hyperparameters fit together: the glossary's key, the rule, and words if it is broken.
+PAIRS = {
+    "divides": (lambda heads, dim: dim % heads == 0,
+                "{b}={other} is not a multiple of {a}={one}; change one of them"),
+    "below": (operator.lt, "{a}={one} is not below {b}={other}; change one of them"),
+    "at_most": (operator.le, "{a}={one} is above {b}={other}; change one of them"),
+    "letters": (lambda pattern, layers: len(pattern) == layers,
+                "{a}={one} does not have a letter for each of {b}={other}; change one of them"),
+}
 
 
 def check_values(
@@ -49,9 +45,11 @@ def check_values(
             least = _least(name, value, defaults.get(name))
             if not (value >= least and math.isfinite(value)):
                 raise UserError(f"{name}={value} is out of range; give a number from {least} on")
-    for one, other, fit, words in PAIRS:
-        if _known(values, one, other) and not fit(values[one], values[other]):
-            raise UserError(words.format(values[one], values[other]))
+    glossary = load_glossary()
+    for key, (fit, words) in PAIRS.items():
+        for a, b in glossary.column(key).items():
+            if _known(values, a, b) and not fit(values[a], values[b]):
+                raise UserError(words.format(a=a, one=values[a], b=b, other=values[b]))
     for name, length in zip(("total_batch_size", "val_tokens"), length_names(values), strict=True):
         sizes = values.get("micro_batch_size"), values.get(length), world_size
         if _known(values, name, "micro_batch_size", length) and values[name] % math.prod(sizes):
@@ -61,10 +59,10 @@ def check_values(
     _check_windows(values)
     _check_attention(values, on_gpu)
     if on_gpu and values.get("use_fp8", False) is not False:  # not known: on where the GPU has it
-        for name in ("vocab_size", "model_dim"):
-            if _known(values, name) and values[name] % 16:
-                raise UserError(f"{name}={values[name]} is not a multiple of 16, which a product in"
-                                " FP8 wants; change it, or add --set use_fp8=False")
+        for name, unit in glossary.column("fp8_multiple").items():
+            if _known(values, name) and values[name] % unit:
+                raise UserError(f"{name}={values[name]} is not a multiple of {unit}, which products"
+                                " in FP8 need; change it, or add --set use_fp8=False")
 
 
 def check_shards(
@@ -129,8 +127,8 @@ def _known(values, *names):
 
 def _least(name, value, default):
     """The smallest number that a hyperparameter of this name may be."""
-    may_be_zero = isinstance(value, float) or name.endswith(MAY_BE_ZERO)
-    least = 0 if may_be_zero and name not in DIVISORS else 1
+    entry = load_glossary().get(name)
+    least = entry.smallest if entry else 0 if isinstance(value, float) else 1
     return min(least, default) if type(default) in (int, float) else least
 
 

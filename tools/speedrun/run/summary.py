@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.files import read_json
+from speedrun.history.manifest import slug_in
 from speedrun.run.data import fingerprint
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import SCRIPT, RunLog, Step
@@ -26,10 +27,10 @@ _ROWS = {
 class Summary:
     """The figures of a run; what is not known is None.
 
-    val_loss in nats per token, tokens over all steps, times in seconds and milliseconds, mfu as a
-    fraction of the peak of all GPUs, peak_memory_mib of rank 0, data_fingerprint of the embedded
-    corpus, whose text depends on the Python version. `official` holds the record's figures under
-    the same names, or is empty where the runs do not compare.
+    milestone is a slug, val_loss in nats per token, tokens over all steps, times in seconds and
+    milliseconds, mfu as a fraction of the peak of all GPUs, peak_memory_mib of rank 0,
+    data_fingerprint of the embedded corpus, whose text depends on the Python version. `official`
+    holds the record's figures under the same names, or is empty where the runs do not compare.
     """
 
     milestone: str | None
@@ -66,7 +67,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
 
         flops = flops_if_countable(plan.out / SCRIPT, log.hyperparameters)
     return Summary(
-        milestone=plan.script.milestone.name if plan.script.milestone else None,
+        milestone=plan.script.milestone.slug if plan.script.milestone else None,
         script=str(plan.script.path),
         scale=plan.scale,
         data=str(plan.data) if plan.data else log.hyperparameters.get("train_files"),
@@ -90,6 +91,12 @@ def corpus_of(folder: Path) -> str | None:
     """The fingerprint of the embedded corpus that a run in the folder was trained on, as its
     summary tells; None if it tells none."""
     return (read_json(folder / "summary.json") or {}).get("data_fingerprint")
+
+
+def milestone_of(folder: Path) -> str | None:
+    """The slug of the milestone that a run in the folder was of, as its summary says."""
+    name = (read_json(folder / "summary.json") or {}).get("milestone")
+    return slug_in(name) if name else None
 
 
 def to_json(summary: Summary) -> str:

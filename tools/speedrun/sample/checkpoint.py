@@ -10,9 +10,10 @@ import torch
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
+from speedrun.history.glossary import load_glossary
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.load import load_snapshot
-from speedrun.scripts.sizes import LONGEST_DENSE, ON_A_CPU, length_names
+from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -40,7 +41,7 @@ def load_run(run: Path) -> Trained:
     checkpoint = read_checkpoint(file)
     hyperparameters = checkpoint["hyperparameters"]
     cuda = torch.cuda.is_available()
-    switches = ON_A_CPU | dict(bf16=cuda and hyperparameters.get("bf16"))
+    switches = load_glossary().column("cpu") | dict(bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
     try:
         module = load_snapshot(script)

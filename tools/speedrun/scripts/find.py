@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.history.fields import default_hyperparameters, hyperparameter_types
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
-# The syntax of a constant expression: nothing that has a name.
-_ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 # How a script reads a value of each type that a hyperparameter may have.
 _READERS = {
     "int": int, "float": float, "str": str,
@@ -63,11 +62,11 @@ def find_script(target: str) -> Script:
     defaults, types = _hyperparameters(path)
     if milestone is not None:
         tiny = manifest.overrides(milestone, "tiny")
-        return Script(milestone.id, path, milestone, defaults, types, tiny, milestone)
+        return Script(milestone.slug, path, milestone, defaults, types, tiny, milestone)
     name = target if target == "train" else path.resolve().parent.name
-    nearest = min(manifest.written(),
-                  key=lambda m: len(_hyperparameters(m.script)[0].keys() ^ defaults.keys()))
-    tiny = {k: v for k, v in manifest.overrides(nearest, "tiny").items() if k in defaults}
+    nearest = min(manifest.milestones,
+                  key=lambda m: len(default_hyperparameters(m.script).keys() ^ defaults.keys()))
+    tiny = {k: v for k, v in manifest.inherited(nearest, "tiny").items() if k in defaults}
     return Script(name or "run", path, None, defaults, types, tiny, nearest)
 
 
@@ -78,8 +77,6 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
     """
     if target != "train" and not (target.endswith(".py") or "/" in target or os.sep in target):
         milestone = manifest.get(target)
-        if not milestone.written or not milestone.script.is_file():
-            raise UserError(f"milestone {milestone.name} is not written yet")
         return milestone.script, milestone
 
     path = manifest.learners_script() if target == "train" else Path(target)
@@ -89,20 +86,10 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
     if not path.is_file():
         raise UserError(f"{path} is not a file; give a milestone's id, train or a "
                         f"{' or '.join(programs)}")
-    for milestone in manifest.written():
-        if milestone.script.is_file() and milestone.script.samefile(path):
+    for milestone in manifest.milestones:
+        if milestone.script.samefile(path):
             return milestone.script, milestone
     return path, None
-
-
-def default_hyperparameters(script: Path) -> dict[str, object]:
-    """The fields of a script's class `Hyperparameters`, {name: default}, in order.
-
-    A default that is no constant (it depends on the machine or the clock) is None. A script without
-    such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
-    cannot be read.
-    """
-    return {field.target.id: _constant(field.value) for field in _fields(script)}
 
 
 def code_hash(script: Path) -> str:
@@ -137,37 +124,9 @@ def _shape(syntax):
 def _hyperparameters(path):
     """The defaults and the types of a script's hyperparameters; UserError if it has none."""
     try:
-        fields = _fields(path)
+        defaults, types = default_hyperparameters(path), hyperparameter_types(path)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from None
-    if not fields:
+    if not defaults:
         raise UserError(f"{path} has no class Hyperparameters, so it is no training script")
-    types = {field.target.id: ast.unparse(field.annotation) for field in fields}
-    return {field.target.id: _constant(field.value) for field in fields}, types
-
-
-def _fields(script):
-    """The syntax of each field of class Hyperparameters; raises as default_hyperparameters."""
-    try:
-        return _fields_of(script.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{script} is not a Python script: {error}") from None
-
-
-@cache
-def _fields_of(source):
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
-            return [field for field in node.body
-                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
-    return []
-
-
-def _constant(node):
-    """The value of a constant expression such as 8 * 64 * 1024, else None."""
-    if node is None or not all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
-        return None
-    try:
-        return eval(compile(ast.Expression(node), "", "eval"))
-    except (ArithmeticError, TypeError):  # 1 / 0, "a" + 1
-        return None
+    return defaults, types

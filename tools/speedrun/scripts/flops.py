@@ -8,8 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from speedrun.history.glossary import load_glossary
 from speedrun.scripts.load import load_snapshot
-from speedrun.scripts.sizes import LONGEST_DENSE, ON_A_CPU, length_names
+from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
 
 def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float:
@@ -51,8 +52,8 @@ def visible_pairs(T: int, window: int, tile: int = 1) -> int:
 
 def _plain(hyperparameters):
     """The hyperparameters without what only a GPU can do."""
-    names = ON_A_CPU.keys() & hyperparameters.keys()
-    return hyperparameters | {name: ON_A_CPU[name] for name in names}
+    on_a_cpu = load_glossary().column("cpu")
+    return {name: on_a_cpu.get(name, value) for name, value in hyperparameters.items()}
 
 
 def _forward_flops(module, args, T):

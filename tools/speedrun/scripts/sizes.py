@@ -1,26 +1,24 @@
 """How a run's hyperparameters follow from fewer steps, more ranks or the memory of a device.
 
-They are {name: value} of a script's defaults and overrides, values as numbers or as text.
+They are {name: value} of a script's defaults and overrides, values as numbers or as text; what each
+of them is, the glossary says.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container
 
-# what hyperparameters of these names are on a machine without a GPU
-ON_A_CPU = dict(compile=False, bf16=False, use_fp8=False, use_triton=False,
-                use_flex_attention=False, attention_kernel="dense")
+from speedrun.history.glossary import load_glossary
+
 # how many tokens the embedded corpus has: the bytes and the start of a document; padded for 8 ranks
 BYTE_VOCABULARIES = (257, 264)
-# phases that some records count in steps; scripts divide by them
-SCHEDULE = ("warmup_steps", "cooldown_steps", "scheduled_steps", "momentum_warmup_steps",
-            "momentum_cooldown_steps")
 LONGEST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
 
 
-def length_names(hyperparameters: Iterable[str]) -> tuple[str, str]:
+def length_names(hyperparameters: Container[str]) -> tuple[str, str]:
     """The names of the hyperparameters that tell how many tokens a sequence of training and one of
     validation has: one name twice in a script that has one length."""
-    apart = "train_seq_len" in hyperparameters
-    return ("train_seq_len", "val_seq_len") if apart else ("seq_len", "seq_len")
+    both, *apart = map(load_glossary().of_kind, ("length", "train length", "val length"))
+    return tuple(next((name for name in some if name in hyperparameters), both[0])
+                 for some in apart)
 
 
 def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> int | None:
@@ -36,7 +34,7 @@ def scaled_phases(hyperparameters: dict[str, object], steps: int) -> dict[str, t
     full = whole(hyperparameters.get("train_steps"))
     if full in (None, 0, steps):
         return {}
-    phases = {name: whole(hyperparameters.get(name)) for name in SCHEDULE}
+    phases = {name: whole(hyperparameters.get(name)) for name in load_glossary().of_kind("phase")}
     return {name: (old, max(1, old * steps // full)) for name, old in phases.items() if old}
 
 
@@ -76,7 +74,7 @@ def trial_sizes(
         micro_batch_size=micro_batch, val_tokens=val_tokens, train_steps=2, warmup_steps=1,
         total_batch_size=min(2 * tokens, sizes["total_batch_size"]),
         kernel_warmup_steps=min(2, sizes.get("kernel_warmup_steps", 0)),
-        val_loss_every=0, train_loss_every=0, save_checkpoint=False,
+        save_checkpoint=False, **dict.fromkeys(load_glossary().of_kind("interval"), 0),
     )
     return {name: value for name, value in trial.items() if name in hyperparameters}
 

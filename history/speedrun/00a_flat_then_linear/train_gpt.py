@@ -1,0 +1,363 @@
+"""
+00a flat then linear: the learning rate stays flat, then falls linearly to zero
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it step by step.
+
+Parent:  00 baseline
+Changed: after the warm-up the rate stays at its peak until the last sixth of the run, then falls in
+         a straight line to zero, instead of falling to 1/11 from the start
+Record:  part of #2 by @kellerjordan0, 2024-06-06
+Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
+         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import os
+import platform
+import time
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
+    total_batch_size: int = 262_144  # tokens per optimizer step, all ranks
+    seq_len: int = 1024  # tokens per sequence
+    micro_batch_size: int = 32  # sequences per forward pass per rank
+    # model
+    vocab_size: int = 50257  # GPT-2's byte-pair encoding
+    num_layers: int = 12
+    num_heads: int = 12
+    model_dim: int = 768
+    # optimizer and schedules
+    adam_lr: float = 1.5e-3
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1  # on every tensor: all of them are matrices
+    train_steps: int = 24_576
+    warmup_steps: int = 256
+    cooldown_steps: int = 4096
+    # run
+    val_loss_every: int = 128  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+class NormalizedAdamW(torch.optim.AdamW):
+    """AdamW on gradients of unit norm: each tensor's g is replaced by g / (|g| + 1e-6)."""
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad.div_(param.grad.norm() + 1e-6)
+        super().step()
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=1e-6)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to itself and the tokens before it."""
+    def __init__(self, args):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        self.c_qkv = nn.Linear(args.model_dim, 3 * args.model_dim, bias=False)
+        self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.c_qkv(x).view(B, T, 3, self.num_heads, -1).unbind(2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, GELU, linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = nn.Linear(args.model_dim, hidden_dim, bias=False)
+        self.c_proj = nn.Linear(hidden_dim, args.model_dim, bias=False)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each added to the residual stream."""
+    def __init__(self, args):
+        super().__init__()
+        self.attn = CausalSelfAttention(args)
+        self.mlp = MLP(args)
+        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers): keeps the early stream small
+
+    def forward(self, x):
+        x = x + self.attn_scale * self.attn(norm(x))
+        x = x + self.mlp(norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.bf16 = args.bf16  # matrix products only; weights and residual stream stay float32
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)
+        self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
+        self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
+        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
+        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.pos_embed.weight, std=0.02)
+
+    def forward(self, inputs, targets=None):
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
+            positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
+            x = self.embed(inputs) + self.pos_embed(positions)  # (B, T, C)
+            for block in self.blocks:
+                x = block(x)
+            logits = self.lm_head(norm(x)).float()  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1; at the end, linear decay to 0 over cooldown_steps (arXiv 2405.18392)."""
+    return min((step + 1) / args.warmup_steps, 1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+# -------------------------------------------- Training --------------------------------------------
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    def print0(self, line):
+        if self.file:
+            print(line, flush=True)
+            print(line, file=self.file, flush=True)
+
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
+
+    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    optimizers = [NormalizedAdamW(model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
+                                  betas=(args.adam_beta1, args.adam_beta2),
+                                  weight_decay=args.weight_decay)]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
+
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    log.clock_start = log.now()
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = 0.0
+        for micro_step in range(grad_accum_steps):
+            inputs, targets = next(train_batches)
+            # Gradients accumulate locally; only the last micro-step averages them over the ranks.
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets)
+            (loss / grad_accum_steps).backward()
+            train_loss += loss.detach() / grad_accum_steps
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # a graph per gradient bucket: overlap
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size)
+    load_val = partial(load, args.val_files, args.val_tokens)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    del model
+    gc.unfreeze()
+    gc.collect()  # frees DDP: its cycle keeps the group's threads, which may abort the exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())

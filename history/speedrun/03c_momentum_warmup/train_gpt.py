@@ -1,0 +1,464 @@
+"""
+03c momentum warmup: Muon's momentum warms up from 0.85 to 0.95
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it step by step.
+
+Parent:  03b value residual
+Changed: Muon's momentum rises linearly from 0.85 to 0.95 over the first 500 steps, instead of being
+         0.95 from the start
+Record:  part of #9 by @Grad62304977 and @kellerjordan0, 2024-11-06
+Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
+         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import os
+import platform
+import time
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
+    total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
+    seq_len: int = 1024  # tokens per sequence
+    micro_batch_size: int = 64  # sequences per forward pass per rank
+    # model
+    vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
+    num_layers: int = 12
+    num_heads: int = 6
+    model_dim: int = 768
+    # optimizer and schedules
+    muon_lr: float = 0.02  # about a step's singular values; twice that for c_fc, which is tall
+    muon_momentum_start: float = 0.85
+    muon_momentum: float = 0.95
+    embed_lr: float = 0.3
+    head_lr: float = 0.002
+    scalar_lr: float = 0.02
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    train_steps: int = 3200
+    cooldown_steps: int = 914
+    momentum_warmup_steps: int = 500
+    # run
+    val_loss_every: int = 125  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype):
+    """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
+
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.to(dtype)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    tall = X.size(-2) > X.size(-1)
+    if tall:
+        X = X.mT  # so that XX' is the smaller Gram matrix
+    for _ in range(5):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.mT if tall else X
+
+
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- momentum * buffer + grad, in place; returns grad + momentum * buffer."""
+    momentum_buffer.mul_(momentum).add_(grad)
+    return grad.add(momentum_buffer, alpha=momentum)
+
+
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
+    def __init__(self, params, lr, momentum, bf16, compiled):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            params = group["params"]
+            sizes = [param.numel() for param in params]  # one flat buffer holds all updates
+            all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
+            update_of = dict(zip(params, all_updates.split(sizes), strict=True))
+            by_shape = defaultdict(dict)  # {shape: {param: momentum}}; each shape is one batch
+            # Rank i mod world_size owns matrix i: only it keeps momentum and computes the update.
+            for param in params[dist.get_rank() :: dist.get_world_size()]:
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                by_shape[param.shape][param] = nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"])
+            for (rows, cols), batch in by_shape.items():
+                # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
+                scale = max(1, rows / cols) ** 0.5
+                updates = scale * self.orthogonalise(torch.stack(list(batch.values())), self.dtype)
+                for param, update in zip(batch, updates, strict=True):
+                    update_of[param].copy_(update.flatten())
+            dist.all_reduce(all_updates)  # exact: only the owner's term is not zero
+            for param, update in update_of.items():
+                param.add_(update.view_as(param), alpha=-group["lr"])
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
+        frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); the signs are for sin
+        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x):  # (B, T, H, D)
+        cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * cos + swapped * sin
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to itself and the tokens before it."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # separate, for Muon
+        self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        self.rotary = rotary
+        self.value_lambda = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, first_v):
+        B, T, C = x.shape
+        q, k, v = (linear(x).view(B, T, self.num_heads, -1)
+                   for linear in (self.c_q, self.c_k, self.c_v))
+        # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
+        first_v = v if first_v is None else first_v  # in the first layer, v stays v
+        v = (1 - self.value_lambda) * v + self.value_lambda * first_v
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |scores| <= sqrt(head_dim)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C)), first_v
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = nn.Linear(args.model_dim, hidden_dim, bias=False)
+        self.c_proj = nn.Linear(hidden_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)
+
+    def forward(self, x):
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    """One transformer layer; initially the identity, because both output maps start at zero."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        self.attn = CausalSelfAttention(args, rotary)
+        self.mlp = MLP(args)
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
+
+    def forward(self, x, first_v, x0):
+        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        y, first_v = self.attn(norm(x), first_v)
+        x = x + y
+        x = x + self.mlp(norm(x))
+        return x, first_v
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.bf16 = args.bf16  # matrix products only; weights and residual stream stay float32
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
+        rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
+        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
+        nn.init.zeros_(self.lm_head.weight)
+
+    def forward(self, inputs, targets=None):
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
+            x = x0 = norm(self.embed(inputs))  # (B, T, C)
+            first_v = None
+            for block in self.blocks:
+                x, first_v = block(x, first_v, x0)
+            logits = self.lm_head(norm(x)).float()  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+# -------------------------------------------- Training --------------------------------------------
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    def print0(self, line):
+        if self.file:
+            print(line, flush=True)
+            print(line, file=self.file, flush=True)
+
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
+
+    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
+    embed_params, head_params = [model.embed.weight], [model.lm_head.weight]
+    scalar_params = [param for param in model.parameters() if param.ndim < 2]
+    adam_groups = [
+        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=head_params, lr=args.head_lr),
+        dict(params=scalar_params, lr=args.scalar_lr),
+    ]
+    optimizers = [
+        torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                         fused=True),
+        Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
+             bf16=args.bf16, compiled=args.compile),
+    ]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
+
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    log.clock_start = log.now()
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = 0.0
+        for micro_step in range(grad_accum_steps):
+            inputs, targets = next(train_batches)
+            # Gradients accumulate locally; only the last micro-step averages them over the ranks.
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets)
+            (loss / grad_accum_steps).backward()
+            train_loss += loss.detach() / grad_accum_steps
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # a graph per gradient bucket: overlap
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # every rank computes the same buffers
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size)
+    load_val = partial(load, args.val_files, args.val_tokens)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    del model
+    gc.unfreeze()
+    gc.collect()  # frees DDP: its cycle keeps the group's threads, which may abort the exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())

@@ -1,0 +1,570 @@
+"""
+05f half rotation: half of each head's pairs rotate, the rest stay fixed
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it step by step.
+
+Parent:  05e sparse value embeds
+Changed: half of a head's pairs rotate, 1 to 1/1024 radian per token, the rest never; the rotation
+         is computed in float32; a few more steps
+Record:  #17 by @YouJiacheng, 2024-12-17: val loss 3.2794 after 0.78B tokens in 3.57 minutes on
+         8xH100
+Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
+         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import math
+import os
+import platform
+import time
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.parallel import DistributedDataParallel
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
+    total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
+    seq_len: int = 65_536  # tokens per sequence: documents end to end
+    micro_batch_size: int = 1  # sequences per forward pass per rank
+    # model
+    vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
+    bos_id: int = 50256  # <|endoftext|>, with which every document begins
+    num_layers: int = 12
+    layer_without_attention: int = 7  # counted from 0
+    value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
+    num_heads: int = 6
+    model_dim: int = 768
+    attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
+    # optimizer and schedules
+    muon_lr: float = 0.05  # about a step's singular values; twice that for c_fc, which is tall
+    muon_momentum_start: float = 0.85
+    muon_momentum: float = 0.95
+    embed_lr: float = 0.6
+    head_lr: float = 0.008
+    scalar_lr: float = 0.04
+    adam_beta1: float = 0.8
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    train_steps: int = 1490
+    cooldown_steps: int = 600
+    momentum_warmup_steps: int = 300
+    window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles
+    tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
+    # run
+    val_loss_every: int = 125  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+    use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype):
+    """Orthogonalises matrices (N, m, n), m <= n, computing in `dtype`; bfloat16 is enough.
+
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.to(dtype)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    for _ in range(5):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X
+
+
+def wide(matrix):
+    """The matrix or, where it has more rows than columns, its transpose: a view."""
+    return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
+
+
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)
+    return grad.lerp(momentum_buffer, momentum)
+
+
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
+    def __init__(self, params, lr, momentum, bf16, compiled):
+        sizes = dict.fromkeys(param.numel() for param in params)  # one batch each
+        groups = [dict(params=[p for p in params if p.numel() == size]) for size in sizes]
+        super().__init__(groups, dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        gathers = []  # handles; a rank's updates are sent while it computes the next size's
+        for group in self.param_groups:
+            params = group["params"]
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
+            momenta = []
+            for param in params[rank * share : (rank + 1) * share]:
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                momenta.append(wide(nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"])))
+            # All ranks send the same size, so shares are zero-padded.
+            updates = params[0].new_zeros(share, *wide(params[0]).shape, dtype=self.dtype)
+            if momenta:
+                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
+            gathered = updates.new_empty(world_size * share, *updates.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
+            gathers.append((group, gathered, gather))
+        for group, gathered, gather in gathers:
+            gather.wait()
+            params = group["params"]
+            for param, update in zip(params, gathered[: len(params)], strict=True):
+                rows, cols = param.shape[-2:]
+                # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
+                scale = max(1, rows / cols) ** 0.5
+                wide(param).add_(update, alpha=-group["lr"] * scale)
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+
+
+class Linear(nn.Linear):
+    """nn.Linear that casts its float32 weight to the dtype of its input."""
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
+        fixed = torch.zeros(head_dim // 4)
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); signs are for sin
+        angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x):  # (B, T, H, D)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return (x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]).type_as(x)  # float32
+
+
+def attention_mask(inputs, window, args):
+    """The mask of `inputs` (B, T): a token sees its document, as far back as `window` reaches.
+
+    The window is rounded up to whole tiles, the token's own included. FlexAttention
+    (arXiv 2412.05496) skips tiles in which nothing is visible and applies the rule in partly
+    visible ones; fully visible ones need none. The fallback is a dense (B, 1, T, T) mask for SDPA.
+    """
+    B, T = inputs.shape
+    tile = args.tile_size
+    assert args.compile or not args.use_flex_attention, (
+        "without compilation FlexAttention sees all tiles: add --use_flex_attention=False")
+    assert args.use_flex_attention or T <= 16_384, (
+        f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
+    inputs = F.pad(inputs, (0, -T % tile))  # to N whole tiles
+    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
+
+    def visible(b, h, q_idx, k_idx):
+        q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
+        return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
+
+    # Documents are numbered in order: those at two tiles' ends decide what is visible between.
+    first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
+    k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
+    q_tile = k_tile[:, None]
+    any_pair = (q_tile >= k_tile) & (first[:, :, None] <= last[:, None])  # (B, N, N)
+    all_pairs = (q_tile > k_tile) & (last[:, :, None] == first[:, None])
+    near = (q_tile - k_tile) * tile < window
+
+    def listed(tiles):
+        """Per row of tiles: the number of near ones (B, 1, N), and indices, nearest first."""
+        nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
+        return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
+
+    if args.use_flex_attention:
+        return BlockMask.from_kv_blocks(*listed(any_pair & ~all_pairs), *listed(all_pairs),
+                                        BLOCK_SIZE=tile, mask_mod=visible, seq_lengths=(T, T))
+    b, t = torch.arange(B, device=inputs.device), torch.arange(T, device=inputs.device)
+    tiles = (any_pair & near).repeat_interleave(tile, 1).repeat_interleave(tile, 2)
+    return (tiles[:, :T, :T] & visible(b[:, None, None], None, t[:, None], t))[:, None]
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to the tokens that its mask shows."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # separate, for Muon
+        self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
+        self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        self.rotary = rotary
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
+        self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
+
+    def forward(self, x, value_embed, mask):
+        B, T, C = x.shape
+        q, k, v = (linear(x).view(B, T, self.num_heads, -1)
+                   for linear in (self.c_q, self.c_k, self.c_v))
+        v = self.value_lambdas[0] * v
+        if value_embed is not None:
+            v = v + self.value_lambdas[1] * value_embed.view_as(v)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
+        if self.use_flex_attention:
+            y = flex_attention(q, k, v, block_mask=mask, scale=self.scale)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = Linear(args.model_dim, hidden_dim, bias=False)
+        self.c_proj = Linear(hidden_dim, args.model_dim, bias=False)
+        nn.init.zeros_(self.c_proj.weight)
+
+    def forward(self, x):
+        return self.c_proj(F.relu(self.c_fc(x)).square())
+
+
+class Block(nn.Module):
+    """One transformer layer; initially the identity, because both output maps start at zero."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        has_attention = layer != args.layer_without_attention
+        self.attn = CausalSelfAttention(args, rotary) if has_attention else None
+        self.value_table = args.value_embed_pattern[layer]
+        self.mlp = MLP(args)
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
+
+    def forward(self, x, value_embeds, x0, mask):
+        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        if self.attn is not None:
+            x = x + self.attn(norm(x), value_embeds.get(self.value_table), mask)
+        x = x + self.mlp(norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        self.args = args
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
+        # The value residual (arXiv 2410.17897), with values from learned tables.
+        tables = args.value_embed_pattern
+        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
+                                           for name in sorted(set(tables) - {"."})})
+        rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, rotary, i) for i in range(args.num_layers))
+        self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
+        self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
+        nn.init.zeros_(self.lm_head.weight)
+        if args.bf16:
+            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.value_embeds.bfloat16()
+
+    def forward(self, inputs, targets=None, window=None):
+        if window is None:
+            window = torch.tensor(window_size(self.args.train_steps, self.args))
+        window = window.to(inputs.device, torch.int32, non_blocking=True)
+        mask = attention_mask(inputs, window, self.args)  # for all layers
+        x = x0 = norm(self.embed(inputs))  # (B, T, C)
+        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        skips = []
+        # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
+        half = len(self.blocks) // 2
+        for block in self.blocks[:half]:
+            x = block(x, value_embeds, x0, mask)
+            skips.append(x)
+        for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
+            x = x + weight * skips.pop()  # the first popped is x itself
+            x = block(x, value_embeds, x0, mask)
+        logits = self.lm_head(norm(x)).float()  # (B, T, V)
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        logits = 60 * torch.sigmoid(logits / 15) - 30
+        if targets is None:
+            return logits
+        # Cross-entropy in one pass: exponentials of capped logits cannot overflow.
+        is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
+        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        return (logits.exp().sum(-1).log() - target_logits).mean()
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def window_size(step, args):
+    """Linear from 0 to window_end over the run, rounded up to whole tiles: at least one."""
+    tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
+    return max(1, tiles) * args.tile_size
+
+
+# -------------------------------------------- Training --------------------------------------------
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    def print0(self, line):
+        if self.file:
+            print(line, flush=True)
+            print(line, file=self.file, flush=True)
+
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
+
+    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
+    embed_params = [model.embed.weight, *model.value_embeds.parameters()]
+    scalar_params = [param for param in model.parameters() if param.ndim < 2]
+    adam_groups = [
+        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=[model.lm_head.weight], lr=args.head_lr),
+        dict(params=scalar_params, lr=args.scalar_lr),
+    ]
+    optimizers = [
+        torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                         fused=True),
+        Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
+             bf16=args.bf16, compiled=args.compile),
+    ]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
+
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    window = torch.tensor(window_size(args.train_steps, args))
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets, window).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps, window):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets, window) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    log.clock_start = log.now()
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        # A tensor: a new Python number would recompile the model.
+        window = torch.tensor(window_size(step, args))
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens, window)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = 0.0
+        for micro_step in range(grad_accum_steps):
+            inputs, targets = next(train_batches)
+            # Gradients accumulate locally; only the last micro-step averages them over the ranks.
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets, window)
+            (loss / grad_accum_steps).backward()
+            train_loss += loss.detach() / grad_accum_steps
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    if args.compile:
+        torch._dynamo.config.optimize_ddp = world_size > 1  # a graph per gradient bucket: overlap
+        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # every rank computes the same buffers
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size)
+    load_val = partial(load, args.val_files, args.val_tokens)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    del model
+    gc.unfreeze()
+    gc.collect()  # frees DDP: its cycle keeps the group's threads, which may abort the exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())

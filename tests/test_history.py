@@ -1,0 +1,376 @@
+"""The folders of history/ make the manifest; every fault in them is one clear line.
+
+Run: .venv/bin/python -m pytest tests/test_history.py
+"""
+
+import json
+import re
+from datetime import date
+
+import pytest
+
+from snapshots import MILESTONES, by_id
+from speedrun.base.errors import UserError
+from speedrun.history.fields import default_hyperparameters
+from speedrun.history.glossary import GLOSSARY, load_glossary
+from speedrun.history.manifest import HISTORY, KINDS, ManifestError, load_manifest
+from speedrun.history.records import load_records
+
+SCRIPT = """
+class Hyperparameters:
+    train_steps: int = 4 * 25
+    total_batch_size: int = 512
+    seed: int = 0
+"""
+BASE = """
+title = "Base"
+idea = "Start."
+kind = "optimizer"
+records = [1]
+curve = [[0, 10.9], [100, 3.3]]
+
+[tiny]
+seed = 2
+"""
+NEXT = """
+title = "Next"
+idea = "Go on."
+kind = "systems"
+changes = ["main"]
+records = [1, 2]
+"""
+RECORDS = [
+    dict(number=n, minutes=50 - n, date=f"2024-06-0{n}", what="x", people=[f"@{n}", "@0"])
+    for n in (1, 2, 3)]
+TERMS = """
+[train_steps]
+meaning = "Steps."
+kind = "steps"
+tiny = 10
+
+[seed]
+meaning = "Seed."
+kind = "seed"
+tiny = 1
+check = 5
+
+[window]
+meaning = "Window."
+kind = "window"
+tiny = 3
+"""
+
+
+@pytest.fixture
+def history(tmp_path):
+    """A history with a chain of two milestones; returns its folder."""
+    folder = tmp_path / "history"
+    for name, text in (("00_base", BASE), ("01_next", NEXT)):
+        add(folder, name, text)
+    (folder / "records.json").write_text(json.dumps(RECORDS), encoding="utf-8")
+    (folder / "hyperparameters.toml").write_text(TERMS, encoding="utf-8")
+    return folder
+
+
+def add(history, name, text, chain="main", program="train_gpt.py"):
+    """Makes a milestone's folder."""
+    folder = history / chain / name
+    folder.mkdir(parents=True)
+    folder.joinpath("milestone.toml").write_text(text, encoding="utf-8")
+    folder.joinpath(program).write_text(SCRIPT, encoding="utf-8")
+
+
+def fault_of(history):
+    """The one line in which a history is refused."""
+    with pytest.raises(ManifestError) as error:
+        load_manifest(history)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---- what follows from what ----
+
+
+def test_a_folder_says_what_it_is(history):
+    manifest = load_manifest(history)
+    base, child = manifest.milestones
+    assert (base.id, base.slug, base.name, base.chain) == ("00", "base", "00_base", "main")
+    assert base.program == "train_gpt.py" and base.script == history / "main/00_base/train_gpt.py"
+    assert (base.parent, child.parent) == (None, "00") and base.is_station
+    assert (base.train_steps, base.tokens_per_step, base.tokens) == (100, 512, 51_200)
+    assert base.tokens_read == 512 and base.read_ratio == 1
+    assert base.curve == ((0, 10.9), (100, 3.3)) and base.val_loss is None
+    assert (child.minutes, child.date, child.authors) == (48, "2024-06-02", ("@1", "@0", "@2"))
+    assert manifest.children("base") == (child,) and manifest.descendants(base) == [child]
+    assert manifest.lineage(child) == [child, base]
+
+
+def test_figures_may_be_another_records_or_none(history):
+    add(history, "02_other", NEXT + "figures_of = 1\n")
+    add(history, "03_none", NEXT + 'figures_of = "none"\n')
+    add(history, "04_part", NEXT.replace("records = [1, 2]", "part_of = 3"))
+    other, none, part = load_manifest(history).milestones[2:]
+    assert (other.minutes, other.date) == (49, "2024-06-01")
+    assert (none.minutes, none.date) == (None, "2024-06-02") and none.authors == ("@1", "@0", "@2")
+    assert (part.minutes, part.date, part.authors) == (None, "2024-06-03", ("@3", "@0"))
+
+
+def test_what_differs_is_stated(history):
+    stated = ('minutes = 45\ndate = "2024-07-01"\nauthors = ["@9"]\ntrain_steps = 90\n'
+              "tokens_per_step = 256\ntokens_read = 320\n")
+    add(history, "02_stated", stated + NEXT)
+    found = load_manifest(history).get("02")
+    assert (found.minutes, found.date, found.authors) == (45, "2024-07-01", ("@9",))
+    assert (found.train_steps, found.tokens_per_step, found.tokens_read) == (90, 256, 320)
+    assert found.read_ratio == 1.25
+
+
+def test_a_parent_that_is_not_the_folder_before(history):
+    add(history, "01a_aside", NEXT + 'parent = "00"\n')
+    add(history, "02_root", NEXT.replace('changes = ["main"]\n', "") + 'parent = "none"\n')
+    add(history, "03_below", NEXT)
+    manifest = load_manifest(history)
+    assert [(m.id, m.parent) for m in manifest.milestones] == [
+        ("00", None), ("01", "00"), ("01a", "00"), ("02", None), ("03", "02")]
+    assert not manifest.get("01a").is_station
+
+
+def test_chains_stand_in_the_order_of_their_first_ids(history):
+    add(history, "p0_vanilla", BASE, chain="a_prelude", program="loop.py")
+    add(history, "e0_answers", BASE, chain="z_encore")
+    manifest = load_manifest(history)
+    assert [m.name for m in manifest.milestones] == [
+        "00_base", "01_next", "e0_answers", "p0_vanilla"]
+    assert manifest.get("p0").program == "loop.py" and manifest.get("p0").parent is None
+    ends = [manifest.learners_script(m).parts[-3:] for m in (None, *manifest.milestones[1:])]
+    assert [end[-2:] for end in ends] == [("train", "train_gpt.py")] * 2 + [
+        ("z_encore", "train_gpt.py"), ("a_prelude", "loop.py")]
+
+
+def test_tiny_values_are_the_glossarys_then_the_ancestors(history):
+    add(history, "02_tiny", NEXT + "[tiny]\ntrain_steps = 20\n[check]\nseed = 7\n")
+    add(history, "03_below", NEXT + "[tiny]\nseed = 3\n")
+    manifest = load_manifest(history)
+    assert [manifest.overrides(m, "tiny") for m in manifest.milestones] == [
+        {"train_steps": 10, "seed": 2}, {"train_steps": 10, "seed": 2},
+        {"train_steps": 20, "seed": 2}, {"train_steps": 20, "seed": 3}]  # no script has a window
+    assert manifest.overrides(manifest.get("03"), "record") == {}
+    assert [manifest.inherited(m, "check") for m in manifest.milestones] == [
+        {"seed": 5}, {"seed": 5}, {"seed": 7}, {"seed": 7}]
+    with pytest.raises(ManifestError, match='no scale "huge"; one of record, tiny'):
+        manifest.overrides(manifest.get("00"), "huge")
+
+
+# ---- faults ----
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ("title", "titel", 'unknown key "titel"; did you mean "title"?'),
+    ('idea = "Go on."\n', "", 'missing key "idea"'),
+    ('changes = ["main"]\n', "", 'missing key "changes"'),
+    ('["main"]', '"main"', '"changes" must be a list of strings'),
+    ("[1, 2]", '["1"]', '"records" must be a list of whole numbers'),
+    ("[1, 2]", "[1, 9]", "records: records.json has no record 9"),
+    ("records = [1, 2]", "part_of = 9", "part_of: records.json has no record 9"),
+    ("records", 'figures_of = "last"\nrecords', '"figures_of" must be a record\'s number or "no'),
+    ("records", "figures_of = 9\nrecords", "figures_of: records.json has no record 9"),
+    ("records", "figures_of = 2\nrecords", "figures_of follows from records; leave it out"),
+    ("records", "val_loss = true\nrecords", '"val_loss" must be a number above 0, not True'),
+    ("records", "minutes = -45\nrecords", '"minutes" must be a number above 0, not -45'),
+    ("records", "minutes = 48\nrecords", "minutes = 48 follows from the record or the script"),
+    ("records", 'date = "2024-06-02"\nrecords', "date = '2024-06-02' follows from"),
+    ("records", 'date = "June 2024"\nrecords', '"date" must be YYYY-MM-DD'),
+    ("records", 'authors = ["@1", "@0", "@2"]\nrecords', "authors = ('@1', '@0', '@2') follows"),
+    ("records", "train_steps = 1.5\nrecords", '"train_steps" must be a whole number'),
+    ("records", "train_steps = 100\nrecords", "train_steps = 100 follows from"),
+    ("records", "tokens_per_step = 512\nrecords", "tokens_per_step = 512 follows from"),
+    ("records", "tokens_read = 512\nrecords", "tokens_read = 512 follows from"),
+    ("records", "curve = [[0, 10.9, 1]]\nrecords", '"curve" must be a list of [step, loss]'),
+    ('"systems"', '"magic"', 'unknown kind "magic"; one of optimizer, '),
+    ("records", 'id = "05"\nrecords', "id follows from the folder's name; leave it out"),
+    ("records", 'slug = "x"\nrecords', "slug follows from the folder's name"),
+    ("records", 'chain = "x"\nrecords', "chain follows from the folder that holds it"),
+    ("records", 'program = "x.py"\nrecords', "program follows from the script in the folder"),
+    ("records", "written = true\nrecords", "written follows from the folder"),
+    ("records", 'source = ["x"]\nrecords', "source follows from the record, in records.json"),
+    ("records", 'parent = "00"\nrecords', "parent follows from the folder before it; leave it out"),
+    ("records", 'parent = "07"\nrecords', 'parent "07" is not in its chain; it must be a folder b'),
+    ("records", 'parent = "01"\nrecords', 'parent "01" comes after it; it must be a folder before'),
+    ("records", "tiny = { seed = [2] }\nrecords", '"tiny" must be a table of plain values'),
+    ('"systems"', "systems", "Invalid value"),
+])
+def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message):
+    assert old in NEXT
+    file = history / "main" / "01_next" / "milestone.toml"
+    file.write_text(NEXT.replace(old, new, 1), encoding="utf-8")
+    line = fault_of(history)
+    assert line.startswith(f"{file.as_posix()}: ") and message in line
+
+
+@pytest.mark.parametrize("name, more, message", [
+    ("05b2_other", b"", "its folder's name must be an id and a slug, such as 05a_window_warmup"),
+    ("02-other", b"", "must be an id and a slug, such as 05a_window_warmup, not 02-other"),
+    ("02_p0", b"", "must be an id and a slug"),  # a slug that could be an id
+    ("02_base", b"", 'duplicate slug "base", as in '),
+    ("01_other", b"", 'duplicate id "01", as in '),
+    ("02_root", b'parent = "none"', "changes: a root has none"),
+    ("02_other", b"# \xff", "codec can't decode byte"),
+])
+def test_a_folder_that_does_not_fit(history, name, more, message):
+    add(history, name, "")
+    (history / "main" / name / "milestone.toml").write_bytes(NEXT.encode() + more)
+    assert message in (line := fault_of(history)) and f"main/{name}" in line
+
+
+def test_a_slug_is_unique_over_all_chains(history):
+    add(history, "p0_next", BASE, chain="prelude")
+    assert 'prelude/p0_next: duplicate slug "next", as in ' in fault_of(history)
+
+
+def test_a_folder_holds_one_script_and_what_it_is(history):
+    folder = history / "main" / "01_next"
+    (folder / "other.py").touch()
+    assert "must hold one script, not other.py, train_gpt.py" in fault_of(history)
+    for file in folder.glob("*.py"):
+        file.unlink()
+    assert "must hold one script, not none" in fault_of(history)
+    (folder / "train_gpt.py").touch()
+    (folder / "milestone.toml").unlink()
+    assert fault_of(history).endswith("main/01_next/milestone.toml: No such file or directory")
+
+
+def test_a_history_without_records_or_milestones(history):
+    (history / "records.json").write_text('[{"number": 1}]', encoding="utf-8")
+    assert fault_of(history) == 'history/records.json: record 1: missing key "date"'
+    (history / "records.json").write_text("[", encoding="utf-8")
+    assert fault_of(history).startswith("history/records.json: Expecting value")
+    (history / "records.json").unlink()
+    assert fault_of(history).endswith("records.json: No such file or directory")
+    (history / "records.json").write_text("[]", encoding="utf-8")
+    (history / "main").rename(history / "nothing").rename(history.parent / "elsewhere")
+    assert fault_of(history).endswith("history: there is no milestone in it")
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ("meaning", "meanings", 'train_steps: unknown key "meanings"; did you mean "meaning"?'),
+    ('kind = "steps"', 'kind = "stairs"', 'train_steps: unknown kind "stairs"; one of files, '),
+    ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
+    ("tiny = 10", "tiny = [10]", 'train_steps: "tiny" must be a plain value'),
+    ("[seed]", "[seeds]", '00_base/milestone.toml: [tiny] unknown hyperparameter "seed"; did you'),
+])
+def test_a_fault_in_the_glossary(history, old, new, message):
+    file = history / "hyperparameters.toml"
+    file.write_text(TERMS.replace(old, new, 1), encoding="utf-8")
+    manifest = load_manifest(history)
+    with pytest.raises(UserError) as error:
+        manifest.overrides(manifest.get("00"), "tiny")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize("name, id", [
+    ("01", "01"), ("1", "01"), ("muon", "01"), ("01_muon", "01"), ("0", "00"), ("00", "00"),
+    ("5a", "05a"), ("05A", "05a"), (" muon ", "01"),
+])
+def test_get_takes_every_name_of_a_milestone(name, id):
+    assert load_manifest().get(name).id == id
+
+
+@pytest.mark.parametrize("name, meant", [
+    ("moun", "01_muon"), ("flexattention", "05_flex_attention"), ("05z", "05"), ("x" * 40, None),
+])
+def test_get_suggests_the_nearest_name(name, meant):
+    with pytest.raises(ManifestError) as error:
+        load_manifest().get(name)
+    expected = f'no milestone "{name}"' + (f"; did you mean {meant}" if meant else "")
+    assert str(error.value).startswith(expected)
+    assert meant or "did you mean" not in str(error.value)
+
+
+# ---- this history ----
+
+RECORDS_HERE = load_records()
+
+
+def test_the_order_of_the_folders_is_that_of_the_chain():
+    for chain in {m.chain for m in MILESTONES}:
+        here = [m for m in MILESTONES if m.chain == chain]
+        folders = {path.parent.name for path in (HISTORY / chain).glob("*/*.*")}
+        assert [m.name for m in here] == sorted(folders)
+        assert [m.id for m in here] == sorted(m.id for m in here)
+        ids = [m.id for m in here]
+        assert all(m.parent is None or ids.index(m.parent) < ids.index(m.id) for m in here)
+
+
+def test_minutes_fall_along_a_chain():
+    for chain in {m.chain for m in MILESTONES}:
+        timed = [m for m in MILESTONES if m.chain == chain and m.minutes]
+        for one, after in zip(timed, timed[1:], strict=False):
+            assert after.minutes < one.minutes or after.record == one.record, after.id
+
+
+@pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
+def test_a_milestone_is_described(milestone):
+    assert milestone.kind in KINDS and milestone.besides and milestone.parameters
+    assert len(milestone.idea) <= 110 and milestone.idea.endswith(".")
+    steps = [step for step, _ in milestone.curve]
+    assert steps == sorted(set(steps)) and len(steps) <= 20
+    if milestone.curve:
+        assert milestone.curve[-1] == (milestone.train_steps, milestone.val_loss)
+
+
+def test_a_record_is_told_by_neighbours():
+    for record in RECORDS_HERE:  # one that holds several ideas is shared
+        told = [m for m in MILESTONES if record in m.covered]
+        assert all(b.parent == a.id for a, b in zip(told, told[1:], strict=False)), record.number
+    last = max(r.number for m in MILESTONES for r in m.covered)
+    untold = [r.number for r in RECORDS_HERE[:last] if not any(r in m.covered for m in MILESTONES)]
+    assert untold == [7]  # 03's script under another PyTorch
+
+
+def test_records_are_whole_and_in_order():
+    records = RECORDS_HERE
+    assert [r.number for r in records] == list(range(1, 90))
+    days = [date.fromisoformat(r.date) for r in records]
+    assert days == sorted(days)
+    slower = [after.number for before, after in zip(records, records[1:], strict=False)
+              if after.minutes >= before.minutes]
+    assert slower == [22]  # it beats the last re-timing of 21
+    assert records[21].minutes < records[20].retimed[-1]["minutes"]
+    folders = [r.source for r in records if r.source]
+    assert len(set(folders)) == len(folders) > 80
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d[-_]\w+", folder) for folder in folders)
+
+
+# ---- the glossary of this history ----
+
+FIELDS = {m: default_hyperparameters(m.script) for m in MILESTONES}
+
+
+def test_every_hyperparameter_has_its_entry():
+    fields = {name for defaults in FIELDS.values() for name in defaults}
+    assert fields == load_glossary().keys()
+
+
+def test_the_glossary_is_lean():
+    text = GLOSSARY.read_text(encoding="utf-8")
+    entries = [part.strip().split("\n") for part in text.split("\n[")[1:]]
+    assert sum(map(len, entries)) <= 7 * len(entries) and max(map(len, entries)) <= 10
+    for name, entry in load_glossary().items():
+        assert entry.meaning.endswith(".") and len(entry.meaning) <= 110, name
+
+
+@pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
+def test_small_values_are_those_of_its_own_hyperparameters(milestone):
+    known, manifest = FIELDS[milestone], load_manifest()
+    for table in ("tiny", "check"):
+        own = getattr(milestone, table)
+        assert not own.keys() - known.keys()
+        above = manifest.inherited(manifest.get(milestone.parent), table) if milestone.parent else (
+            manifest.glossary.column(table))
+        assert not [name for name, value in own.items() if above.get(name) == value]
+        for name, value in manifest.inherited(milestone, table).items():
+            if known.get(name) is not None:
+                assert type(value) is type(known[name]), name

@@ -1,0 +1,158 @@
+"""A new milestone is a folder and nothing else: a throw-away one is taken by every command and by
+the checks of the chain, and no other file knows of it.
+
+Run: .venv/bin/python -m pytest tests/test_new_milestone.py
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from snapshots import MILESTONES, as_options, micro_of, write_random_shards
+from speedrun.history.manifest import REPOSITORY
+
+CHAIN = MILESTONES[0].chain
+LAST = [milestone for milestone in MILESTONES if milestone.chain == CHAIN][-1]
+NEW = SimpleNamespace(id=f"{LAST.id[:2]}z", slug="thrown_away", name=f"{LAST.id[:2]}z_thrown_away")
+ENTRY = f"""
+title = "Thrown away"
+idea = "A copy with another number."
+kind = "systems"
+changes = ["Hyperparameters"]
+parameters = {LAST.parameters}
+besides = ["It never was a record."]
+lesson = "{LAST.lesson}"
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """The repository, committed, and in it one folder more."""
+    root = tmp_path_factory.mktemp("clone")
+    for name in ("history", "tools", "tests", "train", "data", "lessons", "README.md",
+                 "pyproject.toml", "requirements.txt"):
+        path = REPOSITORY / name
+        if path.is_dir():
+            shutil.copytree(path, root / name, ignore=shutil.ignore_patterns(
+                "__pycache__", ".*", "builtin", "fineweb10B", "*.bin"))
+        else:
+            shutil.copy(path, root / name)
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "as it is")
+    folder = root / "history" / CHAIN / NEW.name
+    folder.mkdir()
+    text = LAST.script.read_text(encoding="utf-8").replace(LAST.name, NEW.name)
+    words = f"{LAST.slug.replace('_', ' ')}: "
+    text = text.replace(f"{LAST.id} {words}", f"{NEW.id} {NEW.slug.replace('_', ' ')}: ", 1)
+    text = re.sub("(Parent: +).*", rf"\g<1>{LAST.id}", text, count=1)
+    assert text.count("kernel_warmup_steps: int = 3") == 1
+    text = text.replace("kernel_warmup_steps: int = 3", "kernel_warmup_steps: int = 4")
+    (folder / LAST.program).write_text(text, encoding="utf-8")
+    (folder / "milestone.toml").write_text(ENTRY, encoding="utf-8")
+    return root
+
+
+def git(root, *arguments):
+    return subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True,
+                          encoding="utf-8").stdout
+
+
+def start(clone, *arguments, code=0):
+    """What a command of the clone prints."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    ended = subprocess.run([sys.executable, *map(str, arguments)], cwd=clone, env=environment,
+                           capture_output=True, encoding="utf-8", timeout=500)
+    assert ended.returncode == code, ended.stdout[-2000:] + ended.stderr[-2000:]
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def small(clone):
+    """Options that make a run small, on shards of its own."""
+    folder = clone / "runs" / "shards"
+    folder.mkdir(parents=True)
+    write_random_shards(folder)
+    sizes = micro_of(LAST, train_steps=2, val_loss_every=0, save_checkpoint=True)
+    settings = [f"--set={option[2:]}" for option in as_options(sizes)]
+    return ["--data", folder, *settings]
+
+
+def test_the_checks_of_the_chain_find_it(clone):
+    told = start(clone, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-k",
+                 f"{NEW.slug} or order_of_the_folders or entry or neighbours",
+                 "tests/test_chain.py", "tests/test_style.py", "tests/test_history.py")
+    assert told.count(f"PASSED tests/test_chain.py::test_exactly_the_declared_blocks_changed["
+                      f"{NEW.name}]") == 1
+    assert f"test_style.py::test_card[{NEW.name}]" in told
+
+
+def test_it_trains_and_writes(clone, small):
+    assert f"history/{CHAIN}/{NEW.name}/{LAST.program}" in start(
+        clone, "tools/run_milestone.py", NEW.id, "--scale", "tiny", "--dry-run", *small)
+    table = start(clone, "tools/compare_milestones.py", NEW.slug, "--scale", "tiny", "--out",
+                  "runs/new", "--json", "runs/new.json", *small)
+    assert NEW.name in table
+    (entry,) = json.loads((clone / "runs" / "new.json").read_text("utf-8"))["entries"]
+    assert entry["milestone"] == NEW.slug and len(entry["runs"]) == 1
+    (run,) = (clone / "runs" / "new").iterdir()
+    assert json.loads((run / "summary.json").read_text("utf-8"))["milestone"] == NEW.slug
+    assert start(clone, "tools/sample.py", run, "--prompt", "1 2 3", "--tokens", "4", "--no-stop")
+
+
+def test_it_is_compared_and_taken(clone, tmp_path):
+    told = start(clone, "tools/diff_milestones.py", LAST.id, NEW.id)
+    assert f"{NEW.id} Thrown away. A copy" in told and "kernel_warmup_steps: int = 4" in told
+    script = tmp_path / "train_gpt.py"
+    start(clone, "tools/check_train.py", NEW.id, "--take", "--script", script)
+    listed = start(clone, "tools/check_train.py", "--list", "--script", script).splitlines()
+    assert listed[-1].split() == [NEW.id, "Thrown", "away", "taken"]
+    hint = start(clone, "tools/check_train.py", NEW.id, "--hint", "4", "--block", "Hyperparameters",
+                 "--script", script)
+    assert f"{LAST.name} → {NEW.name}" in hint
+    assert json.loads((tmp_path / ".progress.json").read_text("utf-8")).keys() == {NEW.slug}
+
+
+def test_the_doctor_and_the_figures_list_it(clone):
+    report = json.loads(start(clone, "tools/doctor.py", "--json"))
+    assert NEW.name in [line["name"] for line in report["milestones"]]
+    start(clone, "tools/make_figures.py", code=1)  # it has no tiny runs yet
+    for file in ("README.md", "history/README.md", "data/README.md", "lessons/README.md"):
+        assert NEW.id in (clone / file).read_text("utf-8"), file
+    told = start(clone, "tools/make_figures.py", "--check", code=1)
+    assert "stale" not in told
+    git(clone, "checkout", "--", "README.md", "history", "data", "lessons")
+
+
+def test_a_repair_is_carried_to_it(clone):
+    script = clone / LAST.script.relative_to(REPOSITORY)
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text.replace('help=f"default: {default}")', "help=str(default))"), "utf-8")
+    told = start(clone, "tools/propagate.py", LAST.id)
+    assert told.split() == ["carried", f"history/{CHAIN}/{NEW.name}/{LAST.program}", "parse_args"]
+    git(clone, "checkout", "--", "history")
+
+
+@pytest.mark.slow
+def test_it_is_predicted_checked_and_swept(clone, small):
+    told = json.loads(start(clone, "tools/predict.py", NEW.id, "--json"))
+    assert told["script"] == NEW.slug and told["peaks"]
+    script = clone / "history" / CHAIN / NEW.name / LAST.program
+    assert f"this is {NEW.name}." in start(
+        clone, "tools/check_train.py", NEW.id, "--script", script)
+    files = [f"--set={split}_files={small[1]}/*_{split}_*.bin" for split in ("train", "val")]
+    assert "than the manifest" in start(
+        clone, "tools/sweep.py", NEW.id, "--only", "muon_lr", "--factors", "1e-9", *files,
+        *small[2:])
+
+
+def test_no_other_file_knows_of_it(clone):
+    changed = git(clone, "status", "--porcelain", "--untracked-files=normal").split("\n")
+    assert [line for line in changed if line and not line.endswith(" runs/")] == [
+        f"?? history/{CHAIN}/{NEW.name}/"]

@@ -1,0 +1,83 @@
+"""Reads the fields of a script's class Hyperparameters without running it (which would import torch
+and take seconds)."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+CLASS = re.compile(r"^class Hyperparameters\b.*\n(?:[ \t#].*\n|\n)*", re.MULTILINE)
+# The syntax of a constant expression: nothing that has a name.
+_ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+
+
+def default_hyperparameters(script: Path) -> dict[str, object]:
+    """The fields of a script's class `Hyperparameters`, {name: default}, in order.
+
+    A default that is no constant (it depends on the machine or the clock) is None. A script without
+    such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
+    cannot be read.
+    """
+    return {name: default for name, (_, default) in _fields(script).items()}
+
+
+def hyperparameter_types(script: Path) -> dict[str, str]:
+    """The names of their types, {name: type}; raises as default_hyperparameters."""
+    return {name: kind for name, (kind, _) in _fields(script).items()}
+
+
+def written_defaults(source: str) -> dict[str, str]:
+    """The defaults as a script's text writes them, {name: text in one line}. Raises ValueError if
+    the text is not Python."""
+    found, source = {}, _class_in(source)
+    lines = source.encode().split(b"\n")  # of which the syntax tree counts bytes
+    for field in _syntax_of(source):
+        value = field.value
+        if value is None:
+            found[field.target.id] = "no default"
+            continue
+        part = lines[value.lineno - 1 : value.end_lineno]
+        part[-1] = part[-1][: value.end_col_offset]
+        part[0] = part[0][value.col_offset :]
+        found[field.target.id] = b" ".join(map(bytes.strip, part)).decode()
+    return found
+
+
+def _fields(script):
+    try:
+        return _fields_of(_class_in(script.read_text(encoding="utf-8")))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{script} is not a Python script: {error}") from None
+
+
+@cache
+def _fields_of(source):
+    """{name: (name of its type, default)}."""
+    return {field.target.id: (ast.unparse(field.annotation), _constant(field.value))
+            for field in _syntax_of(source)}
+
+
+def _class_in(source):
+    """The lines of the class, or the whole text: to parse all of a script takes long."""
+    found = CLASS.search(source)
+    return found[0] if found else source
+
+
+@cache
+def _syntax_of(source):
+    """The syntax of each field."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
+            return [field for field in node.body
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
+    return []
+
+
+def _constant(node):
+    """The value of a constant expression such as 8 * 64 * 1024, else None."""
+    if node is None or not all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
+        return None
+    try:
+        return eval(compile(ast.Expression(node), "", "eval"))
+    except (ArithmeticError, TypeError):  # 1 / 0, "a" + 1
+        return None

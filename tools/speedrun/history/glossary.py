@@ -1,0 +1,92 @@
+"""Reads history/hyperparameters.toml: what each hyperparameter is, and the values of small runs."""
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.base.files import REPOSITORY
+from speedrun.history.schema import Texts, build
+
+GLOSSARY = REPOSITORY / "history" / "hyperparameters.toml"
+# The kinds of hyperparameters, and what each of them is.
+KINDS = {
+    "files": "a pattern of token shards", "output": "where or whether a run writes a file",
+    "batch": "how a step's tokens are cut into passes",
+    "length": "tokens of a sequence, in training and validation",
+    "train length": "tokens of a training sequence",
+    "val length": "tokens of a validation sequence", "tokens": "another number of tokens",
+    "window": "how far attention looks, and how that grows", "pattern": "a letter per layer",
+    "vocabulary": "the number of token ids", "token": "a token id", "width": "channels",
+    "layers": "a number of layers", "layer": "a layer's index, from 0", "count": "another number",
+    "rate": "a learning rate", "fraction": "a part of a number or of the run",
+    "factor": "what a tensor is multiplied by, or a small summand",
+    "steps": "steps that the run makes", "phase": "steps of a schedule, scaled with the run",
+    "interval": "steps from one event to the next; 0: never", "seed": "of random numbers",
+    "switch": "what depends on the machine",
+}
+MAY_BE_ZERO = ("rate", "fraction", "factor", "interval", "seed", "token", "layer")
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    """One entry; hyperparameters.toml explains the keys. None: there is no such value."""
+
+    meaning: str
+    kind: str
+    unit: str = ""
+    tiny: object = None
+    check: object = None
+    micro: object = None
+    cpu: object = None
+    words: Texts = ()
+    needs: str = ""
+    choices: Texts = ()
+    refused: dict = field(default_factory=dict)
+    least: object = None
+    divides: str = ""
+    below: str = ""
+    at_most: str = ""
+    letters: str = ""
+    fp8_multiple: int | None = None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest number that it may be."""
+        return (0 if self.kind in MAY_BE_ZERO else 1) if self.least is None else self.least
+
+
+class Glossary(dict):
+    """{name: Hyperparameter}, in the order of the file."""
+
+    def of_kind(self, *kinds: str) -> list[str]:
+        """The names of the hyperparameters of these kinds."""
+        return [name for name, entry in self.items() if entry.kind in kinds]
+
+    def column(self, key: str) -> dict[str, object]:
+        """{name: value} of the entries that have this key, such as "tiny" or "cpu"."""
+        values = {name: getattr(entry, key) for name, entry in self.items()}
+        return {name: value for name, value in values.items() if value not in (None, "", (), {})}
+
+
+def load_glossary(path: Path = GLOSSARY) -> Glossary:
+    """Reads the file; UserError, one line, for an entry that does not fit, OSError where it cannot
+    be read."""
+    return _glossary(Path(path).read_bytes(), Path(path).name)
+
+
+@cache
+def _glossary(content, name):
+    try:
+        table = tomllib.loads(content.decode("utf-8"))
+        entries = {key: build(f"{key}: ", Hyperparameter, entry) for key, entry in table.items()}
+        for key, entry in entries.items():
+            if entry.kind not in KINDS:
+                raise ValueError(f'{key}: unknown kind "{entry.kind}"; one of {", ".join(KINDS)}')
+            for other in (entry.divides, entry.below, entry.at_most, entry.letters):
+                if other and other not in entries:
+                    raise ValueError(f'{key}: there is no hyperparameter "{other}"')
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from None
+    return Glossary(entries)
