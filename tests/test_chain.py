@@ -76,11 +76,8 @@ LIMIT: int = 3
 
 def main(args):
     """Trains."""
-    # ---- setup ----
-    a = 1
-
-    # ---- train ----
-    return a
+    # within a block
+    return LIMIT
 
 
 if __name__ == "__main__":
@@ -91,12 +88,11 @@ if __name__ == "__main__":
 def test_blocks_of_a_script():
     blocks = {block.name: block for block in split_blocks(EXAMPLE)}
     assert list(blocks) == [
-        "card", "imports", "heading: Optimizer", "step", "LIMIT", "main: head", "Log",
-        "train", "main guard",
+        "card", "imports", "heading: Optimizer", "step", "LIMIT", "main", "main guard",
     ]
     assert blocks["imports"].text.splitlines()[1] == "import sys  # why"
     assert blocks["step"].text.startswith("# Above the function,\n# two lines.\n@decorated")
-    assert blocks["Log"].text == "    # ---- setup ----\n    a = 1\n"
+    assert blocks["main"].text.splitlines()[2] == "    # within a block"
     assert blocks["LIMIT"].line == 17
 
 
@@ -109,9 +105,9 @@ def test_every_line_belongs_to_one_block(milestone):
 
 def test_changes_are_told_by_block():
     changed = changed_blocks(
-        EXAMPLE, EXAMPLE.replace("a = 1", "a = 2").replace("LIMIT: int = 3", "")
+        EXAMPLE, EXAMPLE.replace("return LIMIT", "return 3").replace("LIMIT: int = 3", "")
     )
-    assert list(changed) == ["LIMIT", "Log"]
+    assert list(changed) == ["LIMIT", "main"]
     assert changed["LIMIT"] == ("LIMIT: int = 3", "")
 
 

@@ -3,7 +3,6 @@
 Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
-import dataclasses
 from functools import partial
 from types import SimpleNamespace
 
@@ -48,47 +47,6 @@ def test_gradients_have_unit_norm(milestone):
         assert norm == pytest.approx(1, abs=1e-4)
         torch.testing.assert_close(param, moved(1.0)[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(moved(0.0)[0], torch.full((3, 4), 1 - 1e-3))  # decay alone, no NaN
-
-
-# ---- the mean of losses in place of their sum ----
-
-
-@where("Hyperparameters", known="sum_of_losses")
-def test_a_mean_moves_adams_parameters_as_the_sum_does(milestone):
-    args, summed = (load_snapshot(milestone).Hyperparameters(),
-                    known_values(milestone.id)["sum_of_losses"])
-
-    def moved(factor, eps):
-        param = torch.nn.Parameter(torch.zeros(400, dtype=torch.float64))
-        adam = torch.optim.Adam([param], betas=(args.adam_beta1, args.adam_beta2), eps=eps)
-        for step in range(3):  # from gradients that eps swallows to those that swallow it
-            param.grad = factor * torch.logspace(-20, -5, 400, dtype=torch.float64).roll(step)
-            adam.step()
-        return param.detach()
-
-    summed_moves = moved(args.train_seq_len, summed["adam_eps"])
-    torch.testing.assert_close(moved(1, args.adam_eps), summed_moves)
-    assert summed_moves.abs().min() < 1e-7 and summed_moves.abs().max() > 1e-3  # it matters
-
-
-@where("Hyperparameters", known="sum_of_losses")
-def test_a_mean_passes_through_fp8_as_the_sum_does(milestone):
-    module, summed = load_snapshot(milestone), known_values(milestone.id)["sum_of_losses"]
-    args = module.Hyperparameters(model_dim=16, vocab_size=32, use_fp8=True)
-    torch.manual_seed(0)
-    x, weight, grad = torch.randn(16, 16), torch.randn(32, 16) / 8, torch.randn(16, 32) / 448
-
-    def gradients(factor, **scale):
-        head = module.Head(dataclasses.replace(args, **scale))
-        inputs = x[None].clone().requires_grad_()
-        with torch.no_grad():
-            head.weight.copy_(weight)
-        head(inputs).backward(factor * grad[None])
-        return inputs.grad / factor, head.weight.grad / factor
-
-    mean = gradients(1 / args.train_seq_len)
-    torch.testing.assert_close(mean, gradients(1, fp8_grad_scale=summed["fp8_grad_scale"]))
-    assert not torch.allclose(mean[0], gradients(1)[0])  # which are cut to FP8's range
 
 
 # ---- Newton-Schulz, and from 08f on Polar Express ----
@@ -220,12 +178,12 @@ class World:
             get_rank=lambda: rank, get_world_size=lambda: world_size, all_reduce=self.all_reduce,
             all_gather_into_tensor=self.all_gather_into_tensor, ReduceOp=torch.distributed.ReduceOp,
             reduce_scatter_tensor=self.reduce_scatter_tensor)
-        self.rank, self.arrived = rank, []  # what each exchange ends with, but for scatters
-        self.events = []
+        self.rank, self.events = rank, []
+        self.reduced, self.gathered = [], []  # the tensors at the end of each exchange
         self.sizes = dict(reduce_scatter=[], all_gather=[])  # bytes of the whole
 
-    def all_reduce(self, tensor, op=None):
-        self.arrived.append(tensor.clone())
+    def all_reduce(self, tensor):
+        self.reduced.append(tensor.clone())
 
     def reduce_scatter_tensor(self, own, tensor, async_op):
         world_size = self.dist.get_world_size()
@@ -236,10 +194,8 @@ class World:
 
     def all_gather_into_tensor(self, gathered, tensor, async_op):
         tensor = tensor.clone()  # which may be a part of `gathered`
-        self.arrived = [each for each in self.arrived if getattr(each, "gathered", False)]
         gathered.zero_()[self.rank * len(tensor) : (self.rank + 1) * len(tensor)] = tensor
-        self.arrived.append(gathered.clone())
-        self.arrived[-1].gathered = True
+        self.gathered.append(gathered.clone())
         self.sizes["all_gather"].append(gathered.nbytes)
         self.events.append("sent")
         return SimpleNamespace(wait=lambda: self.events.append("awaited"))
@@ -349,7 +305,7 @@ def test_batches_train_like_matrix_by_matrix(milestone, shards, tmp_path, monkey
     module = load_snapshot(milestone)
     factors = {(m, n): factor for m, n, factor in known_values(milestone.id)["muon"]["factor"]}
     polynomials = getattr(module, "POLAR_EXPRESS", 5 * [(3.4445, -4.7750, 2.0315)])
-    # an epsilon of 1e-6 beside the mean of gradients, of which FormerMuon has 20 times as much
+    # FormerMuon's momentum sums what the snapshot's averages: 20 times as much, so is its epsilon
     larger, epsilon = (1.02, 2e-5) if hasattr(module, "POLAR_EXPRESS") else (1, 1e-7)
 
     class FormerMuon(torch.optim.Optimizer):
@@ -439,7 +395,8 @@ def test_owners(milestone):
         owned = [i for i, move in enumerate(params) if move.any()]
         assert owned == np.flatnonzero(owners == rank).tolist()
         assert remembered(muon) == len(owned)  # it keeps no other momentum
-        flat = torch.cat([tensor.flatten() for tensor in world.arrived])
+        updates = world.gathered or world.reduced  # 06f reduces gradients before it gathers
+        flat = torch.cat([tensor.flatten() for tensor in updates])
         assert flat.count_nonzero() == flat.numel() // 8  # equal shares, the rest stays zero
         filled = filled + (flat != 0).int()
     assert (filled == 1).all()
@@ -573,8 +530,8 @@ def test_what_a_rank_of_eight_exchanges_and_keeps(milestone, monkeypatch, reques
         matrices = model.blocks.parameters()
         if groups:
             named = dict(model.named_parameters())
-            matrices = [dict(params=[named[name] for name in names], num_attentions=fours)
-                        for names, fours in groups]
+            matrices = [dict(params=[named[name] for name in names], num_attentions=attentions)
+                        for names, attentions in groups]
         optimizers = dict(
             adam_state=make_adam(module, rows, lr=0.1),
             muon_state=make_muon(module, matrices, lr=0.1, bf16=True))
@@ -665,14 +622,15 @@ def groups_of_the_record(milestone, shards, tmp_path):
 @where("Muon", known="owned_layers")
 def test_shares_of_both_kinds_have_the_same_updates_on_any_number_of_ranks(milestone):
     torch.manual_seed(0)
-    module, fours, gradients = load_snapshot(milestone), 3, 100 * torch.randn(7, 8, 32)
-    apart = [matrix for gradient in gradients[:fours] for matrix in gradient.view(4, 8, 8)]
+    module, attentions, gradients = load_snapshot(milestone), 3, 100 * torch.randn(7, 8, 32)
+    apart = [matrix for gradient in gradients[:attentions] for matrix in gradient.view(4, 8, 8)]
     expected = torch.cat(
         [orthogonalize(module)(matrix[None], torch.float32).flatten() for matrix in apart]
-        + [orthogonalize(module)(gradients[fours:], torch.float32).flatten()])
+        + [orthogonalize(module)(gradients[attentions:], torch.float32).flatten()])
     for world_size in (1, 2, 4, 8):  # of which the first three have a rank with both
-        moves = [step_of_muon(milestone, gradients, world=World(rank, world_size), num_attentions=fours)[0]
-                 for rank in range(world_size)]
+        worlds = [World(rank, world_size) for rank in range(world_size)]
+        moves = [step_of_muon(milestone, gradients, world=world, num_attentions=attentions)[0]
+                 for world in worlds]
         found = -torch.stack([torch.stack(some) for some in moves]).sum(0)
         torch.testing.assert_close(found.flatten(), expected, rtol=0, atol=2e-5)
 
@@ -682,9 +640,9 @@ def test_what_each_of_eight_ranks_owns(milestone, groups_of_the_record):
     names = [name for some, _ in groups_of_the_record for name in some]
     for rank, expected in enumerate(known_values(milestone.id)["owned_layers"]):
         world, owned = World(rank, 8), set()
-        for some, fours in groups_of_the_record:
+        for some, attentions in groups_of_the_record:
             params, _ = step_of_muon(
-                milestone, torch.ones(len(some), 2, 8), world=world, num_attentions=fours)
+                milestone, torch.ones(len(some), 2, 8), world=world, num_attentions=attentions)
             owned |= {name for name, param in zip(some, params, strict=True) if param.any()}
         assert owned == {name for name in names for part, layers in expected.items()
                          for layer in layers if name.startswith(f"blocks.{layer}.{part}")

@@ -88,7 +88,7 @@ def test_a_run(milestone, shards, tmp_path):
     assert sorted(file.name for file in log_dir.iterdir()) == ["checkpoint.pt", "log.txt"]
 
 
-@where("parse_args", "main: head")
+@where("parse_args", "init_distributed")
 def test_by_hand(milestone, shards, tmp_path):
     overrides = micro_overrides(milestone, shards, tmp_path / "log", val_loss_every=0)
     ended = run_script(milestone, overrides)
@@ -96,11 +96,13 @@ def test_by_hand(milestone, shards, tmp_path):
     steps = [line for line in ended.stdout.splitlines() if line.startswith("step:")]
     assert len(steps) == 21  # one line a step and the final validation
 
-    refused = run_script(milestone, overrides | {"micro_batch_size": STEP}, world_size=2)
-    assert refused.returncode == 1
+    overrides |= dict(log_dir=str(tmp_path / "refused"), micro_batch_size=STEP)
+    refused = run_script(milestone, overrides, world_size=2)
+    assert refused.returncode == 1, refused.stderr
     last = [line for line in refused.stderr.splitlines() if "AssertionError: " in line]
-    tokens = STEP * MICRO["seq_len"] * 2
-    assert len(last) == 2 and all(line.endswith(f"ranks = {tokens}") for line in last)
+    assert last and all(line.endswith(
+        f"{STEP} tokens do not divide into {STEP} x {MICRO['seq_len']} on each of 2 ranks")
+        for line in last)
 
 
 @pytest.mark.slow
@@ -182,9 +184,9 @@ def test_a_file_that_is_no_whole_shard(milestone, content, shards, tmp_path):
 @where("token_batches")
 @pytest.mark.parametrize("overrides, words", [
     (dict(train_files="none/*.bin"),
-     rf"no none/\*\.bin (of >{STEP} tokens|with {STEP // 32} (packed )?rows)"),
+     rf"no none/\*\.bin (of >{STEP} tokens|with {STEP // 32} rows of 32 tokens)"),
     (dict(val_tokens=STEP * 64),
-     rf"no .*_val_\*\.bin (of >{STEP * 64} tokens|with {STEP * 64 // 16} rows, 16 tokens each)"),
+     rf"no .*_val_\*\.bin (of >{STEP * 64} tokens|with {STEP * 64 // 16} rows of 16 tokens)"),
 ])
 def test_no_shard_for_a_step(milestone, overrides, words, shards, tmp_path):
     args = micro_args(milestone, shards, tmp_path / "log", **overrides)

@@ -5,8 +5,7 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  08g adam every second step
-Changed: a learned share of the eighth layer's output is subtracted before the head; smaller beta1,
-         longer cooldown; fewer steps
+Changed: a learned share of the eighth layer's output is subtracted before the head; retunes
 Record:  #40 by @classiclarryd, 2025-10-04: val loss 3.2781, 0.61B tokens, 2.36 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
