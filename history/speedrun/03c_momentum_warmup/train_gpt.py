@@ -53,7 +53,7 @@ class Hyperparameters:
     num_heads: int = 6
     model_dim: int = 768
     # optimizer and schedules
-    muon_lr: float = 0.02  # about a step's singular values; twice that for c_fc, which is tall
+    muon_lr: float = 0.02  # roughly an update's singular values; doubled for c_fc, which is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.3
@@ -128,7 +128,7 @@ class Muon(torch.optim.Optimizer):
             sizes = [param.numel() for param in params]  # one flat buffer holds all updates
             all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
             update_of = dict(zip(params, all_updates.split(sizes), strict=True))
-            by_shape = defaultdict(dict)  # {shape: {param: momentum}}; each shape is one batch
+            by_shape = defaultdict(dict)  # {shape: {param: Nesterov update}}; one batch per shape
             # Rank i mod world_size owns matrix i: only it keeps momentum and computes the update.
             for param in params[dist.get_rank() :: dist.get_world_size()]:
                 state = self.state[param]
@@ -176,7 +176,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # separate, for Muon
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # Muon orthogonalises each
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
@@ -230,7 +230,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # matrix products only; weights and residual stream stay float32
+        self.bf16 = args.bf16  # in linear maps and attention; weights, residual stream are float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
@@ -270,7 +270,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -319,7 +319,7 @@ class Log:
         self.synchronize()
         return time.perf_counter()
 
-    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
         training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
@@ -382,7 +382,7 @@ def validate(model, batches, micro_steps):
 
 
 def train(model, optimizers, train_batches, load_val, log, args):
-    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     log.clock_start = log.now()
@@ -433,7 +433,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # a graph per gradient bucket: overlap
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
         model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # every rank computes the same buffers
@@ -456,7 +456,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP: its cycle keeps the group's threads, which may abort the exit
+    gc.collect()  # frees DDP's reference cycle: its group's threads could abort the exit
     dist.destroy_process_group()
 
 

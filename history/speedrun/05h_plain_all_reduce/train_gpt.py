@@ -57,7 +57,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.05  # about a step's singular values; twice that for c_fc, which is tall
+    muon_lr: float = 0.05  # roughly an update's singular values; doubled for c_fc, which is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -242,7 +242,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # separate, for Muon
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon orthogonalises each
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
@@ -367,7 +367,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # of whole steps and one more target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -423,7 +423,7 @@ class Log:
         self.synchronize()
         return time.perf_counter()
 
-    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
         training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
@@ -487,7 +487,7 @@ def validate(model, batches, micro_steps, window):
 
 
 def train(model, optimizers, train_batches, load_val, log, args):
-    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     log.clock_start = log.now()

@@ -65,7 +65,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.05  # about a step's singular values
+    muon_lr: float = 0.05  # roughly an update's singular values
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -73,7 +73,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-10  # 1e-10 for the mean over 8 ranks
+    adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
     train_steps: int = 1695
     scheduled_steps: int = 1695  # the schedules end here
     cooldown_frac: float = 0.45
@@ -137,7 +137,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
-            total = tl.dot(a, b, total)
+            total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
         total *= alpha
 
         inside = (i < M) & (j < M)
@@ -242,10 +242,10 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`."""
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
     # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
-    factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
-    return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
@@ -557,7 +557,7 @@ class Log:
         self.synchronize()
         return time.perf_counter()
 
-    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
         training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
@@ -621,7 +621,7 @@ def validate(model, batches, micro_steps, window):
 
 
 def train(model, optimizers, train_batches, load_val, log, args):
-    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
@@ -641,7 +641,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Summed over tokens: FP8's range fits any row length, accumulation and world size.
+            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():

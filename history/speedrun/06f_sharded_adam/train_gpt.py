@@ -81,7 +81,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.05  # about a step's singular values
+    muon_lr: float = 0.05  # roughly an update's singular values
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -89,7 +89,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-8  # 1e-8 for the mean over 8 ranks
+    adam_eps: float = 8e-8  # the record's 1e-8, times 8: ranks are summed
     train_steps: int = 1670
     scheduled_steps: int = 1670  # the schedules end here
     cooldown_frac: float = 0.5
@@ -156,7 +156,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
-            total = tl.dot(a, b, total)
+            total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
         total *= alpha
 
         inside = (i < M) & (j < M)
@@ -307,10 +307,10 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, quantised with these scales, in `dtype`."""
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
     # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
-    factors = (torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale))
-    return torch._scaled_mm(a, b.T, *factors, out_dtype=dtype, use_fast_accum=fast)
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
@@ -363,7 +363,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale by YaRN (arXiv 2309.00071), applied at each growth of window."""
+        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -390,11 +390,11 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask} for `inputs` (B, T): a token sees its document, up to `window` tokens back."""
+    """{kind: dense mask, or varlen_attn's arguments}: a token sees its document, `window` back."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = document_starts(inputs, args)
-        longest = args.max_document_len if training else T  # training documents are cut
+        longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
@@ -509,7 +509,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def forward(self, inputs, targets=None):
-        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half the window
+        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         L, width = len(self.blocks), len(self.initial_scalars)
@@ -642,7 +642,7 @@ class Log:
         self.synchronize()
         return time.perf_counter()
 
-    def step(self, step, loss_text):  # no synchronisation: exact right after a validation
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
         training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
@@ -707,7 +707,7 @@ def validate(model, batches, micro_steps):
 
 
 def train(model, optimizers, train_batches, load_val, log, args):
-    """Takes train_steps optimizer steps; each validation opens its batches by load_val()."""
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
@@ -727,7 +727,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Summed over tokens: FP8's range fits any row length, accumulation and world size.
+            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
         set_hyperparameters(optimizers, step, args)
@@ -759,7 +759,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window compiles twice
+        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
