@@ -122,7 +122,7 @@ def newton_schulz(matrices, dtype):
 
 
 def wide(matrix):
-    """The matrix or, where it has more rows than columns, its transpose: a view."""
+    """A view of the matrix with no more rows than columns: so c_fc and c_proj share a batch."""
     return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
 
 
