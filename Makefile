@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: run test lessons lint figures
+.PHONY: run test lessons lint figures ladder
 
 run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
@@ -18,6 +18,9 @@ lint: .venv/installed
 
 figures: .venv/installed  ## rewrite the generated tables and pictures
 	$(BIN)/python tools/make_figures.py
+
+ladder: .venv/installed  ## repeat the tiny runs whose script or tiny values changed, then figures
+	$(BIN)/python tools/make_figures.py --tiny
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'

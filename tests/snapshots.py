@@ -116,13 +116,16 @@ def value_tables(record, num_layers):
 
 
 def sized(sizes, fields):
-    """The sizes, with seq_len under the names by which a script of these fields knows it and with
-    the value embeddings of so many layers."""
+    """The sizes, with seq_len under the names by which a script of these fields knows it, with the
+    value embeddings of so many layers, and with backout_layer in their second half."""
     named = dict.fromkeys(length_names(fields), sizes["seq_len"])
     if "value_embed_pattern" in fields and "num_layers" in sizes:
         named["value_embed_pattern"] = value_tables(
             fields["value_embed_pattern"], sizes["num_layers"])
-    return named | {name: value for name, value in sizes.items() if name != "seq_len"}
+    named |= {name: value for name, value in sizes.items() if name != "seq_len"}
+    if "backout_layer" in sizes:
+        named["backout_layer"] = max(sizes["backout_layer"], sizes["num_layers"] // 2)
+    return named
 
 
 @cache
@@ -181,7 +184,8 @@ def _of_kind(module, *kinds):
 
 def record_layers(module):
     """The same of the record."""
-    return {name: getattr(module.Hyperparameters, name) for name in MANIFEST.glossary.of_kind(*LAYERS)
+    names = MANIFEST.glossary.of_kind(*LAYERS)
+    return {name: getattr(module.Hyperparameters, name) for name in names
             if hasattr(module.Hyperparameters, name)}
 
 
@@ -284,6 +288,42 @@ def train(module, args):
         patched.setattr(module, "validate", noted)
         module.main(args)
     return losses
+
+
+def first_step(id, overrides):
+    """Trains one step in float64 from random weights, with a head in FP8; returns the weights after
+    it, {name: array}, and the codes of the logits' gradients, one array for each micro-step.
+
+    Muon does not orthogonalize: the weights are to be a smooth function of the gradients.
+    """
+    module = load_snapshot(MANIFEST.get(id))
+    models, codes, quantize = [], [], module.quantize
+
+    class Float64(module.GPT):
+        def __init__(self, args):
+            super().__init__(args)
+            for param in self.parameters():
+                if param.ndim >= 2:
+                    torch.nn.init.normal_(param, std=0.2)
+            models.append(self.double())
+
+    def noted(x, scale, dtype):
+        quantized = quantize(x, scale, dtype)
+        if dtype == torch.float8_e5m2:
+            codes.append(quantized.view(torch.uint8).numpy())
+        return quantized
+
+    def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):  # torch's has no float64
+        return a.double() / a_scale @ (b.double() / b_scale).T
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "GPT", Float64)
+        patched.setattr(module, "quantize", noted)
+        patched.setattr(module, "fp8_product", fp8_product)
+        patched.setattr(module, "validate", lambda *_: 0.0)
+        patched.setattr(module, orthogonalizer(module), lambda matrices, *_, **__: matrices)
+        module.main(module.Hyperparameters(**overrides))
+    return {name: p.detach().numpy() for name, p in models[0].named_parameters()}, codes
 
 
 def as_options(overrides):

@@ -33,18 +33,23 @@ def shard(length, documents):
     return tokens
 
 
-@where("aligned_rows", known="aligned")
+def rows_at(tokens, T, starts):
+    """The rows of T tokens and a target that begin at `starts`."""
+    return [tokens[start : start + T + 1].tolist() for start in starts]
+
+
+@where("aligned_rows")
 def test_known_rows(milestone):
     known = known_values(milestone.id)["aligned"]
-    tokens = shard(known["tokens"], known["documents"])
-    for position, expected in known["starts"]:
-        found = [row.tolist() for row in load_snapshot(milestone).aligned_rows(tokens[position:], known["row"], ARGS)]
-        assert found == [tokens[start : start + known["row"] + 1].tolist() for start in expected]
+    tokens, T = shard(known["tokens"], known["documents"]), known["row"]
+    for position, starts in known["starts"]:
+        rows = load_snapshot(milestone).aligned_rows(tokens[position:], T, ARGS)
+        assert [row.tolist() for row in rows] == rows_at(tokens, T, starts)
 
 
-@where("aligned_rows", known="aligned")
+@where("aligned_rows")
 def test_rows_follow_the_definition(milestone):
-    document_starts, rng = load_snapshot(milestone).document_starts, np.random.default_rng(0)
+    module, rng = load_snapshot(milestone), np.random.default_rng(0)
     for length, documents in [
             (300, [5, 205, 220, 299]),  # one longer than many rows
             (70, [0, 64]), (70, [0, 63]), (70, [6, 69]), (70, [7]), (70, []),
@@ -52,9 +57,9 @@ def test_rows_follow_the_definition(milestone):
             *((3_000, np.flatnonzero(rng.random(3_000) < share)) for share in (0.3, 0.03, 0.004))]:
         tokens = shard(length, documents)
         for T in (1, 8, 63, 64, 100):
-            found = list(document_starts(tokens, T, ARGS))
-            assert found == aligned_starts(tokens, T, BOS), (length, T)
-            assert all(start + T < length for start in found)  # the last target is there
+            found = [row.tolist() for row in module.aligned_rows(tokens, T, ARGS)]
+            assert found == rows_at(tokens, T, aligned_starts(tokens, T, BOS)), (length, T)
+            assert all(len(row) == T + 1 for row in found)  # the last target is there
 
 
 def rows_of(module, folder, world_size, rows, micro_batch_size=1, aligned=True):
@@ -84,14 +89,13 @@ def folder(tmp_path):
 def test_rows_are_dealt_in_order_and_no_step_spans_two_shards(milestone, folder):
     module = load_snapshot(milestone)
     first, second = (shard_files.read(file) for file in sorted(folder.iterdir()))
-    expected = [tokens[start : start + 9].astype(np.int64)
-                for tokens, steps in ((first, 2), (second, 1), (first, 1))  # then round again
-                for start in aligned_starts(tokens, 8, BOS)[: 8 * steps]]
+    expected = [row for tokens, steps in ((first, 2), (second, 1), (first, 1))  # then round again
+                for row in rows_at(tokens, 8, aligned_starts(tokens, 8, BOS)[: 8 * steps])]
     for world_size in (1, 2, 4):
         for micro_batch_size in (1, 2):
             inputs, targets = rows_of(module, folder, world_size, 32, micro_batch_size)
-            assert inputs.numpy().tolist() == [row[:-1].tolist() for row in expected]
-            assert targets.numpy().tolist() == [row[1:].tolist() for row in expected]
+            assert inputs.tolist() == [row[:-1] for row in expected]
+            assert targets.tolist() == [row[1:] for row in expected]
             assert (inputs[:, 0] == BOS).all() and inputs.dtype == targets.dtype == torch.int64
 
 
@@ -99,10 +103,9 @@ def test_rows_are_dealt_in_order_and_no_step_spans_two_shards(milestone, folder)
 def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refused(
         milestone, tmp_path):
     module = load_snapshot(milestone)
-    words = "with 8 rows that begin with a document, 8 tokens each"
     for name, documents in (("a_1", []), ("a_2", [4]), ("a_3", range(0, 64, 8))):
         shard_files.write(tmp_path / f"{name}.bin", shard(200, documents))
-        with pytest.raises(AssertionError, match=words):
+        with pytest.raises(AssertionError, match="with 8 rows of 8 tokens"):
             rows_of(module, tmp_path, 1, 8)
     inputs, _ = rows_of(module, tmp_path, 1, 16, aligned=False)  # there the rows are enough
     assert inputs.flatten().tolist() == shard(200, [])[:128].tolist()
@@ -171,7 +174,7 @@ def test_all_ranks_and_micro_batches_see_the_same_packs(milestone, tmp_path):
 def test_a_shard_without_enough_packs_is_refused(milestone, tmp_path):
     module = load_snapshot(milestone)
     shard_files.write(tmp_path / "a_1.bin", shard(200, range(1, 113, 8)))  # 14 of 5 tokens
-    with pytest.raises(AssertionError, match="with 8 packed rows, 8 tokens each"):
+    with pytest.raises(AssertionError, match="with 8 rows of 8 tokens"):
         rows_of(module, tmp_path, 1, 8)
     inputs, _ = rows_of(module, tmp_path, 1, 16, aligned=False)  # there the rows are enough
     assert inputs.flatten().tolist() == shard(200, range(1, 113, 8))[:128].tolist()

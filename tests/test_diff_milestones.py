@@ -341,12 +341,19 @@ def test_output_in_a_pipe_is_plain_and_whole():
     assert ended.returncode == 0, ended.stderr
     assert "\x1b" not in ended.stdout
     head, _, body = ended.stdout.partition("\n── ")
-    for told in ("in mirrored order. Records: #11", "minutes     13.1 → 7.2", "2 added"):
+    idea = load_manifest().get("04").idea
+    for told in (f"{idea} Records: #11", "minutes     13.1 → 7.2", "2 added"):
         assert told in head
     comparison = find_difference(read_side("03").text, read_side("04").text)
     for change in comparison.changes:
         for line in marked(change, but=INDENTED):
             assert (f"{line[0]} {line[1:]}".rstrip() if line[1:] else line[0]) in body.split("\n")
+
+
+def test_a_milestone_alone_is_compared_with_its_parent():
+    alone = diff("04", "--stat")
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert alone.stdout == diff("03e", "--stat", "04").stdout != diff("03", "04", "--stat").stdout
 
 
 def test_stat(files):
@@ -455,11 +462,13 @@ def test_nothing_to_show_is_said(files):
 
 
 @pytest.mark.parametrize("arguments, status, message", [
-    (["03"], 2, "required: B"),
+    ([], 2, "required: A"),
+    (["00"], 1, "00 has no parent; name two"),
+    (["a.py"], 1, "a.py has no parent; name two"),
     (["03", "4x"], 1, 'no milestone "4x"; did you mean 04_skip_connections?'),
     (["03", "none.py"], 1, "none.py is not a file"),
     (["03", "04", "--blocks", "MLP", "Muno"], 1, 'no block is called "Muno"; did you mean Muon?'),
-    (["03", "04", "--blocks", "setup"], 1, "did you mean main: setup?"),
+    (["03", "04", "--blocks", "optimizers"], 1, "did you mean make_optimizers?"),
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
     (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
     (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),

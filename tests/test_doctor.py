@@ -23,6 +23,7 @@ import torch
 import doctor
 from snapshots import MILESTONES
 from speedrun.doctor import accelerators, judge, milestones, software, storage
+from speedrun.doctor.accelerators import kernel_checks
 from speedrun.doctor.milestones import milestone_check, missing_names
 from speedrun.doctor.report import Finding, Report, print_report
 from speedrun.doctor.software import NEEDED, REQUIREMENTS, pins
@@ -237,6 +238,12 @@ def test_flash_attention_3_on_hopper(computer, report, modules, status):
     assert line["status"] == status
     assert modules or line["text"].startswith("FA2 in its place: no flash_attn_interface")
     assert line["text"].endswith(f"used by {MILESTONES[-1].id}")
+
+
+def test_neighbours_that_use_a_kernel_are_a_range(computer):
+    switches = {id: {"use_fp8": False} if id in "bcdf" else {} for id in "abcdef"}
+    (line,) = [line for line in kernel_checks(torch, switches) if line.name == "FP8"]
+    assert line.text.endswith("; used by b to d, f")
 
 
 def test_different_gpus_have_lines_of_their_own(computer, capsys):

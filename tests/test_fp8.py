@@ -1,14 +1,28 @@
-"""The head in FP8 from 05i on, which a CPU computes too: layouts, scales, training.
+"""The head in FP8 from 05i on, which a CPU computes too: layouts, scales, training, and the summed
+loss, which gives its gradients the same range for any accumulation and any number of ranks.
 
 test_parts.py compares single numbers and a small product.
 
 Run: .venv/bin/python -m pytest tests/test_fp8.py
 """
 
+import numpy as np
 import pytest
 import torch
 
-from snapshots import known_values, load_snapshot, micro_sizes, where
+from ranks import start_ranks
+from snapshots import (
+    by_id,
+    declaring,
+    first_step,
+    known_values,
+    load_snapshot,
+    micro_overrides,
+    micro_sizes,
+    tried,
+    where,
+)
+from speedrun.history.fields import default_hyperparameters
 from speedrun.run.log import read_log
 from test_parts import train_small
 
@@ -95,8 +109,50 @@ def test_each_factor_is_a_hyperparameter(milestone):
 @where("FP8Linear", "Head", "GPT", known="fp8_training")
 def test_small_training_in_fp8(milestone, tmp_path):
     expected = known_values(milestone.id)["fp8_training"]
-    scales = dict(zip(("fp8_x_scale", "fp8_weight_scale", "fp8_grad_scale"), SCALES, strict=True)) | dict(fp8_grad_scale=2.0**15)
     train_small(milestone, len(expected), tmp_path / "log", use_fp8=True, train_loss_every=1,
-                **scales)
+                fp8_x_scale=SCALES[0], fp8_weight_scale=SCALES[1],
+                fp8_grad_scale=2.0**15)  # of a sum: 2^19 for the mean of 16 tokens
     losses = [loss for _, loss in read_log(tmp_path / "log" / "log.txt").train_curve]
     assert losses == pytest.approx(expected, abs=6e-5)
+
+
+# ---- the summed loss ----
+
+
+def step_of_eight(milestone, shards, log_dir, micro_batch_size=1):
+    """Hyperparameters of a step on eight sequences in which all weights move about as far as their
+    gradients say."""
+    fields = default_hyperparameters(milestone.script)
+    moves = {name: 1 for name in fields if name.endswith("_lr") or name == "adam_every"}
+    return micro_overrides(
+        milestone, shards, log_dir, **moves, adam_eps=1.0, use_fp8=True, total_batch_size=8 * 32,
+        micro_batch_size=micro_batch_size, train_steps=1, val_loss_every=0, kernel_warmup_steps=0)
+
+
+def assert_same_weights(found, expected):
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-12, err_msg=name)
+
+
+@where("train", known="fp8_product")
+def test_eight_micro_steps_are_one_of_eight_sequences(milestone, shards, tmp_path):
+    weights, codes = first_step(milestone.id, step_of_eight(milestone, shards, tmp_path / "8"))
+    others, (other_codes,) = first_step(
+        milestone.id, step_of_eight(milestone, shards, tmp_path / "1", micro_batch_size=8))
+    assert len(codes) == 8 and len(np.unique(codes)) > 30
+    np.testing.assert_array_equal(np.concatenate(codes), other_codes)
+    assert_same_weights(others, weights)
+
+
+SUMMING = declaring("train", "Muon", known="fp8_product")
+
+
+@pytest.mark.parametrize("milestone", [SUMMING[0], *tried(SUMMING[1:])], ids=by_id)
+def test_eight_ranks_are_eight_micro_steps(milestone, shards, tmp_path):
+    weights, codes = first_step(milestone.id, step_of_eight(milestone, shards, tmp_path / "1"))
+    ranks = start_ranks(
+        8, first_step, milestone.id, step_of_eight(milestone, shards, tmp_path / "8"))
+    for (others, (other_codes,)), own_codes in zip(
+            (found for found, printed in ranks), codes, strict=True):
+        np.testing.assert_array_equal(other_codes, own_codes)
+        assert_same_weights(others, weights)

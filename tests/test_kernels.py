@@ -46,7 +46,7 @@ def interpret(milestone):
     """Prints how far products are from the dense ones, without and with addend, and how far from
     symmetric; and of 768 rows which programs store something, of how many, for some tiles.
 
-    float32 alone: the interpreter of 3.7.1 multiplies bfloat16 wrongly.
+    Only float32: the interpreter of 3.7.1 multiplies bfloat16 wrongly.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 

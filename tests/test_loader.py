@@ -1,5 +1,5 @@
-"""Which tokens each rank is dealt, step by step, against what is known of the stream, and what a
-thread that reads ahead makes of it.
+"""Which tokens each rank is dealt, step by step, against what is known of the stream, and the
+batches of a thread that reads ahead.
 
 Run: .venv/bin/python -m pytest tests/test_loader.py
 """
@@ -25,11 +25,13 @@ from snapshots import (
 )
 from speedrun.scripts.sizes import length_names
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder with two shards of consecutive numbers: 65 tokens hold two steps of 32 and the last
-    target, 64 hold one (the second lacks a target)."""
+    target, 64 hold one (the second has no target)."""
     shard_files.write(tmp_path / "a_1.bin", np.arange(65))
     shard_files.write(tmp_path / "a_2.bin", np.arange(65, 65 + 64))
     return tmp_path
@@ -106,7 +108,7 @@ def test_every_rank_starts_at_its_own_sequences(milestone, monkeypatch):
 
 @where("prefetched")
 @pytest.mark.parametrize("slow", ["no one", "the thread", "the training"])
-def test_a_thread_hands_on_the_parents_batches(milestone, slow, tmp_path, monkeypatch):
+def test_a_thread_passes_the_parents_batches(milestone, slow, tmp_path, monkeypatch):
     write_random_shards(tmp_path, (1_900, 2_800), 300)
     module, parent = load_snapshot(milestone), load_snapshot(MANIFEST.get(milestone.parent))
     packed_rows, moments = module.packed_rows, itertools.count()
@@ -126,7 +128,7 @@ def test_a_thread_hands_on_the_parents_batches(milestone, slow, tmp_path, monkey
         mine, theirs = (token_batches(m, args.train_files, 256, args, rank=1, world_size=2,
                                       aligned=True) for m in (module, parent))
         for found, expected in zip(
-                module.prefetched(mine, args), itertools.islice(theirs, 60), strict=False):
+                module.prefetched(mine, args, CPU), itertools.islice(theirs, 60), strict=False):
             wait("the training")
             for batch, other in zip(found, expected, strict=True):
                 assert batch.equal(other) and batch.dtype == other.dtype
@@ -142,27 +144,33 @@ def numbers(end, made):
 
 
 @where("prefetched")
-def test_so_many_batches_are_ready_and_no_more(milestone):
-    prefetched, threads = load_snapshot(milestone).prefetched, threading.active_count()
-    for ahead in (0, 1, 4):
-        made = []
-        batches = prefetched(numbers(100, made), SimpleNamespace(prefetched_batches=ahead))
-        for taken in range(1, 10):
-            assert next(batches) == taken - 1
-            deadline = time.monotonic() + 20
-            while len(made) < taken + ahead and time.monotonic() < deadline:
-                time.sleep(0.001)
-            time.sleep(0.01)
-            assert len(made) == taken + ahead
-        assert len(set(made)) == 1 and threading.current_thread() not in made
-        batches.close()
-        assert threading.active_count() == threads
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_so_many_batches_are_ready_and_no_more(milestone, ahead):
+    module, threads, made = load_snapshot(milestone), threading.active_count(), []
+    batches = module.prefetched(
+        numbers(100, made), SimpleNamespace(prefetched_batches=ahead), CPU)
+    for taken in range(1, 10):
+        assert next(batches) == taken - 1
+        wait_until(lambda ready=taken + ahead: len(made) == ready)
+        time.sleep(0.01)
+        assert len(made) == taken + ahead
+    assert len(set(made)) == 1 and threading.current_thread() not in made
+    del batches  # ends the thread
+    wait_until(lambda: threading.active_count() == threads)
+
+
+def wait_until(holds):
+    """Waits up to 20 seconds; fails if the condition does not hold by then."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @where("prefetched")
 def test_a_fault_in_the_thread_is_raised_where_its_batch_is_taken(milestone):
     batches = load_snapshot(milestone).prefetched(
-        numbers(7, []), SimpleNamespace(prefetched_batches=4))
+        numbers(7, []), SimpleNamespace(prefetched_batches=4), CPU)
     assert [next(batches) for _ in range(7)] == list(range(7))
     with pytest.raises(ValueError, match="no number 7"):
         next(batches)

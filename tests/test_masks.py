@@ -15,11 +15,13 @@ import torch.nn.functional as F
 
 from snapshots import (
     MANIFEST,
+    MICRO,
     by_id,
     declaring,
     known_values,
     load_snapshot,
     micro_args,
+    micro_of,
     micro_sizes,
     path,
     record_layers,
@@ -30,7 +32,6 @@ from snapshots import (
 )
 from speedrun.figures import attention_cost
 from speedrun.figures.attention_cost import count_tiles
-from speedrun.history.fields import default_hyperparameters
 
 TILE = 128
 # torch warns that FlexAttention is slow without a compiler, which is all right here
@@ -45,14 +46,14 @@ def documents(T, *starts):
 
 
 def counts_tiles(module):
-    """Whether a mask is made of tiles. Then FlexAttention needs compilation: without, torch asks
-    the rule of each pair and ignores which tiles are listed."""
+    """Whether a mask is made of tiles. Uncompiled FlexAttention ignores which tiles are listed: it
+    applies the rule to every pair."""
     return hasattr(module.Hyperparameters, "tile_size")
 
 
 def is_staged(module):
-    """Whether the window has a few values in stages, each a Python number. Then it is that of the
-    tokens before a token's own, and exact."""
+    """Whether the window has a few values in stages, each a Python number. Then it counts the
+    tokens before a token's own, exactly."""
     return hasattr(module.Hyperparameters, "window_stages")
 
 
@@ -61,11 +62,13 @@ def rounds(module):
     return counts_tiles(module) and not is_staged(module)
 
 
-COUNTING = [m for m in declaring("attention_mask", "attention_masks") if counts_tiles(load_snapshot(m))]
+def masks_of(module):
+    """The values of `flex` in mask_of: there are only dense masks from 06 on."""
+    return (False, True) if hasattr(module.Hyperparameters, "use_flex_attention") else (False,)
 
 
 def mask_of(milestone, inputs, window, flex, tile_size=None):
-    """The milestone's mask: FlexAttention's, or the fallback's (B, 1, T, T) booleans."""
+    """The milestone's mask: FlexAttention's, or the dense one of (B, 1, T, T) booleans."""
     module = load_snapshot(milestone)
     tiles = dict(tile_size=tile_size or TILE) if counts_tiles(module) else {}
     args = micro_sizes(module, bos_id=1, **path(module, flex), **tiles | dict(compile=flex))
@@ -77,6 +80,13 @@ def mask_of(milestone, inputs, window, flex, tile_size=None):
         return module.attention_mask(inputs, window, args)
     args.window = window
     return module.attention_mask(inputs, args)
+
+
+def attend(milestone, mask, flex, q, k, v, scale=None):
+    """Attention of q, k and v, each (B, H, T, D), by a mask from mask_of."""
+    if flex:
+        return load_snapshot(milestone).flex_attention(q, k, v, block_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def by_definition(inputs, window, tile_size=1):
@@ -106,8 +116,8 @@ def tiles_of(mask, b=0):
 
 
 def applied(mask, T):
-    """What a compiled FlexAttention makes of a block mask, (B, 1, T, T): the rule in partial tiles.
-    All in tensors, so that it can be compiled."""
+    """Which pairs a compiled FlexAttention sees by a block mask, (B, 1, T, T): it applies the rule
+    in partial tiles. All in tensors, so that it can be compiled."""
     def shown(counts, columns):
         N, tile = columns.size(-1), mask.BLOCK_SIZE[0]
         listed = torch.where(torch.arange(N) < counts[..., None], columns, N).long()
@@ -124,32 +134,47 @@ def applied(mask, T):
 @pytest.fixture(autouse=True)
 def flex_attention_by_tiles(request, monkeypatch):
     """Where a mask is made of tiles, FlexAttention computes as if it were compiled."""
-    def attend(q, k, v, block_mask, scale=None):
-        assert block_mask.shape[-2:] == (q.size(2), k.size(2))  # as torch demands
+    def flex_attention(q, k, v, block_mask, scale=None):
+        assert block_mask.shape[-2:] == (q.size(2), k.size(2))  # as torch requires
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=applied(block_mask, q.size(2)), scale=scale)
 
     if "milestone" in request.fixturenames:
         module = load_snapshot(request.getfixturevalue("milestone"))
-        if counts_tiles(module) and hasattr(module, "flex_attention"):
-            monkeypatch.setattr(module, "flex_attention", attend)
+        if counts_tiles(module) and True in masks_of(module):
+            monkeypatch.setattr(module, "flex_attention", flex_attention)
+
+
+def some_documents(milestone, window):
+    """Inputs (3, 384) with few, some and many documents, and which tokens see which."""
+    torch.manual_seed(0)
+    inputs = (torch.rand(3, 384) < torch.tensor([[0.002], [0.02], [0.3]])).long()
+    module = load_snapshot(milestone)
+    tile_size = TILE if rounds(module) else 1
+    return inputs, by_definition(inputs, window + is_staged(module), tile_size)
+
+
+windows = pytest.mark.parametrize("window", [1, 5, 128, 129, 300, 1000])
 
 
 @where("attention_mask", "attention_masks")
-@pytest.mark.parametrize("window", [1, 5, 128, 129, 300, 1000])
-def test_masks_follow_the_definition(milestone, window):
-    torch.manual_seed(0)
-    T, module = 384, load_snapshot(milestone)
-    inputs = (torch.rand(3, T) < torch.tensor([[0.002], [0.02], [0.3]])).long()
-    tile_size = TILE if rounds(module) else 1
-    visible = by_definition(inputs, window + is_staged(module), tile_size)
+@windows
+def test_dense_masks_follow_the_definition(milestone, window):
+    inputs, visible = some_documents(milestone, window)
     assert mask_of(milestone, inputs, window, flex=False)[:, 0].equal(visible)
+
+
+@where("attention_mask")
+@windows
+def test_block_masks_follow_the_definition(milestone, window):
+    inputs, visible = some_documents(milestone, window)
+    B, T = inputs.shape
     mask = mask_of(milestone, inputs, window, flex=True)
     assert applied(mask, T)[:, 0].equal(visible)
-    b, q, k = torch.meshgrid(torch.arange(3), torch.arange(T), torch.arange(T), indexing="ij")
+    b, q, k = torch.meshgrid(torch.arange(B), torch.arange(T), torch.arange(T), indexing="ij")
     rule = mask.mask_mod(b, torch.tensor(0), q, k)
-    assert rounds(module) or rule.equal(visible)  # also uncompiled
-    for b in range(3):
+    assert rounds(load_snapshot(milestone)) or rule.equal(visible)  # also uncompiled
+    for b in range(B):
         partial, full = tiles_of(mask, b)
         for row in range(T // TILE):
             rows = visible[b, row * TILE : (row + 1) * TILE].view(TILE, T // TILE, TILE)
@@ -166,22 +191,20 @@ def test_known_masks(milestone):
         assert [row.nonzero().flatten().tolist() for row in dense] == case["visible"]
 
 
-@where("attention_mask", "attention_masks", "CausalSelfAttention", known="uniform_attention")
+@where("attention_mask", "attention_masks")
 def test_uniform_attention_averages_the_visible_positions(milestone):
     known = known_values(milestone.id)["uniform_attention"]
     inputs = documents(32, *known["starts"])
     q = k = torch.zeros(1, 1, 32, 16)
     v = torch.arange(32.0).view(1, 1, 32, 1).expand(1, 1, 32, 16)
-    attend, tile_size = getattr(load_snapshot(milestone), "flex_attention", None), known.get("tile_size")
     for window, expected in known["windows"]:
-        dense, block = (mask_of(milestone, inputs, window, flex, tile_size)
-                        for flex in (False, True))
-        for means in (F.scaled_dot_product_attention(q, k, v, attn_mask=dense),
-                      *([attend(q, k, v, block_mask=block)] if attend else [])):
+        for flex in masks_of(load_snapshot(milestone)):
+            mask = mask_of(milestone, inputs, window, flex, known.get("tile_size"))
+            means = attend(milestone, mask, flex, q, k, v)
             assert means[0, 0, known["tokens"], 0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
-@where("attention_mask", "attention_masks")
+@where("attention_mask")
 def test_known_tiles(milestone):
     for case in known_values(milestone.id)["tiles"]:  # their columns, or how many there are
         inputs = documents(case.get("tokens", 2048), *case["starts"])
@@ -190,7 +213,10 @@ def test_known_tiles(milestone):
             assert expected in (found, list(map(len, found)))
 
 
-@pytest.mark.parametrize("milestone", COUNTING, ids=by_id)
+ROUNDING = [m for m in declaring("attention_mask") if rounds(load_snapshot(m))]
+
+
+@pytest.mark.parametrize("milestone", ROUNDING, ids=by_id)
 def test_flex_attention_that_would_see_all_tiles_is_refused(milestone):
     module = load_snapshot(milestone)
     args = micro_sizes(module, **path(module, flex=True), compile=False)
@@ -205,7 +231,7 @@ def test_exact_windows_in_tiles_that_do_and_do_not_divide_the_row(milestone):
         inputs = torch.randint(12, (2, T))  # of which 1 begins a document
         for window in (1, 5, 7, tile_size, tile_size + 1, 2 * tile_size - 1, 2 * tile_size, 100):
             visible = by_definition(inputs, window + 1)
-            for flex in (False, True)[: 1 + hasattr(load_snapshot(milestone), "flex_attention")]:
+            for flex in masks_of(load_snapshot(milestone)):
                 mask = mask_of(milestone, inputs, window, flex, tile_size)
                 found = applied(mask, T) if flex else mask
                 assert found[:, 0].equal(visible), (T, tile_size, window, flex)
@@ -221,24 +247,29 @@ def test_a_dense_mask_that_is_too_large_is_refused(milestone):
 
 
 def small_models(milestone, **overrides):
-    """Models with the same random weights, with a dense mask and with a block mask."""
+    """Models with the same random weights, one for each of masks_of."""
     torch.manual_seed(0)
     module = load_snapshot(milestone)
     if counts_tiles(module):
         overrides["tile_size"] = 8
     models = [module.GPT(micro_sizes(
         module, bos_id=1, **path(module, flex), **overrides | dict(compile=flex)))
-        for flex in (False, True)]
+        for flex in masks_of(module)]
     for param in models[0].parameters():
         if param.ndim >= 2:  # scalars as small would leave little of attention
             torch.nn.init.normal_(param, std=0.2)
-    models[1].load_state_dict(models[0].state_dict())
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
     return models
 
 
-@where("attention_mask", "attention_masks", "CausalSelfAttention", "Block", "GPT", known="mask")
+FLEX = [m for m in declaring("attention_mask", "CausalSelfAttention", "Block", "GPT", known="mask")
+        if True in masks_of(load_snapshot(m))]
+
+
+@pytest.mark.parametrize("milestone", FLEX, ids=by_id)
 @torch.no_grad()
-def test_both_paths_have_the_same_loss(milestone):
+def test_both_masks_have_the_same_loss(milestone):
     dense, flex = small_models(milestone, seq_len=300)
     inputs, targets = torch.randint(2, 64, (2, 2, 300))
     inputs[0, 100] = inputs[1, 7] = 1
@@ -264,38 +295,42 @@ def test_documents_do_not_see_each_other(milestone):
     torch.testing.assert_close(model(changed)[:, 20:], logits[:, 20:], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("milestone", tried(declaring("window_size", "attention")), ids=by_id)
+@pytest.mark.parametrize(
+    "milestone", tried(declaring("window_size", "attention_masks")), ids=by_id)
 @torch.no_grad()
-@pytest.mark.parametrize("flex", [False, True])
-def test_windows_need_one_graph_or_one_for_each_stage(milestone, flex):
-    stages = {}
-    if hasattr(load_snapshot(milestone).GPT, "set_window"):  # rotary tables change with them
+def test_windows_need_one_graph_or_one_for_each_stage(milestone):
+    stages, module = {}, load_snapshot(milestone)
+    if hasattr(module.GPT, "set_window"):  # rotary tables change with them
         stages = dict(window_start=16, window_growth=16, window_stages=2, window_end=64)
-    model = small_models(milestone, seq_len=64, **stages)[flex].eval()
     graphs = []
 
     def count(graph, example_inputs):
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(model, backend=count, dynamic=False, fullgraph=True)
-    inputs, targets = torch.randint(2, 64, (2, 1, 64))
-    losses = []
-    for size in (16, 32, 64, 16, 32, 64):  # of which half may be seen
-        set_window(model, size)
-        losses.append(model(inputs, targets).item())
-        assert compiled(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-6)
-    assert len(graphs) == (1 if torch.is_tensor(model.window) else 3) and len(set(losses)) == 3
+    for model in small_models(milestone, seq_len=64, **stages):
+        model.eval()
+        graphs.clear()
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend=count, dynamic=False, fullgraph=True)
+        inputs, targets = torch.randint(2, 64, (2, 1, 64))
+        losses = []
+        for size in (16, 32, 64, 16, 32, 64):  # of which half may be seen
+            set_window(model, size)
+            losses.append(model(inputs, targets).item())
+            assert compiled(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-6)
+        assert len(graphs) == (3 if is_staged(module) else 1) and len(set(losses)) == 3
 
 
-@pytest.mark.parametrize("milestone", tried([
-    milestone for milestone in declaring("window_size")
-    if "window_stages" in default_hyperparameters(milestone.script)]), ids=by_id)
+STAGED = [m for m in declaring("window_size") if is_staged(load_snapshot(m))]
+
+
+@pytest.mark.parametrize("milestone", tried(STAGED), ids=by_id)
 def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path, monkeypatch):
     module, graphs = load_snapshot(milestone), []
 
-    def count(graph, example_inputs):
-        graphs.append("cross_entropy" in graph.code and torch.is_grad_enabled())
+    def count(graph, example_inputs):  # the capped logits are a sigmoid's
+        graphs.append("sigmoid" in graph.code and torch.is_grad_enabled())
         return graph.forward
 
     stages, steps = 3, 6  # one stage more than torch would compile
@@ -303,7 +338,7 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
     args = micro_args(
         milestone, shards, tmp_path / "log", compile=True, kernel_warmup_steps=0, val_loss_every=0,
         window_start=2, window_growth=2, window_stages=stages, train_steps=steps,
-        **dict.fromkeys({"scheduled_steps"} & vars(module.Hyperparameters()).keys(), steps))
+        scheduled_steps=steps)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=stages - 1):
         train(module, args)
@@ -312,9 +347,10 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
 
 @where("attention_mask", "attention_masks")
 def test_one_document_in_a_long_window_is_the_parent(milestone):
-    module = load_snapshot(MANIFEST.get(milestone.parent))
-    model = small_models(milestone)[0]
-    parent = module.GPT(micro_sizes(module))
+    parent = MANIFEST.get(milestone.parent)
+    module = load_snapshot(parent)
+    parent = module.GPT(module.Hyperparameters(**micro_of(parent)))
+    model = small_models(milestone, attention_scale=MICRO["attention_scale"])[0]  # also 04's
     parent.load_state_dict(model.state_dict())
     for either in (model, parent):
         set_window(either, 100)
@@ -329,6 +365,18 @@ def test_one_document_in_a_long_window_is_the_parent(milestone):
     assert max(grad.abs().max() for grad in queries) > 1e-3
 
 
+def replace_masks(module, monkeypatch, mask):
+    """A model's masks become mask(inputs, window)."""
+    def masks(inputs, windows, training, args):
+        return {kind: mask(inputs, window) for kind, window in windows.items()}
+
+    if hasattr(module, "attention_masks"):
+        monkeypatch.setattr(module, "attention_masks", masks)
+    else:
+        monkeypatch.setattr(
+            module, "attention_mask", lambda inputs, window, args: mask(inputs, int(window)))
+
+
 @where("Block", "GPT", known="layers")
 @torch.no_grad()
 def test_how_far_each_layer_sees(milestone, monkeypatch):
@@ -336,22 +384,19 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     model = module.GPT(micro_sizes(module, **record_layers(module), tile_size=4))
     seen = []
 
-    def attend(self, x, value_embed, *weights_and_window):
+    def attend(self, x, value_embed, *scalars_and_window):
         tables = [table(inputs) for table in model.value_embeds.values()]
         found = [j for j, table in enumerate(tables) if value_embed is not None
                  and value_embed.equal(table)]
-        seen.append([weights_and_window[-1], *found])
+        seen.append([scalars_and_window[-1], *found])
         return torch.zeros_like(x)
 
-    if hasattr(module, "attention_masks"):
-        monkeypatch.setattr(module, "attention_masks", lambda inputs, windows, training, args: windows)
-    else:
-        monkeypatch.setattr(module, "attention_mask", lambda inputs, window, args: int(window))
+    replace_masks(module, monkeypatch, lambda inputs, window: window)
     monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
     inputs = torch.arange(8)[None]
     cases = [(4 * tiles, 4 * tiles, 4 * half)
              for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7))]
-    if hasattr(args, "long_window_end"):  # in the last window alone
+    if hasattr(args, "long_window_end"):  # only in the last window
         cases.append((args.window_end, args.long_window_end, args.window_end // 2))
     for window, *reach in cases:
         set_window(model, window)
@@ -403,42 +448,39 @@ def test_the_warm_up_meets_all_windows_of_the_run(milestone):
         def set_window(self, window):
             self.window = window
 
-        def forward(self, inputs, targets):
+        def forward(self, inputs, targets, window=None):
+            seen.append(window or self.window)
             return self.weight.sum()
 
     model = Model(1, 1)
-    model.register_forward_pre_hook(lambda *_: seen.append(model.window))
-    for train_steps in (*range(1, 40), 1670):
-        args = module.Hyperparameters(train_steps=train_steps)
-        if hasattr(args, "scheduled_steps"):  # too few have not all windows
-            args.scheduled_steps = max(5, train_steps - 40)
-            args.train_steps = args.scheduled_steps + 40
+    optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
+    for scheduled_steps in (*range(5, 40), 1670):  # fewer do not have all windows
+        args = module.Hyperparameters(
+            scheduled_steps=scheduled_steps, train_steps=scheduled_steps + 40)
         seen.clear()
-        module.warm_up(torch.compile(model, disable=True), [], itertools.repeat((None, None)), args)
+        module.warm_up(torch.compile(model, disable=True), optimizers,
+                       itertools.repeat((None, None)), args)
         assert sorted(seen) == seen and len(seen) == args.kernel_warmup_steps == 6
-        steps = range(args.train_steps + (not hasattr(args, "window_end")))  # the last is none
-        assert set(seen) == {module.window_size(step, args) for step in steps}
+        assert set(seen) == {module.window_size(step, args) for step in range(args.train_steps)}
 
 
 @where("window_size", "train", known="window")
 def test_training_and_validation_use_the_window_of_the_step(
         milestone, shards, tmp_path, monkeypatch):
     module, seen = load_snapshot(milestone), []
-    attention_mask = module.attention_mask
 
-    def spy(inputs, window, args):
-        seen.append((torch.is_grad_enabled(), int(window)))
-        return attention_mask(inputs, window, args)
+    def causal(inputs, window):
+        seen.append((torch.is_grad_enabled(), window))
+        return torch.ones(2 * inputs.shape[-1:], dtype=torch.bool).tril()
 
-    monkeypatch.setattr(module, "attention_mask", spy)
+    replace_masks(module, monkeypatch, causal)
     sizes, expected = dict(window_start=2, window_end=10), ([2, 4, 6, 8], [2, 6, 10])
     if is_staged(module):  # of five steps the third and the fifth are later stages
-        sizes, expected = dict(window_start=2, window_growth=4), ([2, 2, 6, 6], [2, 6, 10])
-        if hasattr(module.Hyperparameters, "window_end"):
-            sizes["window_end"] = expected[1][-1] = 12
-        if hasattr(module.Hyperparameters, "long_window_end"):
-            sizes["long_window_end"] = expected[1][-1] = 14
-            sizes["scheduled_steps"] = 4
+        sizes = dict(window_start=2, window_growth=4, scheduled_steps=4)
+        expected = [2, 2, 6, 6], [2, 6, 10]
+        for end in ("window_end", "long_window_end"):  # in the last validation
+            if hasattr(module.Hyperparameters, end):
+                sizes[end] = expected[1][-1] = expected[1][-1] + 2
     elif counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
         sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(

@@ -52,8 +52,8 @@ def clone(tmp_path_factory):
     words = f"{LAST.slug.replace('_', ' ')}: "
     text = text.replace(f"{LAST.id} {words}", f"{NEW.id} {NEW.slug.replace('_', ' ')}: ", 1)
     text = re.sub("(Parent: +).*", rf"\g<1>{LAST.id}", text, count=1)
-    assert text.count("kernel_warmup_steps: int = 3") == 1
-    text = text.replace("kernel_warmup_steps: int = 3", "kernel_warmup_steps: int = 4")
+    text, count = re.subn("(kernel_warmup_steps: int =) .*", r"\1 4", text)
+    assert count == 1
     (folder / LAST.program).write_text(text, encoding="utf-8")
     (folder / "milestone.toml").write_text(ENTRY, encoding="utf-8")
     return root

@@ -5,7 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_parts.py
 
 import itertools
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from snapshots import (
     micro_args,
     micro_layers,
     micro_sizes,
-    path,
     record_layers,
     set_window,
     sized,
@@ -63,7 +62,7 @@ def test_defaults_are_the_records(milestone):
 def test_initial_loss_at_full_size(milestone):
     module = load_snapshot(milestone)
     torch.manual_seed(0)
-    model = module.GPT(module.Hyperparameters(compile=False, bf16=False, **without_flex(module)))
+    model = module.GPT(module.Hyperparameters(compile=False, bf16=False))
     tokens = torch.randint(50257, (1025,))
     with torch.no_grad():
         loss = model(tokens[None, :-1], tokens[None, 1:]).item()
@@ -80,14 +79,8 @@ def test_full_size_trains(milestone, shards, tmp_path):
     losses = train(module, module.Hyperparameters(
         **{name: getattr(micro, name) for name in kept if hasattr(micro, name)},
         **sized(dict(seq_len=1024), vars(micro)), micro_batch_size=1, total_batch_size=1024,
-        val_tokens=1024, train_steps=2, kernel_warmup_steps=0, compile=False, bf16=False,
-        **without_flex(module)))
+        val_tokens=1024, train_steps=2, kernel_warmup_steps=0, compile=False, bf16=False))
     assert losses[-1] < losses[0] - 0.1
-
-
-def without_flex(module):
-    """What lets a model with FlexAttention train on a CPU."""
-    return path(module, flex=False) if hasattr(module, "flex_attention") else {}
 
 
 # ---- the small deterministic model, which the known.toml of 00 describes ----
@@ -128,9 +121,8 @@ def fill(model, amplitude, fused_qkv=False):
 
 
 def hyperparameters(module, sizes):
-    """Those of a model or run of these sizes on a CPU."""
-    return module.Hyperparameters(
-        **sized(sizes, vars(module.Hyperparameters)), **without_flex(module))
+    """Those of a model or run of these sizes."""
+    return module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
 
 
 def small_model(milestone, amplitude, bf16=False, **more):
@@ -228,8 +220,8 @@ def test_small_first_moves(milestone, tmp_path):
 def test_init(milestone):
     torch.manual_seed(0)
     module = load_snapshot(milestone)
-    model = module.GPT(module.Hyperparameters(
-        **sized(dict(micro_layers(module), num_layers=2, vocab_size=2000, bf16=False, seq_len=1024), vars(module.Hyperparameters))))
+    model = module.GPT(hyperparameters(module, dict(
+        micro_layers(module), num_layers=2, vocab_size=2000, seq_len=1024, bf16=False)))
     for name, expected in known_values(milestone.id)["init"].items():
         (weight,) = weights_of(model, name)
         if "max" in expected:
@@ -310,6 +302,20 @@ def test_rotary_turns_bfloat16_in_float32(milestone):
     torch.manual_seed(0)
     x, rotary = torch.randn(1, 8, 1, 16), make_rotary(load_snapshot(milestone), 16, 8)
     assert rotary(x.bfloat16()).equal(rotary(x.bfloat16().float()).bfloat16())
+
+
+@where("Rotary")
+def test_rotary_is_the_usual_form_in_two_halves(milestone):
+    torch.manual_seed(0)
+    in_float32 = known_values(milestone.id).get("rotary_in_float32")
+    for dtype in (torch.float32, torch.bfloat16):
+        rotary = make_rotary(load_snapshot(milestone), 16, 50)
+        rotary.to(torch.float32 if in_float32 else dtype)
+        x = torch.randn(2, 50, 3, 16).to(dtype)
+        x1, x2 = x.chunk(2, dim=-1)
+        cos, sin = (table[..., :8] for table in (rotary.cos, rotary.sin))
+        expected = torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1).to(dtype)
+        assert rotary(x).equal(expected)
 
 
 @where("Rotary")
@@ -491,6 +497,19 @@ def test_softcap(milestone, fresh, monkeypatch):
         assert (found - cap * torch.tanh(some.double() / cap)).abs().max() / cap < 1e-6
 
 
+@where("GPT", known="softcap")
+def test_the_capped_loss_has_the_gradient_of_cross_entropy(milestone, fresh, monkeypatch):
+    module, model, inputs, targets = fresh
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # logits stay in float64
+    z = (5 * torch.randn(2, 8, 64, dtype=torch.float64)).requires_grad_()
+    monkeypatch.setattr(model.lm_head, "forward", lambda x: z)
+    losses = (model(inputs, targets),
+              torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
+    found, expected = (torch.autograd.grad(loss, z)[0] for loss in losses)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+
+
 # ---- from 03e on ----
 
 
@@ -502,8 +521,7 @@ def test_what_is_stored_in_bfloat16(milestone):
     stored = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
     assert len(stored) == known_values(milestone.id)["bfloat16_tensors"]
     tables = {name for name, _ in model.named_parameters() if "embed" in name}
-    scalars = {name for name, p in model.named_parameters() if p.ndim < 2}
-    assert stored in (tables, tables | scalars, tables | {"lm_head.weight"})
+    assert stored in (tables, tables | {"lm_head.weight"})
     others = {p.dtype for name, p in model.named_parameters() if name not in stored}
     assert others == {torch.float32}
 
@@ -595,7 +613,7 @@ def test_fp8_linear(milestone):
 
 
 @where("Head")
-def test_the_head_has_eight_bits_in_training_alone(milestone, fresh):
+def test_the_head_has_eight_bits_only_in_training(milestone, fresh):
     module, model, inputs, targets = fresh
     torch.nn.init.normal_(model.lm_head.weight, std=0.2)
     x = torch.randn(2, 8, 32)
@@ -620,13 +638,21 @@ def test_parameters_and_gradients_are_contiguous(milestone, fresh):
         assert param.is_contiguous() and param.grad.is_contiguous(), name
 
 
+def parents_args(milestone, args):
+    """The parent's hyperparameters: those of the same names as in `args`, else its defaults."""
+    module = load_snapshot(MANIFEST.get(milestone.parent))
+    names = {field.name for field in fields(module.Hyperparameters)} & vars(args).keys()
+    return module.Hyperparameters(**{name: getattr(args, name) for name in names})
+
+
 @where("CausalSelfAttention", "MLP", known="stored_as")
 @torch.no_grad()
 def test_the_parents_loss_with_the_same_weights(milestone, fresh):
     module, model, inputs, targets = fresh
     for param in model.parameters():
         torch.nn.init.normal_(param, std=0.2)
-    parent = load_snapshot(MANIFEST.get(milestone.parent)).GPT(model.args)
+    parent = load_snapshot(MANIFEST.get(milestone.parent)).GPT(
+        parents_args(milestone, model.args))
     weights, its_weights = model.state_dict(), parent.state_dict()
     for name in [*weights]:
         if name in its_weights:  # in another shape, perhaps
@@ -664,14 +690,15 @@ def test_gates(milestone, fresh):
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     projections(attn)[3] = torch.eye(32)  # heads one beside the other
     parent = load_snapshot(MANIFEST.get(milestone.parent)).CausalSelfAttention(
-        model.args, attn.rotary)
+        parents_args(milestone, model.args), attn.rotary)
     parent.c_qkvo.copy_(attn.c_qkvo.view_as(parent.c_qkvo))
     if hasattr(model, "set_window"):
         model.set_window(model.args.window_start)  # in which the scale is the hyperparameter
 
     def attend(attn):
-        weights = [] if hasattr(attn, "value_lambdas") else [torch.tensor([0.5, 0.5])]
-        return attn(x, value_embed, *weights, mask)
+        own = hasattr(attn, "value_lambdas")
+        scalars = [] if own else [dict(value=torch.tensor(0.5), value_embed=torch.tensor(0.5))]
+        return attn(x, value_embed, *scalars, mask)
 
     known, at_first = known_values(milestone.id)["gate"], attend(attn)
     ungated = at_first / known["at_first"]
@@ -856,7 +883,7 @@ def test_which_layers_skips_pair(milestone):
 
 @where("GPT", known="backout")
 @torch.no_grad()
-def test_a_middle_layers_output_is_taken_away_before_the_head(milestone, monkeypatch):
+def test_a_middle_layers_output_is_subtracted_before_the_head(milestone, monkeypatch):
     model, module = random_model_of_the_records_layers(milestone), load_snapshot(milestone)
     norm, outputs, normed = module.norm, [], []
     monkeypatch.setattr(module, "norm", lambda x: normed.append(x) or norm(x))

@@ -35,7 +35,8 @@ class Hyperparameters:
     vocab_size: int = 64
     bos_id: int = 1
     num_layers: int = 2
-    num_value_embeds: int = 1
+    value_embed_pattern: str = "0."
+    window_pattern: str = "LSSLSL"
     num_heads: int = 2
     model_dim: int = 32
     adam_lr: float = 1e-3
@@ -144,7 +145,8 @@ def test_ranges(start, setting):
     (["micro_batch_size=3"], r"^total_batch_size=1024 is not a multiple of .* = 3 \* 32 \* 1;"),
     (["num_heads=3"], "^model_dim=32 is not a multiple of num_heads=3;"),
     (["bos_id=64"], "^bos_id=64 is not below vocab_size=64;"),
-    (["num_value_embeds=2"], "^num_value_embeds=2 is too many for num_layers=2, .*; change one"),
+    (["window_pattern=L"], "^window_pattern=L has fewer letters than num_layers=2; change one"),
+    (["num_layers=4"], "^value_embed_pattern=0. does not have a letter for each of num_layers=4;"),
     (["window_end=3"], "^window_start=4 is above window_end=3"),
     (["use_flex_attention=True"], "^use_flex_attention=True: .* without CUDA"),
     (["seq_len=32768", "micro_batch_size=1", "total_batch_size=32768", "val_tokens=32768"],
@@ -172,32 +174,20 @@ def test_ranks(start):
 
 
 @pytest.mark.parametrize("switches, fits", [
-    (dict(flex_attention=None, compile=None), True), (dict(flex_attention=True), True),
-    (dict(flex_attention=False), False), (dict(flex_attention=True, compile=False), False),
+    (dict(use_flex_attention=None, compile=None), True), (dict(use_flex_attention=True), True),
+    (dict(use_flex_attention=False), False),
+    (dict(use_flex_attention=True, compile=False), False),
+    (dict(attention_kernel=None, compile=False), True), (dict(attention_kernel="FA2"), True),
+    (dict(attention_kernel="FA3"), True), (dict(attention_kernel="dense"), False),
 ])
-def test_long_sequences_want_a_compiled_flex_attention(switches, fits):
+def test_long_sequences_need_attention_without_a_dense_mask(switches, fits):
     values = dict(seq_len=65_536) | switches
-    if fits:
+    with contextlib.nullcontext() if fits else pytest.raises(
+            UserError, match="^seq_len=65536 is too long for a dense mask"):
         check_values(values, {}, 8, on_gpu=True)
-    else:
-        with pytest.raises(UserError, match="too long for a dense mask"):
-            check_values(values, {}, 8, on_gpu=True)
 
 
-@pytest.mark.parametrize("kernel, compiled, fits", [
-    (None, True, True), ("FA2", False, True), ("FA3", True, True), ("flex", True, True),
-    ("flex", False, False), ("dense", True, False),
-])
-def test_long_sequences_want_a_kernel_without_a_dense_mask(kernel, compiled, fits):
-    values = dict(seq_len=65_536, attention_kernel=kernel, compile=compiled)
-    if fits:
-        check_values(values, {}, 8, on_gpu=True)
-    else:
-        with pytest.raises(UserError, match="too long for a dense mask"):
-            check_values(values, {}, 8, on_gpu=True)
-
-
-@pytest.mark.parametrize("kernel", ["FA2", "FA3", "flex"])
+@pytest.mark.parametrize("kernel", ["FA2", "FA3"])
 def test_a_cpu_attends_with_a_dense_mask(kernel):
     for fitting in ("dense", None):
         check_values(dict(seq_len=64, attention_kernel=fitting), {}, 1, on_gpu=False)
@@ -208,11 +198,11 @@ def test_a_cpu_attends_with_a_dense_mask(kernel):
 
 
 @pytest.mark.parametrize("kernel", [None, "FA2", "FA3"])
-def test_flash_attention_wants_bfloat16(kernel):
+def test_flash_attention_needs_bfloat16(kernel):
     values = dict(seq_len=64, attention_kernel=kernel)
     with pytest.raises(UserError, match="^bf16=False does not fit attention_kernel=FA"):
         check_values(values | dict(bf16=False), {}, 1, on_gpu=True)
-    for fitting in (dict(bf16=None), dict(bf16=True), dict(bf16=False, attention_kernel="flex")):
+    for fitting in (dict(bf16=None), dict(bf16=True), dict(bf16=False, attention_kernel="dense")):
         check_values(values | fitting, {}, 1, on_gpu=True)
 
 
@@ -220,7 +210,7 @@ def test_flash_attention_wants_bfloat16(kernel):
     (dict(val_tokens=1088), r"^val_tokens=1088 is .* \* val_seq_len \* ranks = 2 \* 64 \* 2;"),
     (dict(total_batch_size=1056),
      r"^total_batch_size=1056 is .* \* train_seq_len \* ranks = 2 \* 32 \* 2;"),
-    (dict(val_seq_len=32_768, val_tokens=131_072, flex_attention=False),
+    (dict(val_seq_len=32_768, val_tokens=131_072, use_flex_attention=False),
      "^val_seq_len=32768 is too long for a dense mask"),
 ])
 def test_each_length_of_sequences_is_looked_at(change, message):

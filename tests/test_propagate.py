@@ -139,8 +139,8 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
     root.write_text(text.replace("range(args.train_steps + 1)", "range(1 + args.train_steps)"),
                     encoding="utf-8")
     assert [line.split()[:3] for line in said("propagate.py", "p0").splitlines()] == [
-        ["carried", "history/loop/p1_relu_loop/loop.py", "main:"],
-        ["carried", "train/loop/loop.py", "main:"]]
+        ["carried", "history/loop/p1_relu_loop/loop.py", "train"],
+        ["carried", "train/loop/loop.py", "train"]]
 
 
 @pytest.mark.parametrize("arguments, message", [

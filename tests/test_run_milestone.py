@@ -30,7 +30,7 @@ from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
-from speedrun.run.torchrun import Stop, launch, stop_signals
+from speedrun.run.torchrun import ALLOCATOR, Stop, launch, stop_signals
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
@@ -420,13 +420,14 @@ def stand_in(monkeypatch, log="", stderr="", report_text="", exit_code=0, signum
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
 
 
+@pytest.mark.parametrize("log", ["", "hyperparameters:{}\n"])
 @pytest.mark.parametrize("existed", [False, True])
-def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, existed):
+def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, existed, log):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
     if existed:
         plan.out.mkdir()
     words = traceback("AssertionError: bad")
-    stand_in(monkeypatch, stderr=words, report_text=report((0, 1)), exit_code=1)
+    stand_in(monkeypatch, log, words, report((0, 1)), exit_code=1)
     with pytest.raises(UserError, match="^bad$") as error:
         execute.run(plan, io.StringIO())
     assert error.value.status == 1
@@ -442,6 +443,14 @@ def test_a_failed_run_tells_where_to_look(monkeypatch, script, shards, tmp_path)
     log, stderr = plan.out / "log.txt", plan.out / "stderr_rank0.txt"
     assert str(error.value) == f"ValueError: x\nthe log so far: {log}; stderr: {stderr}"
     assert stderr.read_text(encoding="utf-8") == traceback("ValueError: x")
+
+
+def test_an_error_before_the_first_step_keeps_the_log(monkeypatch, script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    stand_in(monkeypatch, "hyperparameters:{}\n", traceback("KeyError: 1"), report((0, 1)), 1)
+    with pytest.raises(UserError, match="^KeyError: 1\nthe log so far: .*log.txt; stderr: "):
+        execute.run(plan, io.StringIO())
+    assert (plan.out / "log.txt").exists()
 
 
 @posix
@@ -540,13 +549,12 @@ def test_the_paths_of_a_run_are_told(monkeypatch, tmp_path, device, setting, pat
         assert paths in stream.getvalue()
 
 
-@pytest.mark.parametrize("chosen, why", [((), "the best that is here"),
-                                         (["attention_kernel"], "as set")])
+@pytest.mark.parametrize("chosen, why", [((), ""), (["attention_kernel"], " (as set)")])
 def test_one_of_several_paths_is_told_by_its_name(chosen, why):
     source = load_manifest().get("06").script.read_text(encoding="utf-8")
     values = dict(bf16=True, compile=True, attention_kernel="FA2", use_fp8=True)
     told = paths_taken(source, values, True, chosen)
-    assert told.startswith(f"CUDA: bf16, compiled, FA2 attention kernel ({why}), ")
+    assert told.startswith(f"CUDA: bf16, compiled, FA2 attention kernel{why}, ")
 
 
 # ---- the summary ----
@@ -624,6 +632,22 @@ def test_launch_hands_on_lines_and_exit_code(tmp_path):
         assert launch([sys.executable, "-c", code], tmp_path / "report", lines.append, stop) == 3
     assert lines == ["a", "b"] and stop.signum is None
     assert (tmp_path / "report").read_text(encoding="utf-8").strip() == "why"
+
+
+@pytest.mark.parametrize("own, expected", [
+    ({}, ["expandable_segments:True", "None"]),
+    ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, ["max_split_size_mb:64", "None"]),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, ["None", "backend:native"]),
+])
+def test_segments_of_gpu_memory_grow_unless_the_user_chose(tmp_path, monkeypatch, own, expected):
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    code = f"import os\nfor name in {ALLOCATOR}: print(os.environ.get(name))"
+    lines = []
+    launch([sys.executable, "-c", code], tmp_path / "report", lines.append, Stop())
+    assert lines == expected
 
 
 def test_old_names_of_collectives_are_used_in_silence(tmp_path, monkeypatch):

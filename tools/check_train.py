@@ -49,8 +49,8 @@ def parse_args() -> argparse.Namespace:
     does.add_argument("--hint", nargs="?", const=0, type=level, metavar="1-4",
                       help="a hint to the first block at fault: a nudge, the mathematics, the "
                       "steps, the diff (default: one level further)")
-    add("--block", metavar="NAME", help="with --hint: the block (a function, a class, a part of "
-        "main), instead of the first at fault")
+    add("--block", metavar="NAME",
+        help="with --hint: the block (a function, a class), instead of the first at fault")
     does.add_argument("--watch", action="store_true", help="check at every change, until Ctrl-C")
     does.add_argument("--take", action="store_true",
                       help="make the milestone your script; the old one is kept with a number")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Show what a milestone changes: the blocks that differ from another's, and nothing else.
 
-    python tools/diff_milestones.py 03 04                       the change, in reading order
+    python tools/diff_milestones.py 04                          what it changes in its parent
+    python tools/diff_milestones.py 03 04                       all that changes between the two
     python tools/diff_milestones.py 03 04 --stat                its size, figures and numbers
     python tools/diff_milestones.py 03 04 --blocks Muon GPT     these blocks alone
     python tools/diff_milestones.py train 01 --html diff.html   your script beside 01, on a page
@@ -22,8 +23,10 @@ def main() -> int:
     """Parses, compares, prints; returns the exit code."""
     args = parse_args()
     from speedrun.diff.difference import find_difference
-    from speedrun.diff.facts import read_side
+    from speedrun.diff.facts import parent_of, read_side
 
+    if args.b is None:
+        args.a, args.b = parent_of(args.a), args.a
     old, new = read_side(args.a), read_side(args.b)
     comparison = find_difference(old.text, new.text, (old.name, new.name)).only(args.blocks)
     if args.html:
@@ -82,11 +85,12 @@ def show(args: argparse.Namespace, old, new, comparison) -> None:
 
 def parse_args() -> argparse.Namespace:
     """The command line; a wrong one ends the process with one line and exit code 2."""
-    parser = Parser(usage="%(prog)s A B [options]", description=__doc__,
+    parser = Parser(usage="%(prog)s A [B] [options]", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("A", "B"):
-        parser.add_argument(name.lower(), metavar=name,
-                            help="a milestone (03, muon), train, or the path of a Python file")
+    parser.add_argument("a", metavar="A",
+                        help="a milestone (03, muon), train, or the path of a Python file")
+    parser.add_argument("b", metavar="B", nargs="?",
+                        help="the same; without it, the parent of A is compared with A")
     view = parser.add_argument_group("views").add_mutually_exclusive_group()
     for name, text in (
         ("full", "a unified diff of the whole files"),
@@ -106,7 +110,7 @@ def parse_args() -> argparse.Namespace:
     add("--nproc", type=positive, metavar="N", help="with --time: ranks (default: one per GPU)")
     add("--steps", type=positive, metavar="N",
         help=f"with --time: steps of a run (default: {STEPS})")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     for name in ("scale", "nproc", "steps"):
         if getattr(args, name) is not None and not args.time:
             parser.error(f"--{name} goes with --time")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tell what this machine can run, and what to do about what is missing.
 
-    python tools/doctor.py            one screen
+    python tools/doctor.py            a line for each part of it and for each milestone
     python tools/doctor.py --json     the same for programs
 
 ok: fine · none: not here and not needed · note: runs, but not as it could · fix: repair this first.

@@ -171,8 +171,9 @@ def loss_after_questions(rule):
     """Trains 05's model with the rule as its mask; the mean loss where a title must follow."""
     module = load_snapshot(load_manifest().get("05").script)
     torch.manual_seed(1)
-    model = module.GPT(module.Hyperparameters(vocab_size=32, num_layers=2, num_heads=1,
-                                              model_dim=32, seq_len=LENGTH, bf16=False))
+    model = module.GPT(module.Hyperparameters(
+        vocab_size=32, num_layers=2, num_heads=1, model_dim=32, seq_len=LENGTH,
+        attention_scale=32**-0.5, bf16=False))
     adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
     stream = titled_documents(STEPS * BATCH * LENGTH + 1, seed=1)
     batches = zip(stream[:-1].view(STEPS, BATCH, LENGTH), stream[1:].view(STEPS, BATCH, LENGTH),

@@ -202,9 +202,9 @@ def end_loss(rows):
     class Indexed(parent):
         def __init__(self, args):
             super().__init__(args)
-            self.value_embeds = nn.ModuleList(
-                nn.Embedding(TABLE_ROWS, args.model_dim) for _ in self.value_embeds)
-            for table in self.value_embeds:
+            self.value_embeds = nn.ModuleDict(
+                {name: nn.Embedding(TABLE_ROWS, args.model_dim) for name in self.value_embeds})
+            for table in self.value_embeds.values():
                 table.register_forward_pre_hook(
                     lambda table, tokens: (rows(tokens[0].clone(), TABLE_ROWS),))
 
@@ -214,7 +214,8 @@ def end_loss(rows):
             lesson.MANIFEST.get("05b"), "tiny"), **dict(
             model_dim=32, num_layers=2, num_heads=1, seq_len=64, window_end=64, micro_batch_size=8,
             total_batch_size=512, train_steps=40, cooldown_steps=16, momentum_warmup_steps=10,
-            val_tokens=8192, val_loss_every=0, kernel_warmup_steps=0, use_flex_attention=False)})
+            val_tokens=8192, val_loss_every=0, kernel_warmup_steps=0, use_flex_attention=False,
+            value_embed_pattern="00", attention_scale=32**-0.5)})
     finally:
         module.GPT = parent
     return log.val_curve[-1][1]

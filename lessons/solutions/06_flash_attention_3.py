@@ -110,9 +110,10 @@ def end_loss(pack, longest):
         log = lesson.train_here(module, **lesson.MANIFEST.overrides(
             lesson.MANIFEST.get("05r"), "tiny") | dict(
             model_dim=32, num_layers=2, num_heads=1, train_seq_len=512, val_seq_len=512,
-            micro_batch_size=2, total_batch_size=1024, train_steps=40, momentum_warmup_steps=8,
-            val_tokens=8192, val_loss_every=0, window_pattern="LL", layer_without_attention=9,
-            window_start=512, window_growth=0, kernel_warmup_steps=0))
+            micro_batch_size=2, total_batch_size=1024, train_steps=40, scheduled_steps=40,
+            momentum_warmup_steps=8, val_tokens=8192, val_loss_every=0, value_embed_pattern="00",
+            window_pattern="LL", layer_without_attention=9, window_start=512, window_growth=0,
+            kernel_warmup_steps=0))
     finally:
         module.packed_rows = packed_rows
     return log.val_curve[-1][1]

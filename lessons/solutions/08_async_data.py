@@ -207,7 +207,7 @@ def train(way):
         time.sleep(CHANGE)
         yield from own[1](shard, T, args)
 
-    def timed(batches, args):
+    def timed(batches, args, device):
         batches = way(batches, AHEAD)
         while True:
             start = time.perf_counter()
@@ -225,8 +225,9 @@ def train(way):
                 lesson.MANIFEST.get("08"), "tiny") | dict(
                 train_files=f"{folder}/*.bin", model_dim=32, num_layers=2, num_heads=1,
                 total_batch_size=512, micro_batch_size=2, max_document_len=4096, train_steps=24,
-                momentum_warmup_steps=8, val_tokens=2048, val_loss_every=0, window_pattern="LL",
-                layer_without_attention=9, kernel_warmup_steps=0))
+                scheduled_steps=24, momentum_warmup_steps=8, val_tokens=2048, val_loss_every=0,
+                value_embed_pattern="00", window_pattern="LL", layer_without_attention=9,
+                kernel_warmup_steps=0))
     finally:
         module.prefetched, module.packed_rows = own
     return log.val_curve[-1][1], sum(waits[1:])

@@ -85,6 +85,12 @@ def _in_common(wanted, seen, _):
     return _has({name: wanted[name] for name in wanted if name in seen}, seen, 0)
 
 
+def _as_precise(wanted, seen, _):
+    """{name: dtype}, as before; more precision does no harm."""
+    precise = {name: dtype for name, dtype in wanted.items() if dtype == "float32"}
+    return _in_common(precise, seen, 0)
+
+
 def _named(name, value):
     if not value:
         return name
@@ -156,6 +162,12 @@ def _tensors(wanted, seen, tolerance):
         return f"{wrong[0]}: RMS {_number(*rms)}", told
 
 
+def _tables(wanted, seen, tolerance):
+    """{name: tensor} of those in both that have one shape: other code keeps other tables."""
+    names = [name for name in wanted if name in seen and wanted[name].shape == seen[name].shape]
+    return _tensors(*({name: some[name] for name in names} for some in (wanted, seen)), tolerance)
+
+
 def _spread(wanted, seen, tolerance):
     """Random values by their distribution: two scripts may draw them in another order."""
     if words := _other_names(wanted, seen):
@@ -208,6 +220,6 @@ def _at_least(wanted, seen, factor):
         return f"{wanted:,}, or not much less", f"{seen:,}"
 
 
-KINDS = {"fact": _fact, "has": _has, "same": _same, "in common": _in_common, "numbers": _numbers,
-         "tensors": _tensors, "spread": _spread, "log": _log, "at most": _at_most,
-         "at least": _at_least}
+KINDS = {"fact": _fact, "has": _has, "same": _same, "in common": _in_common,
+         "as precise": _as_precise, "numbers": _numbers, "tensors": _tensors, "tables": _tables,
+         "spread": _spread, "log": _log, "at most": _at_most, "at least": _at_least}

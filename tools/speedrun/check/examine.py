@@ -32,7 +32,7 @@ def odd_values(milestone: Milestone) -> dict[str, object]:
         value = fixed.get(name, tiny.get(name, default))
         if isinstance(value, float) and name not in fixed:
             value *= ODD
-        if value is not None and not isinstance(value, str):
+        if name in fixed or value is not None and not isinstance(value, str):
             values[name] = value
     return values
 

@@ -99,7 +99,8 @@ class Meter(TorchDispatchMode):
         self.spy, self.readings = spy, 0
         self.work, self.low = Counter(), Counter()  # {phase: operations}
         self.compiled, self.beside = Counter(), Counter()
-        self.eight_bits = Counter()  # products, {dtypes: so many}
+        self.precise = {}  # {part of the model: whether it computes in float32, among others}
+        self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -108,7 +109,7 @@ class Meter(TorchDispatchMode):
             tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
             a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
             if a.dtype.itemsize == 1:
-                self.eight_bits[f"{dtype_name(a.dtype)} by {dtype_name(b.dtype)}"] += 1
+                self.eight_bits[phase][f"{dtype_name(a.dtype)} by {dtype_name(b.dtype)}"] += 1
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
@@ -117,6 +118,9 @@ class Meter(TorchDispatchMode):
         elif name == "_local_scalar_dense":
             self.readings += phase in self.spy.kinds
         if func.namespace == "aten" and not func.is_view and "empty" not in name:
+            if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
+                part = self.spy.parts[-1]
+                self.precise[part] = self.precise.get(part, False) or out.dtype == torch.float32
             for message in self.spy.under_way:
                 message.accompanied = True
         return out
@@ -136,9 +140,12 @@ class Spy:
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
         self.models, self.calls, self.losses, self.initial = [], [], [], None
         self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
-        # of each call all numbers of the model outside of tensors: compiled code is made for them
-        self.settings = {"training pass": [], "validation": []}
+        self.modes = {phase: set() for phase in self.kinds}  # values of the model's `training`
+        # of each call all numbers outside of tensors, the model's own and those that it is called
+        # with: compiled code is made for them
+        self.settings = {phase: [] for phase in self.kinds}
         self.places = defaultdict(set)  # {name of one of the model's tables: its addresses}
+        self.parts = []  # of the model, that run now: each is called by the one before it
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.optimizer, self.compiling = None, set()  # weights whose optimizer calls compiled code
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
@@ -147,7 +154,7 @@ class Spy:
         self.messages = self.accompanied = 0  # of optimizers; beside how many something is computed
         self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited
         self.threads = set()  # others than the main one, in which the script's code runs
-        self.started_to_validate = 0  # threads
+        self.started_late = 0  # threads, after the first training pass
         self.ready = 0  # batches that waited for the model at a look
         self.masks = []  # of each call of flex_attention
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
@@ -155,7 +162,6 @@ class Spy:
         self.activated = []  # FlashAttention that takes the place of torch's own
         self.meter = Meter(self)
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
-        self.validating = False
         self.phase = "backward pass"  # what the script is doing; so far nothing
         Spy.current = self
 
@@ -168,10 +174,16 @@ class Spy:
             fill(net)
         self.models.append(net)
         for name, part in net.named_modules():
+            part.register_forward_pre_hook(functools.partial(self.saw_input, name))
             part.register_forward_hook(functools.partial(self.saw_output, name))
+
+    def saw_input(self, name, part, inputs):
+        """A part of the model is called."""
+        self.parts.append(name or "GPT")
 
     def saw_output(self, name, part, inputs, output):
         """A part of the model returns something."""
+        self.parts.pop()
         output = output[0] if isinstance(output, tuple) else output
         if isinstance(output, torch.Tensor):
             self.dtypes[name or "GPT"].add(dtype_name(output.dtype))
@@ -185,14 +197,16 @@ class Spy:
         training = torch.is_grad_enabled()
         self.now += 0.01 if training else 1.0
         before, self.phase = self.phase, "training pass" if training else "validation"
-        self.kinds[self.phase].add(", ".join(map(_kind, (*args, *kwargs.values()))))
+        given = *args, *kwargs.values()
+        self.kinds[self.phase].add(", ".join(map(_kind, given)))
+        self.modes[self.phase].add(net.training)
         if training:
             if len(self.calls) == 2 and threading.active_count() > 1:
-                self.ready = self.batches_ready(*args, *kwargs.values())
+                self.ready = self.batches_ready(*given)
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
+        held = [value for part in net.modules() for value in vars(part).values()]
         self.settings[self.phase].append(tuple(
-            value for part in net.modules() for value in vars(part).values()
-            if type(value) in (int, float)))
+            value for value in (*given, *held) if type(value) in (int, float)))
         for name, table in net.named_buffers():
             if table.ndim > 1:
                 self.places[name].add(table.data_ptr())
@@ -235,14 +249,12 @@ class Spy:
 
     def validate(self, function, *args, **kwargs):
         """validate is called."""
-        self.validating = True
         self.losses.append(function(*args, **kwargs))
-        self.validating = False
         return self.losses[-1]
 
     def start(self, function, *args, **kwargs):
         """A thread is started."""
-        self.started_to_validate += self.validating
+        self.started_late += bool(self.calls)
         function(*args, **kwargs)
 
     def saw_thread(self, frame, event, value):

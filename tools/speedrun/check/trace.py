@@ -15,6 +15,7 @@ import runpy
 import sys
 import traceback
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -202,7 +203,7 @@ def model(module, values, note, calls, machine, paths, **_):
             ("logits of a short prompt", inputs[:1, :7], 1.0, 1e-4),
             ("logits of small weights", inputs, 1e-3, 3e-2)):  # they show the epsilon of a norm
         with note.guard(what), torch.no_grad():
-            net = make(scale)
+            net = make(scale).eval()
             logits = net(some)
             note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
@@ -216,7 +217,7 @@ def model(module, values, note, calls, machine, paths, **_):
     lengths = dict.fromkeys(length_names(values), longer.size(1))
     if windows:
         with note.guard("logits with the record's windows"), torch.no_grad():
-            logits = make(**windows, **lengths)(longer)
+            logits = make(**windows, **lengths).eval()(longer)
             note.note("logits with the record's windows", "tensors", {"logits": logits}, 1e-4)
     for field, value in [*((field, True) for field in machine), *paths]:
         path = f"{field}={value}"
@@ -228,11 +229,13 @@ def model(module, values, note, calls, machine, paths, **_):
             note.note(f"dtypes of the parameters with {path}", "same", {
                 name: dtype_name(p.dtype) + ", holding what bfloat16 can" * _is_rounded(p)
                 for name, p in net.named_parameters()})
+            tables = {name: table for name, table in net.named_buffers() if table.ndim > 1}
             note.note(f"dtypes of the tables with {path}", "in common", {
-                name: dtype_name(table.dtype) for name, table in net.named_buffers()
-                if table.ndim > 1})
+                name: dtype_name(table.dtype) for name, table in tables.items()})
+            note.note(f"the tables with {path}, without signs", "tables", {  # signs are for forward
+                name: table.float().abs() for name, table in tables.items()}, 4e-2)
             note.fact(f"FlashAttention that is activated with {path}", ", ".join(spy.activated))
-            logits = make(**switched)(longer)
+            logits = make(**switched).eval()(longer)
             loose = logits.dtype == torch.bfloat16 or "bf16" in field
             note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
             note.fact(f"{what} are rounded to bfloat16", _is_rounded(logits))
@@ -249,8 +252,12 @@ def model(module, values, note, calls, machine, paths, **_):
             note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
             note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
                 name: p.grad.float() for name, p in net.named_parameters() if p.ndim > 1}, 5e-2)
-            note.fact(f"products of eight bits in {where}", ", ".join(
-                f"{count} of {dtypes}" for dtypes, count in sorted(meter.eight_bits.items())))
+            note.fact(f"products of eight bits in {where}", _counted(
+                sum(meter.eight_bits.values(), Counter())))
+
+
+def _counted(counts):
+    return ", ".join(f"{count} of {what}" for what, count in sorted(counts.items()))
 
 
 def _is_rounded(values):
@@ -274,8 +281,10 @@ def updates(module, values, note, folder, **_):
         _note_run(note, spy, "with gradients from outside", lines)
     for what, kinds in spy.kinds.items():
         note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
+    for what, modes in spy.modes.items():
+        note.fact(f"model.training in the {what}", ", ".join(map(str, sorted(modes))))
     for what, settings in spy.settings.items():
-        note.fact(f"sets of numbers in the model, for each of which the {what} is compiled",
+        note.fact(f"sets of numbers in the model's calls, for each of which the {what} is compiled",
                   len(set(settings)))
     note.fact("tables of the model that move between calls",
               ", ".join(sorted(name for name, some in spy.places.items() if len(some) > 1)))
@@ -283,7 +292,7 @@ def updates(module, values, note, folder, **_):
               len(spy.threads), 0.01)
     note.note("batches that are ready when the model takes the third", "at least", spy.ready, 1.0)
     note.note("batches that wait when the model takes the third", "at most", spy.ready, 2.0)
-    note.fact("a validation starts a thread", spy.started_to_validate > 0)
+    note.fact("a thread starts after the first training pass", spy.started_late > 0)
     torch.save([spy.calls[i] for i in sorted({0, len(spy.calls) - 1})],
                Path(folder).with_name("calls.pt"))
 
@@ -323,9 +332,10 @@ def training(module, values, note, folder, **_):
     spy = Spy()
     warm_up = values.get("window_stages", 2)  # steps
     lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
+                         "scheduled_steps": values["train_steps"],  # a warm-up sees all before it
                          "train_loss_every": 2, "save_checkpoint": True}, folder, spy)
     settings = spy.settings["training pass"]
-    note.fact("sets of numbers in the model that training meets, and the kernel warm-up has not",
+    note.fact("sets of numbers in the model's calls that training has and the warm-up has not",
               len(set(settings) - set(settings[:warm_up])))
     note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
     _note_run(note, spy, "after a kernel warm-up", lines)
@@ -382,6 +392,9 @@ def precision(module, values, note, folder, machine, **_):
     note.note("the validation losses (in bfloat16)", "numbers", _losses(spy), 5e-2)
     note.note("dtypes of what the model's parts return with bf16=True", "in common",
               _joined(spy.dtypes))
+    note.note("arithmetic of the model's parts with bf16=True", "as precise", {
+        part: "float32" if precise else "less than float32"
+        for part, precise in spy.meter.precise.items()})
     note.note("epsilons of F.rms_norm with bf16=True", "in common",
               {f"for {dtype}": text for dtype, text in _joined(spy.epsilons).items()})
     meter = spy.meter
@@ -401,20 +414,24 @@ def precision(module, values, note, folder, machine, **_):
     note.note("dtypes of the optimizers' state with bf16=True", "has", _joined(states))
     note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
         {dtype for what, dtype in spy.sent if what == "optimizers"})))
-    if "triton" in Path(module.__file__).read_text(encoding="utf-8"):
-        _launches(module, values, note, folder, machine)
+    if machine:
+        _switched(module, values, note, folder, machine)
 
 
-def _launches(module, values, note, folder, machine):
-    """How often a step launches kernels in Triton with each of the switches."""
+def _switched(module, values, note, folder, machine):
+    """With each of the switches: how often a step launches kernels in Triton, and multiplies in
+    eight bits."""
     with triton():
         del sys.modules[module.__name__]
         module = load_snapshot(module.__file__)
     for field in machine:
         spy = Spy()
         with note.guard(f"a run with {field}=True"):
-            run(module, {**values, field: True, "train_steps": 1, "val_loss_every": 0},
-                f"{folder}_{field}", spy)
+            run(module, {**values, field: True, "compile": True, "train_steps": 1,
+                         "val_loss_every": 0}, f"{folder}_{field}", spy, meter=True)
+        for phase in spy.kinds:
+            note.fact(f"products of eight bits in the {phase} with {field}=True",
+                      _counted(spy.meter.eight_bits[phase]))
         for phase, count in spy.launches.items():
             note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
                       count, 1.0)

@@ -55,6 +55,17 @@ def read_side(target: str) -> Side:
     return Side(name, path, text, milestone, _hyperparameters(path, text))
 
 
+def parent_of(target: str) -> str:
+    """The id of a milestone's parent.
+
+    Raises UserError for what has no parent, and as `locate` where there is no such file.
+    """
+    _, milestone = locate(target, load_manifest())
+    if milestone is None or milestone.parent is None:
+        raise UserError(f"{target} has no parent; name two to compare, A and B")
+    return milestone.parent
+
+
 def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
     """(name, old, new) of the figures that either side has."""
     before, after = old.figures(), new.figures()

@@ -4,7 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from itertools import repeat
+from itertools import groupby, repeat
 from types import ModuleType
 
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding
@@ -92,7 +92,12 @@ def kernel_checks(torch: ModuleType, switches: dict[str, dict[str, bool]]) -> It
             for switch, value in values.items())]
 
     def used(ids):
-        users = "all milestones" if len(ids) == len(switches) else ", ".join(ids)
+        """The users in words, neighbours in the chain as a range."""
+        order = list(switches)
+        groups = groupby(ids, lambda id: order.index(id) - ids.index(id))
+        ranges = [f"{first} to {others[-1]}" if others else first
+                  for first, *others in (list(group) for _, group in groups)]
+        users = "all milestones" if len(ids) == len(switches) else ", ".join(ranges)
         return f"used by {users or 'no milestone'}"
 
     compiled = users_of("Triton", only_on=True)

@@ -4,7 +4,7 @@ history/results/tiny.jsonl holds a run a line, a JSON object with the fields of 
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -23,6 +23,7 @@ from speedrun.run.plan import fresh_out
 from speedrun.scripts.find import code_hash, find_script
 
 SEEDS = 3
+SAME = 1.5e-4  # between losses of two logs that are equal but for their last digit
 MAY_DIFFER = {"val_loss_every": 20}  # from the tiny scale's: the curves are drawn
 
 
@@ -47,7 +48,11 @@ class TinyRun:
 
 def load_ladder(path: Path, manifest: Manifest) -> Comparison:
     """The Comparison of the runs in the file, in the manifest's order; those of milestones that are
-    not there any more are left out. Raises OSError or ValueError, in one line."""
+    not there any more are left out. Where a systems step's runs have its parent's losses, the
+    parent's stand for the seeds that are missing, without a clock.
+
+    Raises OSError or ValueError, in one line.
+    """
     runs, by_slug = [], {}
     for number, line in enumerate(_read(path), start=1):
         where = f"{Path(path).name}: line {number}: "
@@ -56,7 +61,12 @@ def load_ladder(path: Path, manifest: Manifest) -> Comparison:
         except json.JSONDecodeError as error:
             raise ValueError(f"{where}{error}") from None
         by_slug.setdefault(runs[-1].milestone, []).append(runs[-1])
-    entries = [_entry(m, by_slug[m.slug]) for m in manifest.milestones if m.slug in by_slug]
+    by_id = {}
+    for milestone in manifest.milestones:
+        if milestone.slug in by_slug:
+            entry = by_id[milestone.id] = _entry(milestone, by_slug[milestone.slug])
+            entry.runs += _runs_of_parent(milestone, entry, by_id.get(milestone.parent))
+    entries = list(by_id.values())
     first = entries[0] if entries else None
     return Comparison(
         entries, first and first.curve[-1][1], f"{OWN_TARGET} {first and first.label}",
@@ -77,31 +87,60 @@ def _entry(milestone, runs):
               for run in runs])
 
 
+def _runs_of_parent(milestone, entry, parent):
+    """The parent's runs of other seeds, for a systems step that has its losses."""
+    if milestone.kind != "systems" or parent is None:
+        return []
+    own, others = ({run.seed: run for run in some.runs} for some in (entry, parent))
+    if not all(seed in others and _same(run.val_curve, others[seed].val_curve)
+               for seed, run in own.items()):
+        return []
+    return [replace(run, seconds=[], step_avg_ms=None)
+            for seed, run in others.items() if seed not in own]
+
+
+def _same(curve, other):
+    return len(curve) == len(other) and all(
+        step == other_step and abs(loss - other_loss) < SAME
+        for (step, loss), (other_step, other_loss) in zip(curve, other, strict=True))
+
+
 def run_stale(path: Path, manifest: Manifest, stream: TextIO) -> None:
-    """Makes the runs of the milestones whose own are missing or stale, and keeps those of each
-    milestone as soon as they are whole. Raises as `collect`, Stopped for a signal, and UserError
-    for a run that fails."""
-    known = load_ladder(path, manifest) if path.exists() else Comparison([], None, "")
+    """Makes the runs that are missing or stale, and keeps those of each milestone as soon as they
+    are whole. A systems step is run once where its losses are its parent's. Raises as `collect`,
+    Stopped for a signal, and UserError for a run that fails."""
     lines = {m.slug: [] for m in manifest.milestones}
     for line in _read(path) if path.exists() else []:
         lines.setdefault(json.loads(line)["milestone"], []).append(line)
-    for milestone, fault in _stale(known, manifest):
+    ladder = load_ladder(path, manifest) if path.exists() else Comparison([], None, "")
+    for milestone in manifest.milestones:
+        if not (fault := _fault(milestone, ladder, manifest)):
+            continue
         print(f"running {milestone.id}: {fault}", file=stream, flush=True)
-        made, stopped = collect(
-            [milestone.slug], range(SEEDS), fresh_out(f"tiny-{milestone.slug}"), stream,
-            scale="tiny", settings=[f"{name}={value}" for name, value in MAY_DIFFER.items()])
-        if stopped:
-            raise stopped
-        if made.entries[0].failures:
-            raise UserError(f"{milestone.name}: {made.entries[0].failures[0]}")
-        lines[milestone.slug] = _lines(manifest, milestone, made)
-        text = "".join(f"{line}\n" for m in manifest.milestones for line in lines[m.slug])
-        replace_file(path, text.encode())
+        kept = [] if _change(milestone, ladder, manifest) else lines[milestone.slug]
+        known = {json.loads(line)["seed"] for line in kept}
+        seeds = [seed for seed in range(SEEDS) if seed not in known]
+        first = 1 if milestone.kind == "systems" and not known else SEEDS
+        for some in filter(None, (seeds[:first], seeds[first:])):
+            kept = lines[milestone.slug] = kept + _run(milestone, some, manifest, stream)
+            text = "".join(f"{line}\n" for m in manifest.milestones for line in lines[m.slug])
+            replace_file(path, text.encode())
+            ladder = load_ladder(path, manifest)
+            if not _fault(milestone, ladder, manifest):
+                break
 
 
-def _lines(manifest, milestone, made):
-    """The lines of a milestone's runs."""
-    script, (entry,) = find_script(milestone.id), made.entries
+def _run(milestone, seeds, manifest, stream):
+    """Runs a milestone once per seed and returns the lines of the runs."""
+    made, stopped = collect(
+        [milestone.slug], seeds, fresh_out(f"tiny-{milestone.slug}"), stream,
+        scale="tiny", settings=[f"{name}={value}" for name, value in MAY_DIFFER.items()])
+    (entry,) = made.entries
+    if stopped:
+        raise stopped
+    if entry.failures:
+        raise UserError(f"{milestone.name}: {entry.failures[0]}")
+    script = find_script(milestone.id)
     options = {name: script.typed(name, value) for name, value in entry.options.items()
                if name not in manifest.glossary.of_kind("files")}
     options = {name: value for name, value in options.items()
@@ -113,24 +152,36 @@ def _lines(manifest, milestone, made):
 
 
 def stale_entries(ladder: Comparison, manifest: Manifest) -> list[str]:
-    """A line for each milestone whose runs are missing or were of another code or other
-    hyperparameters than today's."""
-    return [f"{milestone.id}: {fault}" for milestone, fault in _stale(ladder, manifest)]
+    """A line for each milestone whose runs were of another code or other hyperparameters than
+    today's. A missing run is not stale: the table shows how many there are."""
+    faults = {milestone.id: _change(milestone, ladder, manifest)
+              for milestone in manifest.milestones}
+    return [f"{id}: {fault}" for id, fault in faults.items() if fault]
 
 
-def _stale(ladder, manifest):
-    """(milestone, what is wrong with its runs)."""
-    entries = {entry.milestone: entry for entry in ladder.entries}
-    for milestone in manifest.milestones:
-        entry, own = entries.get(milestone.slug), default_hyperparameters(milestone.script)
-        wanted = {name: str(value) for name, value in manifest.overrides(milestone, "tiny").items()
-                  if name not in MAY_DIFFER}
-        if entry is None or len(entry.runs) < SEEDS:
-            yield milestone, f"fewer than {SEEDS} runs"
-        elif entry.code != code_hash(milestone.script):
-            yield milestone, "the script has changed since its runs"
-        elif wanted != {name: str(entry.options.get(name, own[name])) for name in wanted}:
-            yield milestone, "the tiny hyperparameters have changed since its runs"
+def _fault(milestone, ladder, manifest):
+    """What is wrong with a milestone's runs, or None."""
+    entry = _entry_of(milestone, ladder)
+    few = entry is None or len(entry.runs) < SEEDS
+    return _change(milestone, ladder, manifest) or (f"fewer than {SEEDS} runs" if few else None)
+
+
+def _change(milestone, ladder, manifest):
+    """What has changed since a milestone's runs, or None."""
+    if (entry := _entry_of(milestone, ladder)) is None:
+        return None
+    own = default_hyperparameters(milestone.script)
+    wanted = {name: str(value) for name, value in manifest.overrides(milestone, "tiny").items()
+              if name not in MAY_DIFFER}
+    if entry.code != code_hash(milestone.script):
+        return "the script has changed since its runs"
+    if wanted != {name: str(entry.options.get(name, own[name])) for name in wanted}:
+        return "the tiny hyperparameters have changed since its runs"
+    return None
+
+
+def _entry_of(milestone, ladder):
+    return next((entry for entry in ladder.entries if entry.milestone == milestone.slug), None)
 
 
 def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
@@ -149,7 +200,7 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
             _against(parent, row, milestone.kind),
             cell(step and step * entry.tokens_per_step, "{:,.0f}"),
             f"{cell(row.val_loss, '{:.4f}')} ± {cell(row.val_loss_sd, '{:.4f}')}",
-            f"{row.runs}",
+            f"{sum(bool(run.seconds) for run in entry.runs)}",
         ])
     head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent",
             "tokens to its parent's final loss", "final val loss", "runs"]

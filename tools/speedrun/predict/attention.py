@@ -60,15 +60,16 @@ def _listing(counts, rule, KV_LEN, BLOCK_SIZE):
 
 
 def keys_per_query(module, args, step: int) -> float | None:
-    """Keys for each query in the tiles that a script's masks list in `step`, or in the windows of
-    FlashAttention, the mean over its layers; None without either.
+    """Keys per query in the window of `step`, the mean over the layers: those in the tiles that the
+    masks of FlexAttention list, or those that FlashAttention sees; None without either.
 
-    Its model runs, made narrow, on one sequence. That is one document, so this is an upper bound:
-    borders leave fewer tiles. A rule is asked about one of ROWS rows of tiles.
+    The script's model runs, made narrow, on one sequence. The sequence is one document, so this is
+    an upper bound: shorter documents leave fewer keys. A mask's rule is applied to one of ROWS rows
+    of tiles.
     """
-    if not hasattr(module, "flex_attention"):
+    if not {"flex_attention", "varlen_attn"} & vars(module).keys():
         return None
-    keys = []
+    keys, window_size = [], getattr(module, "window_size", None)
 
     def sampled_mask(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
         zero, every = torch.tensor(0), torch.arange(KV_LEN)
@@ -90,17 +91,16 @@ def keys_per_query(module, args, step: int) -> float | None:
         keys.append((positions.clamp(max=window_size[0]) + 1).float().mean().item())
         return v
 
-    model = module.GPT(
-        dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, bf16=False))
-    if isinstance(getattr(model, "window", None), torch.Tensor):
-        model.window.fill_(module.window_size(step, args))
-    elif hasattr(model, "window"):
-        model.window = module.window_size(step, args)
+    def window_of_step(_last_step, args):  # for the window with which a model is sampled
+        return window_size(step, args)
+
+    narrow = dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, bf16=False)
     with (patch.object(module, "create_block_mask", sampled_mask, create=True),
           patch.object(module, "varlen_attn", counted, create=True),
-          patch.object(module, "flex_attention", noted), torch.no_grad()):
+          patch.object(module, "flex_attention", noted, create=True),
+          patch.object(module, "window_size", window_of_step, create=True), torch.no_grad()):
         seq_len = getattr(args, length_names(vars(args))[0])
-        model(torch.zeros((1, seq_len), dtype=torch.int64))
+        module.GPT(narrow).eval()(torch.zeros((1, seq_len), dtype=torch.int64))
     return sum(keys) / len(keys) if keys else None
 
 

@@ -75,11 +75,12 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: optimizers.setdefault(id(optimizer), optimizer))
     with tempfile.TemporaryDirectory() as folder:
+        # Schedules as long as the run: its last step is halfway through, as is the window.
+        names = ["train_steps", "kernel_warmup_steps", *load_glossary().of_kind("phase")]
+        steps = dict.fromkeys(names, STEPS) | dict.fromkeys(load_glossary().of_kind("interval"), 0)
         args = module.parse_args([
-            *options, f"--train_steps={STEPS}", *(
-                f"--{name}=0" for name in load_glossary().of_kind("interval")
-                if hasattr(module.Hyperparameters, name)),
-            "--kernel_warmup_steps=1", f"--log_dir={folder}/log"])
+            *options, *(f"--{name}={value}" for name, value in steps.items()
+                        if hasattr(module.Hyperparameters, name)), f"--log_dir={folder}/log"])
         seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
         first_token = getattr(args, "bos_id", 0)
@@ -143,7 +144,7 @@ def _all_reduce(state, bucket):
 
 class _AtOnce(Executor):
     """In place of a script's threads, in which there are no fake devices."""
-    def __init__(self, max_workers=None):
+    def __init__(self, **options):
         pass
 
     def submit(self, function, *args):

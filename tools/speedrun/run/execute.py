@@ -28,7 +28,7 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
     The folder plan.out then holds log.txt, train_gpt.py, summary.json and, of each rank that wrote
     to stderr, stderr_rank<N>.txt. Returns the summary; None on a node other than 0, where there is
     no log. Raises UserError if the run cannot start or fails, Stopped if a signal to this process
-    ends it; what it logged is kept.
+    ends it; a log is kept if it has steps, or if the error alone does not explain the end.
     """
     out_is_new = not plan.out.exists()
     log = plan.out / "log.txt"
@@ -41,10 +41,10 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
     if failure is None:
         return _sum_up(plan)
     kept, stderr = [], plan.out / f"stderr_rank{failure.rank}.txt"
-    if log.exists():
-        kept.append(f"the log so far: {short(log)}")
-    elif failure.spoken or failure.stopped:
+    if (failure.spoken or failure.stopped) and not _has_steps(log):
         _discard(plan, out_is_new)  # the failure says all that there is to know
+    elif log.exists():
+        kept.append(f"the log so far: {short(log)}")
     if stderr.exists() and not failure.spoken:
         kept.append(f"stderr: {short(stderr)}")
     error = Stopped if failure.stopped else UserError
@@ -115,12 +115,20 @@ def _tidy(plan):
     (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
 
 
+def _has_steps(log):
+    """Whether a run logged a step."""
+    try:
+        return read_log(log).last is not None
+    except (OSError, ValueError):  # there is none, or not a whole one
+        return False
+
+
 def _discard(plan, out_is_new):
-    """Undoes a run that never came to its log, so that the folder can be used again; other nodes'
-    files stay."""
+    """Undoes a run that logged no step, so that the folder can be used again; other nodes' files
+    stay."""
     out, first = plan.out, plan.nodes.rank * plan.nproc
     files = [out / f"stderr_rank{rank}.txt" for rank in range(first, first + plan.nproc)]
-    for file in files if plan.nodes.rank else (out / SCRIPT, *files):
+    for file in files if plan.nodes.rank else (out / SCRIPT, out / "log.txt", *files):
         file.unlink(missing_ok=True)
     if out_is_new and out.exists() and not any(out.iterdir()):
         out.rmdir()

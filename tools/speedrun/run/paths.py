@@ -21,16 +21,16 @@ def paths_taken(
     """What a script's switches come to, as in `CPU: float32, not compiled, no fp8 (as set)`.
 
     values: hyperparameters, {name: value}; chosen: names of those that were set by hand. The
-    reason for a path that is not taken is the device, or in brackets the script's own.
+    reason why a path is not taken is the device, or the words in brackets, which are the script's.
     """
     words, reasons, plain = [], switches(source), load_glossary().column("words")
     for name in dict.fromkeys([*(name for name in plain if name in reasons), *reasons]):
         part = name.removeprefix("use_")
         on, off = plain.get(name, (part, f"no {part}"))
-        reason = "as set" if name in chosen else reasons[name]
-        taken = values.get(name)
-        if isinstance(taken, str):  # one of several paths
-            words.append(f"{taken} {part.replace('_', ' ')} ({reason})")
+        taken, by_hand = values.get(name), " (as set)" if name in chosen else ""
+        if isinstance(taken, str):  # one of several paths, which the script's own words list
+            words.append(f"{taken} {part.replace('_', ' ')}{by_hand}")
         else:
-            words.append(on if taken else f"{off} ({reason})" if reason else off)
+            reason = by_hand or (reasons[name] and f" ({reasons[name]})")
+            words.append(on if taken else f"{off}{reason}")
     return f"{'CUDA' if on_gpu else 'CPU'}: {', '.join(words) or 'no switches'}"

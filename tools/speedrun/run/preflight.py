@@ -20,13 +20,14 @@ from speedrun.run.data import (
 )
 from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
-# How two hyperparameters fit together: the glossary's key, the rule, and words if it is broken.
+# How two hyperparameters fit together: the glossary's key, the type of the first (the other is an
+# int), the rule, and words if it is broken.
 PAIRS = {
-    "divides": (lambda heads, dim: dim % heads == 0,
+    "divides": (int, lambda heads, dim: dim % heads == 0,
                 "{b}={other} is not a multiple of {a}={one}; change one of them"),
-    "below": (operator.lt, "{a}={one} is not below {b}={other}; change one of them"),
-    "at_most": (operator.le, "{a}={one} is above {b}={other}; change one of them"),
-    "letters": (lambda pattern, layers: len(pattern) == layers,
+    "below": (int, operator.lt, "{a}={one} is not below {b}={other}; change one of them"),
+    "at_most": (int, operator.le, "{a}={one} is above {b}={other}; change one of them"),
+    "letters": (str, lambda pattern, layers: len(pattern) == layers,
                 "{a}={one} does not have a letter for each of {b}={other}; change one of them"),
 }
 
@@ -46,10 +47,16 @@ def check_values(
             if not (value >= least and math.isfinite(value)):
                 raise UserError(f"{name}={value} is out of range; give a number from {least} on")
     glossary = load_glossary()
-    for key, (fit, words) in PAIRS.items():
+    for key, (kind, fit, words) in PAIRS.items():
         for a, b in glossary.column(key).items():
-            if _known(values, a, b) and not fit(values[a], values[b]):
+            known = type(values.get(a)) is kind and _known(values, b)
+            if known and not fit(values[a], values[b]):
                 raise UserError(words.format(a=a, one=values[a], b=b, other=values[b]))
+    for name in glossary.of_kind("pattern"):
+        pattern, layers = values.get(name), values.get("num_layers")
+        if type(pattern) is str and type(layers) is int and len(pattern) < layers:
+            raise UserError(f"{name}={pattern} has fewer letters than num_layers={layers}; change"
+                            " one of them")
     for name, length in zip(("total_batch_size", "val_tokens"), length_names(values), strict=True):
         sizes = values.get("micro_batch_size"), values.get(length), world_size
         if _known(values, name, "micro_batch_size", length) and values[name] % math.prod(sizes):
@@ -145,28 +152,27 @@ def _check_windows(values):
 
 
 def _check_attention(values, on_gpu):
-    """What holds for a script with a switch for FlexAttention, or a choice of kernels. A switch
-    whose default is not known is on where there is a GPU."""
-    switches = {name: on_gpu if value is None else value for name, value in values.items()
-                if name.endswith("flex_attention") or name == "compile"}
-    compiled = switches.pop("compile", True)
-    for name, flex in switches.items():
+    """What holds for a script that may take FlexAttention, or one of several kernels. Where a
+    default is not known, it is what the machine can do."""
+    here = {name: on_gpu if value is None else value for name, value in values.items()}
+    without_mask = {}  # what attends without a dense mask -> whether it does
+    if "use_flex_attention" in values:
+        flex = here["use_flex_attention"]
         if flex and not on_gpu:
-            raise UserError(f"{name}=True: FlexAttention has no backward pass without CUDA; leave "
-                            "it out")
-    without_mask = [flex and compiled for flex in switches.values()]
+            raise UserError("use_flex_attention=True: FlexAttention has no backward pass without"
+                            " CUDA; leave it out")
+        without_mask["a compiled FlexAttention"] = flex and here.get("compile", True)
     if "attention_kernel" in values:
         kernel = values["attention_kernel"] or ("FA2" if on_gpu else "dense")
         if kernel != "dense" and not on_gpu:
             raise UserError(f"attention_kernel={kernel}: without CUDA only dense trains; leave it"
                             " out")
-        if kernel.startswith("FA") and values.get("bf16") is False:
-            raise UserError(f"bf16=False does not fit attention_kernel={kernel}, which takes"
-                            " bfloat16 alone; leave it out, or add --set attention_kernel=flex")
-        without_mask.append(compiled if kernel == "flex" else kernel != "dense")
-    for length in length_names(values):
-        if _known(values, length) and values[length] > LONGEST_DENSE and not all(without_mask):
-            flash = "FlashAttention or " if "attention_kernel" in values else ""
-            raise UserError(f"{length}={values[length]} is too long for a dense mask, and only"
-                            f" {flash}a compiled FlexAttention does without; lower it to"
-                            f" {LONGEST_DENSE} or less")
+        if kernel != "dense" and values.get("bf16") is False:
+            raise UserError(f"bf16=False does not fit attention_kernel={kernel}, which takes only"
+                            " bfloat16; leave it out, or add --set attention_kernel=dense")
+        without_mask["FlashAttention"] = kernel != "dense"
+    for name in length_names(values):
+        for path, taken in without_mask.items():
+            if not taken and _known(values, name) and values[name] > LONGEST_DENSE:
+                raise UserError(f"{name}={values[name]} is too long for a dense mask, which only"
+                                f" {path} does without; lower it to {LONGEST_DENSE} or less")

@@ -18,6 +18,8 @@ STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them
 # so scripts keep them.
 RENAMED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 QUIET = [f"ignore:`torch.distributed.{name}` is deprecated:FutureWarning" for name in RENAMED]
+# Settings of PyTorch's GPU memory, under today's name and an older one, which wins if both are set.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class Stop:
@@ -66,6 +68,8 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None], sto
         "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
         RUN_MARK: mark,
     }
+    if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
+        environment[ALLOCATOR[0]] = "expandable_segments:True"
     with open(report, "wb") as stderr:
         launcher = stop.launcher = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
