@@ -380,12 +380,13 @@ def simulated(tmp_path, limit):
     """Milestone 00 on a CPU that runs out of memory in the backward pass of more than `limit`
     sequences, and tells of 100 MiB for each."""
     text = MILESTONES[0].script.read_text(encoding="utf-8")
+    backward = "            (loss / grad_accum_steps).backward()\n"
+    memory = '        log.print0(f"peak_memory:'
     for old, new in [
         ("torch.cuda.is_available()", "False"),
-        ("            loss.backward()\n", "            loss.backward()\n"
-         f"            if args.micro_batch_size > {limit}:\n"
+        (backward, f"{backward}            if args.micro_batch_size > {limit}:\n"
          "                raise torch.OutOfMemoryError('CUDA out of memory. Tried to')\n"),
-        ("    if on_gpu:\n        print0", "    if True:\n        print0"),
+        (f'    if device.type == "cuda":\n{memory}', f"    if True:\n{memory}"),
         ("torch.cuda.max_memory_allocated()", "100 * args.micro_batch_size * 2**20"),
     ]:
         assert old in text

@@ -75,7 +75,7 @@ def test_initial_loss_at_full_size(milestone):
 def test_full_size_trains(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     micro = micro_args(milestone, shards, tmp_path / "log")
-    kept = ("train_files", "val_files", "log_dir", "warmup_steps", "cooldown_steps")
+    kept = ("train_files", "val_files", "log_dir", "bos_id", "warmup_steps", "cooldown_steps")
     losses = train(module, module.Hyperparameters(
         **{name: getattr(micro, name) for name in kept if hasattr(micro, name)},
         **sized(dict(seq_len=1024), vars(micro)), micro_batch_size=1, total_batch_size=1024,

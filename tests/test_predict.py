@@ -17,8 +17,9 @@ from speedrun.predict import fake_compiler
 from speedrun.predict.attention import keys_per_query
 from speedrun.predict.cards import CARDS
 from speedrun.predict.fake_cuda import reason_against
+from speedrun.predict.fake_run import short_run
 from speedrun.predict.observer import Observer
-from speedrun.predict.prediction import largest_micro_batch, observe, predict
+from speedrun.predict.prediction import STEPS, largest_micro_batch, observe, predict
 from speedrun.predict.silent_kernel import SilentKernel
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
@@ -48,6 +49,7 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
                            ("reduce_scatter_base", "reduce_scatter"))
         for dtype, size in known.get(name, {}).items()}
     assert max(found.peaks.values()) > sum(found.memory.values())
+    assert Observer().peak == found.memory["workspaces"] == 64 * 2**20
     # Products take 6 FLOPs for each weight of a linear map and token; Newton-Schulz comes on top.
     module, tokens = load_snapshot(milestone), milestone.tokens_per_step / 8
     with torch.device("meta"):
@@ -143,7 +145,15 @@ def test_compiled_products_and_attention_are_counted_as_by_hand(compiled):
 def test_compiled_code_keeps_no_logits_in_float32(compiled):
     logits = 65_536 * 50_304 * 2  # bytes in bfloat16; their gradient has as many
     assert logits < compiled.peak < 2 * logits
-    assert compiled.memory["parameters"] == 4 * 2 * 12 * 768**2 + (4 + 2) * 50_304 * 768 + 14
+    assert compiled.memory["parameters"] == 4 * 2 * 12 * 768**2 + (4 + 2) * 50_304 * 768 + 4 * 7
+
+
+@compiles
+def test_a_rotary_embedding_moves_each_byte_once(compiled):
+    moved = {launch.moved for launch in compiled.launches
+             if launch.phase == "forward" and "flip" in launch.name and not launch.flops}
+    # of a token: queries and keys read and written, cosines and sines, the scales of the norms
+    assert moved == {65_536 * (4 * 768 * 2 + 2 * 128 * 4 + 2 * 6 * 4)}
 
 
 def names_of_kernels(found):
@@ -164,27 +174,24 @@ def test_flex_attention_is_assembled(compiled):
 
 @pytest.fixture(scope="module")
 def without_attention(tmp_path_factory):
-    """A small 05o without attention, which takes the compiler longest, and with a window that is a
-    Python number."""
-    source = load_manifest().get("05o").script.read_text(encoding="utf-8")
+    """A small 05r without attention, which takes the compiler longest, and with a warm-up that
+    leaves out the later windows."""
+    source = load_manifest().get("05r").script.read_text(encoding="utf-8")
     for right, wrong in (
         ("has_attention = layer != args.layer_without_attention", "has_attention = False"),
-        ("self.register_buffer(\"window\", window, persistent=False)", "self.window = 128"),
-        ("raw_model.window.fill_(window_size(step, args))",
-         "raw_model.window = window_size(step, args)"),
-        ("self.window // tile // 2).clamp(min=1)", "max(1, self.window // tile // 2))"),
+        ("step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps", "step = 0"),
     ):
         assert source.count(right) == 1
         source = source.replace(right, wrong)
     script = tmp_path_factory.mktemp("changed") / "train_gpt.py"
     script.write_text(source, encoding="utf-8")
-    settings = dict(num_layers=2, num_value_embeds=0, model_dim=256, vocab_size=512,
+    settings = dict(num_layers=2, value_embed_pattern="..", model_dim=256, vocab_size=512,
                     total_batch_size=1024, train_seq_len=1024, val_seq_len=1024)
     return predict(find_script(str(script)), H100, 1, settings, compiled=True)
 
 
 @compiles
-def test_a_window_that_is_a_python_number_is_compiled_again(without_attention):
+def test_a_window_that_the_warm_up_leaves_out_is_compiled_again(without_attention):
     assert without_attention.recompiled == 2  # forward and backward for the second step's window
 
 
@@ -222,30 +229,43 @@ def test_keys_per_query_are_those_of_the_tiles_that_the_mask_lists(milestone, st
     assert keys_per_query(module, args, step) == keys
 
 
-def test_keys_per_query_of_flash_attention_are_those_of_its_windows():
-    module = load_snapshot(load_manifest().get("06"))
-    args = module.Hyperparameters(train_seq_len=2000, num_layers=2, num_value_embeds=1,
-                                  window_pattern="LS", attention_kernel="FA2")
+@pytest.mark.parametrize("milestone", ["06", "06b", "09"])
+def test_keys_per_query_of_flash_attention_are_those_of_its_windows(milestone):
+    module = load_snapshot(load_manifest().get(milestone))
+    args = module.Hyperparameters(
+        train_seq_len=2000, num_layers=2, value_embed_pattern="0.", window_pattern="LS",
+        attention_kernel="FA2", use_fp8=True, **({"backout_layer": 1} if milestone == "09" else {}))
     long, short = (sum(min(t, window) + 1 for t in range(2000)) / 2000 for window in (896, 384))
     assert keys_per_query(module, args, 800) == pytest.approx((long + short) / 2)
 
 
+@pytest.mark.parametrize(("milestone", "window"), [
+    ("05a", 896), ("05d", 896), ("05r", 896), ("06", 896), ("09", 896)])
+def test_the_last_step_is_halfway_through_the_windows(milestone, window):
+    module = load_snapshot(load_manifest().get(milestone))
+    args = module.Hyperparameters(**short_run(module.Hyperparameters))
+    assert module.window_size(STEPS - 1, args) == window
+
+
 SOURCE = """
-@triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 0.0001, 'num_load': 2})
+@triton_heuristics.pointwise(inductor_meta={'touched': {'in_out_ptr0': 40000, 'in_ptr0': 20000}})
 @triton.jit
 def triton_poi_fused_add_0(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     xnumel = 10000
     tmp0 = tl.load(in_ptr0 + x0, None)
+    tmp1 = tl.load(in_out_ptr0 + x0, None)
+    tl.store(in_out_ptr0 + x0, tmp2, None)
 """
 
 
 @pytest.mark.parametrize(("change", "moved"), [
-    (("", ""), 60_000),  # the estimate less one reading of in_out_ptr0
-    (("tmp0 =", "tmp1 = tl.load(in_out_ptr0 + x0, None)\n    tmp0 ="), 100_000),  # the estimate
-    (("0.0001", "0.0009"), 120_000),  # of slices that overlap: no more than the arguments
-    (("xnumel = 10000", "pass"), 120_000),  # of another shape: the arguments
+    (("", ""), 140_000),  # the argument in place is read and written; out_ptr0 is not known
+    (("tl.load(in_out_ptr0", "tl.load(in_ptr0"), 100_000),  # only its memory is taken over
+    (("tl.store(in_out_ptr0", "tl.store(out_ptr0"), 100_000),  # its new value is not stored
+    (("20000", "90000"), 160_000),  # no more than the argument
+    (("xnumel = 10000", "pass"), 160_000),  # of another shape: the arguments
 ])
-def test_bytes_of_a_kernel_are_corrected(change, moved):
+def test_bytes_of_a_kernel_are_those_that_it_touches(change, moved):
     observer = Observer()
     kernel = SilentKernel("triton_poi_fused_add_0", SOURCE.replace(*change), observer)
     kernel.run(*(torch.empty(10_000) for _pointer in range(3)), 10_000, stream=0)
@@ -262,7 +282,7 @@ def test_without_triton_nothing_is_compiled(monkeypatch):
 
 
 def test_what_prevents_a_prediction_is_one_line():
-    with pytest.raises(UserError, match="total_batch_size is no multiple") as refused:
+    with pytest.raises(UserError, match="524288 tokens do not divide into 3 x 65536") as refused:
         command.main(["05", "--device-batch", "3"])
     assert "\n" not in str(refused.value)
 

@@ -28,7 +28,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         "steps": cells("steps", "{:,}".format),
         "tokens": cells("tokens", _count),
         f"tokens to {target}": cells("tokens_to_target", _count),
-        "val loss": [_loss(row) for row in table],
+        "val loss": [loss_text(row) for row in table],
         "p": cells("p_value", "{:.2g}".format),
         "step": [_step(row) for row in table],
         "tokens/s": cells("tokens_per_s", "{:,.0f}".format),
@@ -123,7 +123,8 @@ def _seconds(seconds):
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.2f} min"
 
 
-def _loss(row):
+def loss_text(row: Score) -> str:
+    """A row's final validation loss, with its standard deviation over the runs if several."""
     if row.val_loss is None:
         return UNKNOWN
     return f"{row.val_loss:.4f}" + ("" if row.val_loss_sd is None else f" ± {row.val_loss_sd:.4f}")

@@ -15,6 +15,7 @@ from speedrun.compare.collect import collect
 from speedrun.compare.plot import HASH_KEY, data_hash
 from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, scores
 from speedrun.compare.stats import crossing
+from speedrun.compare.table import loss_text
 from speedrun.figures.tables import cell
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import Manifest
@@ -199,7 +200,7 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
             cell(row.tokens_to_target, "{:,.0f}"),
             _against(parent, row, milestone.kind),
             cell(step and step * entry.tokens_per_step, "{:,.0f}"),
-            f"{cell(row.val_loss, '{:.4f}')} ± {cell(row.val_loss_sd, '{:.4f}')}",
+            loss_text(row),
             f"{sum(bool(run.seconds) for run in entry.runs)}",
         ])
     head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent",

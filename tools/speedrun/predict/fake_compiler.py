@@ -6,6 +6,7 @@ with kernels that do nothing but tell of their launches.
 
 import contextlib
 import importlib.metadata
+import math
 import types
 
 import torch
@@ -129,7 +130,7 @@ def _replace_kernels(compiler, observer):
     autotune, describe = triton.autotune, TritonKernel.inductor_meta_per_kernel
 
     def describe_with_bytes(self):
-        return {**describe(self), "kernel_num_gb": self.estimate_kernel_num_bytes() / 1e9}
+        return {**describe(self), "touched": _touched(self)}
 
     def kernel(self, name, source, *args, **kwargs):
         compiler.sources[source] = name
@@ -138,6 +139,45 @@ def _replace_kernels(compiler, observer):
     triton.autotune = lambda configs, **kwargs: autotune(configs[:1], **kwargs)
     TritonKernel.inductor_meta_per_kernel = describe_with_bytes
     AsyncCompile.triton = kernel
+
+
+def _touched(kernel):
+    """{pointer argument: bytes that the kernel touches} of a Triton kernel of Inductor's; an
+    argument is missing where that is not known.
+
+    Inductor's own estimate counts a whole buffer where a kernel reads a broadcast part of it, and
+    one part twice where a kernel reads it in two orders, as a rotary embedding does.
+    """
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.virtualized import V
+
+    args, touched = kernel.args, {}
+    for name, accesses in kernel.features.buf_accesses().items():
+        found = (args.inplace_buffers.get(name) or args.input_buffers.get(name)
+                 or args.output_buffers.get(name))
+        pointer = getattr(found, "inner_name", found)
+        if isinstance(pointer, str) and all(isinstance(dep, MemoryDep) for dep in accesses):
+            size = _distinct_elements(accesses) * V.graph.get_dtype(name).itemsize
+            touched[pointer] = max(size, touched.get(pointer, 0))
+    return touched
+
+
+def _distinct_elements(accesses):
+    """Elements that a kernel's accesses to a buffer touch. Accesses that span the same range count
+    once, and so do all that look rows up."""
+    from torch._inductor.virtualized import V
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+    spans = {}
+    for dep in accesses:
+        sizes = [V.graph.sizevars.optimization_hint(size) for size in dep.size]
+        if dep.is_indirect():
+            spans["rows looked up"] = math.prod(sizes)
+            continue
+        ranges = [ValueRanges(0, size - 1) for size in sizes]
+        span = bound_sympy(dep.index, dict(zip(dep.var_names, ranges, strict=True)))
+        spans[span] = min(dep.numel_hint(), span.upper - span.lower + 1)
+    return int(sum(spans.values()))
 
 
 def _replace_runtime(compiler, observer):

@@ -15,7 +15,7 @@ from speedrun.base.errors import UserError
 from speedrun.history.glossary import load_glossary
 from speedrun.predict import attention, fake_compiler, fake_cuda
 from speedrun.predict.cards import Card
-from speedrun.predict.observer import Observer
+from speedrun.predict.observer import WORKSPACES, Observer
 from speedrun.predict.prediction import STEPS
 from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
 from speedrun.scripts.load import load_snapshot
@@ -75,12 +75,8 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: optimizers.setdefault(id(optimizer), optimizer))
     with tempfile.TemporaryDirectory() as folder:
-        # Schedules as long as the run: its last step is halfway through, as is the window.
-        names = ["train_steps", "kernel_warmup_steps", *load_glossary().of_kind("phase")]
-        steps = dict.fromkeys(names, STEPS) | dict.fromkeys(load_glossary().of_kind("interval"), 0)
-        args = module.parse_args([
-            *options, *(f"--{name}={value}" for name, value in steps.items()
-                        if hasattr(module.Hyperparameters, name)), f"--log_dir={folder}/log"])
+        short = (f"--{name}={value}" for name, value in short_run(module.Hyperparameters).items())
+        args = module.parse_args([*options, *short, f"--log_dir={folder}/log"])
         seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
         first_token = getattr(args, "bos_id", 0)
@@ -99,6 +95,18 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         from speedrun.predict.assemble import assemble  # needs triton
         kernels = assemble(compiler.sources)
     return {"micro_batch": args.micro_batch_size, "kernels": kernels, **seen}
+
+
+def short_run(hyperparameters: type) -> dict[str, int]:
+    """The values that make a run of a script with these Hyperparameters as short as can be.
+
+    Its schedules are as long, so the last step is halfway through them. The warm-up has as many
+    steps too: it compiles all that training runs, beside states of optimizers and its own copies.
+    """
+    glossary = load_glossary()
+    names = ["train_steps", "kernel_warmup_steps", *glossary.of_kind("phase")]
+    values = dict.fromkeys(names, STEPS) | dict.fromkeys(glossary.of_kind("interval"), 0)
+    return {name: value for name, value in values.items() if hasattr(hyperparameters, name)}
 
 
 def _compile(function, observer):
@@ -174,7 +182,7 @@ def _parts(model, optimizers) -> dict[str, int]:
     states = {id(value): value for optimizer in optimizers for state in optimizer.state.values()
               for value in state.values() if isinstance(value, torch.Tensor)}
     size = sum(param.nbytes for param in model.parameters())
-    return {"parameters": size, "gradients": size,
+    return {"workspaces": WORKSPACES, "parameters": size, "gradients": size,
             "optimizer state": sum(state.nbytes for state in states.values()
                                    if state.device.type == "cuda")}
 

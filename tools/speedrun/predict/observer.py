@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from speedrun.predict.launches import Launch
 
 ALLOCATION = 512  # bytes: the caching allocator of CUDA rounds up to a multiple of this
+WORKSPACES = 2 * 32 * 2**20  # bytes of cuBLAS and cuBLASLt, which share them: see Observer
 _aten = torch.ops.aten
 PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm}
 DEVICE = torch.ops.prim.device.default  # asked for a tensor's device, two times out of three
@@ -29,14 +30,17 @@ class Observer(TorchDispatchMode):
     """While active: bytes of CUDA storages alive and at their peak, FLOPs by dtype, bytes that
     operators and kernels read and write, the bytes of every collective, and every launch.
 
-    What a compiler does with tensors while it traces does not count. keys_per_query, to be set
-    before attention is computed: keys that a query sees. Raises TypeError at a matrix product of
-    two dtypes, which real CUDA refuses and fake tensors let pass.
+    Alive from the start are the workspaces of cuBLAS: PyTorch allocates 32 MiB (on GPUs before
+    Hopper 8 MiB) for each thread that multiplies matrices, the main thread and autograd's, and
+    keeps them (ATen/cuda/CublasHandlePool.cpp). What a compiler does with tensors while it traces
+    does not count. keys_per_query, to be set before attention is computed: keys that a query sees.
+    Raises TypeError at a matrix product of two dtypes, which real CUDA refuses and fake tensors let
+    pass.
     """
 
     def __init__(self):
         super().__init__()
-        self.live = 0  # bytes
+        self.live = WORKSPACES  # bytes
         self.alive: dict[int, int] = {}  # {storage: bytes}
         self.launches: list[Launch] = []
         self.phase = "forward"  # that a launch belongs to

@@ -16,9 +16,9 @@ LEFT_OUT = (
     "the exchange over the links, launches, the host, and what the allocator cannot hand out.",
 )
 COMPILED_LEFT_OUT = (
-    "A mask's tiles are counted halfway through training, as if each sequence was one document;",
-    "a kernel is assembled in the first form that tuning would try. Not in the memory: workspaces",
-    "of libraries, and what the allocator cannot hand out.",
+    "Attention is counted halfway through training, as if each sequence was one document; a kernel",
+    "is assembled in the first form that tuning would try. Not in the memory: buffers inside",
+    "attention's kernels, and what the allocator cannot hand out.",
 )
 
 

@@ -1,5 +1,7 @@
 """What stands for a Triton kernel of Inductor's where there is no GPU to run it."""
 
+import ast
+import math
 import re
 
 import torch
@@ -16,11 +18,11 @@ class SilentKernel:
         self.name, self.observer = name, observer
         arguments = re.search(rf"def {name}\((.*?)\):", source, re.DOTALL)[1]
         self.arguments = [argument.split(":")[0].strip() for argument in arguments.split(",")]
-        self.unread = {argument for argument in self.arguments
-                       if argument.startswith("in_out") and f"tl.load({argument}" not in source}
-        estimate = re.search(r"'kernel_num_gb': ([\d.e+-]+)", source)
+        self.twice = {argument for argument in self.arguments if argument.startswith("in_out")
+                      and (f"tl.load({argument} " in source) == (f"tl.store({argument} " in source)}
+        touched = re.search(r"'touched': (\{.*?\})", source)
         fixed_shape = re.search(r"^ +\w+numel = \d+$", source, re.MULTILINE)
-        self.estimate = 1e9 * float(estimate[1]) if estimate and fixed_shape else None
+        self.touched = ast.literal_eval(touched[1]) if touched and fixed_shape else {}
 
     def run(self, *values, **kwargs):
         """A launch with these arguments of the kernel."""
@@ -29,20 +31,14 @@ class SilentKernel:
         self.observer.launched("triton", self.name, self._moved(tensors), *self._work(tensors))
 
     def _moved(self, tensors):
-        """Bytes read and written: Inductor's own estimate with three corrections.
+        """Bytes read and written: each argument's touched bytes, all of them where they are not
+        known, as in FlexAttention and in kernels for changing shapes.
 
-        A buffer that only takes over the memory of another (in_out) is not read; slices of one
-        buffer that overlap do not make more than the buffer; a kernel for changing shapes moves
-        what its arguments hold, for the estimate is of the first shape. A kernel without an
-        estimate (FlexAttention) reads or writes each argument once.
+        An argument that is updated in place (in_out) counts twice, but not where it only takes over
+        the memory of another buffer, which is not read, or where its new value is not stored.
         """
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        most = sum(size * (2 if name.startswith("in_out") and name not in self.unread else 1)
-                   for name, size in sizes.items())
-        if self.estimate is None:
-            return most
-        unread = sum(sizes[name] for name in self.unread)
-        return min(most, max(self.estimate - unread, self.estimate / 2))
+        return sum((1 + (name in self.twice)) * min(tensor.nbytes, self.touched.get(name, math.inf))
+                   for name, tensor in tensors.items())
 
     def _work(self, tensors):
         """FLOPs of a kernel that multiplies, and their dtype.

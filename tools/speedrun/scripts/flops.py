@@ -80,8 +80,8 @@ def _mean_visible(module, args, T):
         windows = [getattr(args, "window", T)]
     tile = getattr(args, "tile_size", 1)
     without = getattr(args, "layer_without_attention", None)
-    kinds = [kind for layer, kind in enumerate(getattr(args, "window_pattern", "L"))
-             if layer < args.num_layers and layer != without]
+    pattern = getattr(args, "window_pattern", args.num_layers * "L")
+    kinds = [kind for layer, kind in enumerate(pattern[: args.num_layers]) if layer != without]
     short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
     reach = [window for kind in kinds for window in (short if kind == "S" else windows)]
     if hasattr(args, "window_stages"):  # exact windows, of the tokens before a token's own
