@@ -38,6 +38,7 @@ from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
+from speedrun.compare.table import loss_text  # noqa: E402
 from speedrun.figures import ladder as ladders  # noqa: E402
 from speedrun.figures.tables import cell, records_of  # noqa: E402
 from speedrun.history.blocks import changed_blocks  # noqa: E402
@@ -128,7 +129,7 @@ def show_diff(parent: str, child: str, *blocks: str) -> None:
 
 def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
-    ends = {row.label: f"{row.val_loss:.3f} ± {row.val_loss_sd:.3f}" for row in scores(tiny_runs())}
+    ends = {row.label: loss_text(row) for row in scores(tiny_runs())}
     lines = []
     for m in reversed(MANIFEST.lineage(MANIFEST.get(id))):
         lines.append([m.name, records_of(m), cell(m.minutes, "{:g}"),
