@@ -148,14 +148,6 @@ def test_compiled_code_keeps_no_logits_in_float32(compiled):
     assert compiled.memory["parameters"] == 4 * 2 * 12 * 768**2 + (4 + 2) * 50_304 * 768 + 4 * 7
 
 
-@compiles
-def test_a_rotary_embedding_moves_each_byte_once(compiled):
-    moved = {launch.moved for launch in compiled.launches
-             if launch.phase == "forward" and "flip" in launch.name and not launch.flops}
-    # of a token: queries and keys read and written, cosines and sines, the scales of the norms
-    assert moved == {65_536 * (4 * 768 * 2 + 2 * 128 * 4 + 2 * 6 * 4)}
-
-
 def names_of_kernels(found):
     """The names of the Triton kernels that a step launches, each assembled and fit for the card."""
     launched = {launch.name for launch in found.launches if launch.kind == "triton"}
@@ -173,48 +165,60 @@ def test_flex_attention_is_assembled(compiled):
 
 
 @pytest.fixture(scope="module")
-def without_attention(tmp_path_factory):
-    """A small 05r without attention, which takes the compiler longest, and with a warm-up that
-    leaves out the later windows."""
-    source = load_manifest().get("05r").script.read_text(encoding="utf-8")
-    for right, wrong in (
-        ("has_attention = layer != args.layer_without_attention", "has_attention = False"),
-        ("step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps", "step = 0"),
-    ):
-        assert source.count(right) == 1
-        source = source.replace(right, wrong)
+def small(tmp_path_factory):
+    """A small 06 with two layers and a warm-up that leaves out the later windows."""
+    source = load_manifest().get("06").script.read_text(encoding="utf-8")
+    right = "step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps"
+    assert source.count(right) == 1
     script = tmp_path_factory.mktemp("changed") / "train_gpt.py"
-    script.write_text(source, encoding="utf-8")
-    settings = dict(num_layers=2, value_embed_pattern="..", model_dim=256, vocab_size=512,
-                    total_batch_size=1024, train_seq_len=1024, val_seq_len=1024)
+    script.write_text(source.replace(right, "step = 0"), encoding="utf-8")
+    settings = dict(num_layers=2, value_embed_pattern="..", vocab_size=512,
+                    total_batch_size=1024, train_seq_len=1024, val_seq_len=2048)
     return predict(find_script(str(script)), H100, 1, settings, compiled=True)
 
 
 @compiles
-def test_a_window_that_the_warm_up_leaves_out_is_compiled_again(without_attention):
-    assert without_attention.recompiled == 2  # forward and backward for the second step's window
+def test_a_window_that_the_warm_up_leaves_out_is_compiled_again(small):
+    assert small.recompiled == 2  # forward and backward for the second step's window
 
 
 @compiles
-def test_a_head_in_fp8_is_compiled(without_attention):
-    products = [launch for launch in without_attention.launches if launch.name == "_scaled_mm"]
+def test_flash_attention_is_counted_by_its_windows(small):
+    pairs = sum(min(t, window) + 1 for window in (896, 384) for t in range(1024))  # a layer each
+    attention = [launch for launch in small.launches if launch.group == "attention"]
+    assert [launch.phase for launch in attention] == 2 * ["forward"] + 2 * ["backward"]
+    assert sum(launch.flops for launch in attention) == (2 + 5) * 2 * 768 * pairs
+
+
+@compiles
+def test_a_rotary_embedding_moves_each_byte_once(small):
+    moved = [launch.moved for launch in small.launches
+             if launch.phase == "forward" and "flip" in launch.name]
+    # of a token: queries and keys read and written, cosines and sines, the scales of two norms
+    assert moved == 2 * [1024 * (4 * 768 * 2 + 2 * 128 * 4 + 2 * 6 * 4)]
+
+
+@compiles
+def test_a_head_in_fp8_is_compiled(small):
+    products = [launch for launch in small.launches if launch.name == "_scaled_mm"]
     assert [(launch.kind, launch.phase, launch.dtype) for launch in products] == [
         ("library", "forward", "float8_e4m3fn"), ("library", "backward", "float8_e5m2"),
         ("library", "backward", "float8_e4m3fn")]
-    assert {launch.flops for launch in products} == {2 * 1024 * 256 * 512}
+    assert {launch.flops for launch in products} == {2 * 1024 * 768 * 512}
 
 
 @compiles
-def test_a_kernel_of_the_scripts_own_is_compiled(without_attention):
-    [first, second, *_more] = kernels = [
-        launch for launch in without_attention.launches if launch.name == "symmetric_kernel"]
-    assert len(kernels) == 2 * 5  # of each step of Newton-Schulz
-    rows, columns, matrix = 256, 1024, 2 * 4 * 256 * 256  # of four matrices; bytes
+def test_a_kernel_of_the_scripts_own_is_compiled(small):
+    kernels = [launch for launch in small.launches if launch.name == "symmetric_kernel"]
+    assert len(kernels) == 3 * 2 * 5  # attentions, gates, MLPs; of each step of Newton-Schulz
+    first, second = kernels[20:22]
+    rows, columns, matrix = 768, 3072, 2 * 4 * 768 * 768  # of four matrices; bytes
     assert (first.flops, second.flops) == (4 * rows**2 * columns, 4 * rows**3)
     assert (first.moved, second.moved) == (2 * 4 * rows * columns + matrix, 3 * matrix)
-    assert "symmetric_kernel" in names_of_kernels(without_attention)
-    assembled = [k for k in without_attention.kernels if k.name == "symmetric_kernel"]
-    assert len(assembled) == 2 and all(kernel.shared > 0 for kernel in assembled)
+    assert "symmetric_kernel" in names_of_kernels(small)
+    assembled = [k for k in small.kernels if k.name == "symmetric_kernel"]
+    # with a summand or without, for large matrices or for gates
+    assert len(assembled) == 4 and all(kernel.shared > 0 for kernel in assembled)
 
 
 @pytest.mark.parametrize(("milestone", "step", "keys"), [
