@@ -166,13 +166,13 @@ def test_flex_attention_is_assembled(compiled):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A small 06 with two layers and a warm-up that leaves out the later windows."""
-    source = load_manifest().get("06").script.read_text(encoding="utf-8")
+    """A small 06b with two layers and a warm-up that leaves out the later windows."""
+    source = load_manifest().get("06b").script.read_text(encoding="utf-8")
     right = "step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps"
     assert source.count(right) == 1
     script = tmp_path_factory.mktemp("changed") / "train_gpt.py"
     script.write_text(source.replace(right, "step = 0"), encoding="utf-8")
-    settings = dict(num_layers=2, value_embed_pattern="..", vocab_size=512,
+    settings = dict(num_layers=2, layer_without_mlp=2, value_embed_pattern="..", vocab_size=512,
                     total_batch_size=1024, train_seq_len=1024, val_seq_len=2048)
     return predict(find_script(str(script)), H100, 1, settings, compiled=True)
 
@@ -180,6 +180,13 @@ def small(tmp_path_factory):
 @compiles
 def test_a_window_that_the_warm_up_leaves_out_is_compiled_again(small):
     assert small.recompiled == 2  # forward and backward for the second step's window
+
+
+@compiles
+def test_a_step_ends_with_its_optimizers(small):
+    names = [launch.name for launch in small.launches]
+    assert "_fused_adam_" in names
+    assert "cos" not in names  # the last validation's window makes the rotary tables again
 
 
 @compiles

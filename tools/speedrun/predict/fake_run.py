@@ -55,13 +55,16 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
             if phase == "validation":
                 seen["training"] = observer.totals() | {"graphs": compiler.graphs}
                 seen["training"]["memory"] = _parts(models[-1], optimizers.values())
-                seen["launches"] = observer.launches.copy() if compiled else []
             observer.reset()
             result = function(*args, **kwargs)
             seen[phase] = observer.totals() | {"graphs": compiler.graphs}
             observer.reset()
             return result
         return wrapper
+
+    def note(optimizer, args, kwargs):
+        optimizers[id(optimizer)] = optimizer
+        seen["launches"] = observer.launches.copy() if compiled else []
 
     class GPT(module.GPT):
         def __init__(self, *args, **kwargs):
@@ -72,8 +75,7 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     module.warm_up = observed("warm-up", module.warm_up)
     module.validate = observed("validation", module.validate)
     torch.Tensor.backward = _backward(torch.Tensor.backward, observer)
-    register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: optimizers.setdefault(id(optimizer), optimizer))
+    register_optimizer_step_post_hook(note)
     with tempfile.TemporaryDirectory() as folder:
         short = (f"--{name}={value}" for name, value in short_run(module.Hyperparameters).items())
         args = module.parse_args([*options, *short, f"--log_dir={folder}/log"])
