@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -28,7 +29,9 @@ from speedrun.check.guide import find_hint, load_guide, slips_of  # noqa: E402
 from speedrun.check.outcome import Outcome  # noqa: E402
 from speedrun.check.screen import Screen  # noqa: E402
 from speedrun.check.transplant import Mixture  # noqa: E402
+from speedrun.check.values import odd_values  # noqa: E402
 from speedrun.history.blocks import split_blocks  # noqa: E402
+from speedrun.history.fields import default_hyperparameters  # noqa: E402
 from speedrun.history.manifest import REPOSITORY, load_manifest  # noqa: E402
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
@@ -538,6 +541,86 @@ def test_a_warm_up_of_all_windows_is_right_and_one_of_fewer_is_not(ask):
         edited("05r", (some, other)) for other in (every, "args.window_start).backward()")])
     words = "sets of numbers in the model's calls that training has and the warm-up has not"
     assert found == [None, ["training", f"{words}: 0", "3"]]
+
+
+# What only one look shows: (milestone, job, edits, the start of what is said).
+SEEN_BY_ONE_LOOK = [
+    ("01", "two ranks", [("    model.broadcast_buffers = False  # every rank computes the same "
+                          "buffers\n", "")],
+     "buffers that DistributedDataParallel sends from rank 0 before a pass"),
+    ("01", "two ranks", [("if args.save_checkpoint and rank == 0:", "if args.save_checkpoint:"),
+                         ('"checkpoint.partial"', 'f"checkpoint{rank}.partial"')],
+     "files that rank 1 writes"),
+    ("01", "training", [("model=raw_model.state_dict()", "model={name: value.half().float() for "
+                          "name, value in raw_model.state_dict().items()}")],
+     "the weights in the checkpoint are those of the run's end, bit for bit"),
+    ("01", "model", [("torch.outer(torch.arange(seq_len)",
+                      "torch.outer(torch.arange(seq_len).bfloat16().float()")],
+     "the tables at the record's lengths, without signs"),
+    ("05i", "training", [("bound = 0.5 * (3", "bound = 0.55 * (3")], "the initial weights"),
+    ("05i", "model", [("dtype, fast=False)", "dtype, fast=True)")],
+     "products of eight bits in call 1 of the model with use_fp8=True"),
+    ("05i", "model", [("weight8.T.contiguous()", "weight8.T")],
+     "products of eight bits in call 1 of the model with use_fp8=True"),
+    ("05i", "model", [(".clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)", "")],
+     "the gradient in call 1 of the model with use_fp8=True, out of the range of eight bits"),
+    ("05o", "precision", [("if row + ROWS <= column:", "if row < column:")],
+     "results of Triton's kernels by the optimizers with use_triton=True"),
+    ("09", "two ranks", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
+     "sets of Python numbers for each of which a function is compiled"),
+    ("09", "four ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
+                           "len(grads)))")], "the weights after two steps on four ranks, rank 0"),
+    ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],
+     "a run with the record's token ids"),
+]
+
+
+def test_values_are_the_same_for_every_hash_seed():
+    code = ("from speedrun.check.values import odd_values\n"
+            "from speedrun.history.manifest import load_manifest\n"
+            "print([odd_values(milestone) for milestone in load_manifest().milestones])")
+    found = {subprocess.run([sys.executable, "-c", code], encoding="utf-8", capture_output=True,
+                            check=True, env=os.environ | dict(
+                                PYTHONHASHSEED=str(seed), PYTHONPATH=os.pathsep.join(sys.path))
+                            ).stdout for seed in range(8)}
+    assert len(found) == 1 and "num_layers" in found.pop()
+
+
+@pytest.mark.parametrize("id", [m.id for m in MILESTONES if "window_size" in source_of(m.id)])
+def test_values_exercise_every_window(id, tmp_path):
+    from speedrun.check.worker import write_shards
+
+    milestone = MANIFEST.get(id)
+    values = default_hyperparameters(milestone.script) | odd_values(milestone)
+    kinds = values.get("window_pattern", "")[: values["num_layers"]]
+    without = values.get("layer_without_attention")
+    assert set(kinds) == {kind for layer, kind in enumerate(kinds) if layer != without}
+    staged = values.get("window_growth", 0) * (values.get("window_stages", 1) - 1)
+    widest = max(values.get("window_start", 0) + staged, values.get("window_end", 0),
+                 values.get("long_window_end", 0))
+    write_shards(tmp_path)
+    tokens = np.fromfile(tmp_path / "val_0.bin", "<u2")[512:]
+    row = values.get("val_seq_len") or values["seq_len"]
+    begins = np.arange(len(tokens)) % row == 0
+    starts = np.flatnonzero(begins | (tokens == values.get("bos_id", 1)))
+    lengths = np.diff(starts)[starts[:-1] < values["val_tokens"]]
+    assert lengths.max() > min(widest, row - 3)
+
+
+@pytest.mark.parametrize("id", dict.fromkeys(id for id, *_ in SEEN_BY_ONE_LOOK))
+def test_what_one_look_shows(id, ask):
+    cases = [(job, edited(id, *edits), words)
+             for some, job, edits, words in SEEN_BY_ONE_LOOK if some == id]
+    for job, text, words in cases:
+        (found,) = ask(id=id, texts=[text], jobs=[job])
+        assert found and found[1].startswith(f"{words}: "), found
+
+
+@tried
+def test_weights_are_judged_by_their_distribution(id, ask):
+    texts = [edited(id, ("torch.manual_seed(args.seed)", f"torch.manual_seed(args.seed + {more})"))
+             for more in (100, 200, 300)]
+    assert ask(id=id, texts=texts, jobs=["training"]) == [None] * len(texts)
 
 
 def test_few_numbers_that_differ_are_told_as_such():

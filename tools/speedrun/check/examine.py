@@ -13,28 +13,15 @@ from speedrun.check.differences import Difference, alike, differences
 from speedrun.check.guide import slips_of
 from speedrun.check.outcome import Outcome
 from speedrun.check.transplant import Mixture, Verdict, judge
+from speedrun.check.values import odd_values
 from speedrun.check.worker import BROKEN_SHARDS, Task, run, write_shards
-from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import load_glossary
-from speedrun.history.manifest import Milestone, load_manifest
+from speedrun.history.manifest import Milestone
 
-ODD = 0.93  # times a learning rate and the like: nobody writes such a number into a script
 LIMIT_S, SLOWER = 8, 10  # a job may take LIMIT_S and so many times what the milestone's takes
 SLIP_BUDGET_S = 8  # for the slips that might say in words what is wrong
+MORE_RANKS = "One rank trains as the milestone does; several do not."
 FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of them does in others
-
-
-def odd_values(milestone: Milestone) -> dict[str, object]:
-    """The hyperparameters at which the milestone and scripts like it are traced."""
-    values, manifest = {}, load_manifest()
-    fixed, tiny = manifest.inherited(milestone, "check"), manifest.overrides(milestone, "tiny")
-    for name, default in default_hyperparameters(milestone.script).items():
-        value = fixed.get(name, tiny.get(name, default))
-        if isinstance(value, float) and name not in fixed:
-            value *= ODD
-        if name in fixed or value is not None and not isinstance(value, str):
-            values[name] = value
-    return values
 
 
 class Examination:
@@ -197,9 +184,14 @@ def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
     except TimeoutError:
         outcomes, late = [], [Outcome("time", "which block is at fault", "no time to find out",
                                       "--timeout gives it more time.")]
+    words = "" if any(trace.JOBS[job].world == 1 for job in different) else MORE_RANKS
     if all(outcome.passed for outcome in outcomes):  # no block by itself is at fault, or no time
         for job, difference in different.items():
-            yield Outcome(job, *in_words(difference), block=mixture.block_at(difference.line))
+            yield Outcome(job, *in_words(difference), words,
+                          block=mixture.block_at(difference.line))
+    elif words:
+        outcomes = [replace(outcome, meaning=outcome.meaning or words * (not outcome.passed))
+                    for outcome in outcomes]
     yield from outcomes + late
 
 

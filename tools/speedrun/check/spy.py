@@ -28,6 +28,8 @@ from torch.optim import optimizer as optim
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from speedrun.check.kernels import modules
+
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor",
                "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
                "reduce_scatter_single", "all_to_all_single", "all_to_all", "reduce", "gather",
@@ -103,13 +105,14 @@ class Meter(TorchDispatchMode):
         self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         name, phase = func.overloadpacket.__name__, self.spy.phase
         if name in PRODUCTS:
             tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
             a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
             if a.dtype.itemsize == 1:
-                self.eight_bits[phase][f"{dtype_name(a.dtype)} by {dtype_name(b.dtype)}"] += 1
+                self.eight_bits[phase][_eight_bits(a, b, func, args, kwargs)] += 1
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
@@ -153,14 +156,19 @@ class Spy:
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
         self.messages = self.accompanied = 0  # of optimizers; beside how many something is computed
         self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited
+        self.parallel = []  # models in DistributedDataParallel
+        self.written = set()  # paths of files that are written
         self.threads = set()  # others than the main one, in which the script's code runs
         self.started_late = 0  # threads, after the first training pass
         self.ready = 0  # batches that waited for the model at a look
         self.masks = []  # of each call of flex_attention
+        self.tiles = 0  # that its mask lists
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
+        self.forms = defaultdict(set)  # {phase: whether their forms agree}
         self.packs = False  # whether varlen_attn was called
         self.activated = []  # FlashAttention that takes the place of torch's own
         self.meter = Meter(self)
+        self.given = defaultdict(set)  # {compiled function: numbers that it was called with}
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
         self.phase = "backward pass"  # what the script is doing; so far nothing
         Spy.current = self
@@ -240,6 +248,7 @@ class Spy:
     def call_compiled(self, function, *args, **kwargs):
         """What torch.compile has made is called."""
         self.compiled += 1
+        self.given[function].add(tuple(v for v in tree_leaves((args, kwargs)) if type(v) is float))
         if self.depth:
             self.compiling |= {name for name, _ in self.weights(self.optimizer)}
         try:
@@ -273,13 +282,16 @@ class Spy:
         mask = kwargs.get("block_mask")
         self.masks.append("no block mask")
         if isinstance(mask, flex_attention.BlockMask):
-            kwargs["block_mask"], twice = _as_compiled(mask)
-            self.masks[-1] = f"{mask.shape[0]}{', and tiles are listed twice' * twice}"
+            kwargs["block_mask"], self.tiles, twice = _as_compiled(mask)
+            rows, columns = mask.BLOCK_SIZE
+            self.masks[-1] = (f"{mask.shape[0]}, tiles of {rows} by {columns}"
+                              f"{', and some are listed twice' * twice}")
         return function(*args, **kwargs)
 
-    def launch(self, *args, **kwargs):
-        """A kernel in Triton is started, which no CPU runs: what it should write stays as it is."""
+    def launch(self, same):
+        """A kernel in Triton was started; same: see kernels.modules."""
         self.launches[self.phase] += 1
+        self.forms[self.phase].add(same)
 
     def attend_to_packs(self, function, *args, **kwargs):
         """varlen_attn is called, which does not work on a CPU."""
@@ -308,6 +320,17 @@ class Spy:
         """DistributedDataParallel is made; its messages go where collectives are counted."""
         function(net, *args, **kwargs)
         net.register_comm_hook(None, allreduce_hook)
+        self.parallel.append(net)
+
+    def save(self, function, value, file, *args, **kwargs):
+        """torch.save is called."""
+        self.written.add(str(file))
+        return function(value, file, *args, **kwargs)
+
+    def saw_event(self, event, values):
+        """Python is about to do something that may be of interest to an audit."""
+        if event == "open" and (values[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+            self.written.add(str(values[0]))
 
     def meet(self, function, *args, **kwargs):
         """init_process_group is called; several ranks meet in a file."""
@@ -359,6 +382,15 @@ class Spy:
                 if isinstance(value, torch.Tensor) and value.numel() * ranks >= p.numel() > 8]
 
 
+def _eight_bits(a, b, func, args, kwargs):
+    """A scaled product in words: dtypes, how it sums, and what a GPU would not take."""
+    names = (argument.name for argument in func._schema.arguments)
+    fast = {**dict(zip(names, args, strict=False)), **kwargs}.get("use_fast_accum", False)
+    taken = a.stride(1) == 1 and b.stride(0) == 1
+    return (f"{dtype_name(a.dtype)} by {dtype_name(b.dtype)}{', summed fast' * fast}"
+            f"{', in an order of numbers that GPUs do not take' * (not taken)}")
+
+
 def _kind(value):
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)} tensor of {value.ndim} dimensions"
@@ -366,8 +398,8 @@ def _kind(value):
 
 
 def _as_compiled(mask):
-    """A block mask whose rule knows which tiles are listed, and whether one is listed twice:
-    without compilation FlexAttention asks the rule of all pairs."""
+    """A block mask whose rule knows which tiles are listed, how many are, and whether one is listed
+    twice: without compilation FlexAttention applies the rule to all pairs."""
     def listed(counts, columns):
         N = columns.size(-1)
         some = torch.where(torch.arange(N) < counts[..., None], columns, N).long()
@@ -386,7 +418,7 @@ def _as_compiled(mask):
 
     seen = copy.copy(mask)
     seen.mask_mod = rule
-    return seen, bool((partial & full)[..., :-1].any())
+    return seen, int((partial | full)[..., :-1].sum()), bool((partial & full)[..., :-1].any())
 
 
 def _varlen_attn(q, k, v, starts, starts_k, longest, longest_k, *, scale=None,
@@ -443,6 +475,8 @@ def stand_ins():
     torch.compile = _compile
     threading.setprofile(lambda *event: Spy.current.saw_thread(*event))
     tell(threading.Thread, "start", "start")
+    tell(torch, "save", "save")
+    sys.addaudithook(lambda *event: Spy.current.saw_event(*event))
     tell(torch.nn.functional, "rms_norm", "norm")
     tell(flex_attention, "flex_attention", "attend")
     with suppress(ImportError, AttributeError):  # an older torch lacks them
@@ -467,15 +501,11 @@ def _compile(model=None, *, disable=False, **options):
 @contextmanager
 def triton():
     """Puts something in the place of Triton, which a CPU has no use for and may lack: what a script
-    imports meanwhile has kernels of which the current spy sees the launch."""
-    class Kernel:
-        def __getitem__(self, grid):
-            return Spy.current.launch
-
-    module = mock.MagicMock(__spec__=ModuleSpec("triton", None))
-    module.jit = lambda function=None, **options: Kernel() if function else module.jit
-    module.autotune = module.heuristics = lambda *args, **kwargs: lambda kernel: kernel
-    with mock.patch.dict(sys.modules, {"triton": module, "triton.language": module.language}):
+    imports meanwhile has kernels that run, and the current spy sees each launch."""
+    made = modules(lambda same: Spy.current.launch(same))
+    for module in made.values():
+        module.__spec__ = ModuleSpec(module.__name__, None)
+    with mock.patch.dict(sys.modules, made):
         yield
 
 

@@ -29,6 +29,8 @@ from speedrun.history.glossary import load_glossary
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import length_names
 
+SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
+VAL_TOKENS, VOCABULARY = 256, 64  # what four ranks can share
 LONGER = 32  # sequences, where a machine's switches are tried
 UNMASKED = 16_640  # tokens: a dense mask for so many takes gigabytes
 # What tools call by name in any milestone; schedules, functions of (step, args), come on top.
@@ -193,6 +195,13 @@ def model(module, values, note, calls, machine, paths, **_):
             note.note(f"the gradient in {where}", "tensors", {
                 name: torch.zeros_like(p) if p.grad is None else p.grad
                 for name, p in net.named_parameters()}, 2e-3)
+    with note.guard("the tables at the record's lengths"):
+        record = vars(module.Hyperparameters())
+        net = module.GPT(arguments(module, {
+            **values, **{name: record[name] for name in length_names(record)}}))
+        note.note("the tables at the record's lengths, without signs", "tables", {
+            name: table[-1000:].float().abs() for name, table in net.named_buffers()
+            if table.ndim > 1}, 1e-2)  # signs are for forward
     with note.guard("the loss of the vocabulary's last tokens"), torch.no_grad():
         size = module.Hyperparameters().vocab_size
         tokens = torch.arange(size - inputs.size(1) * 8, size).view(8, -1)
@@ -242,18 +251,28 @@ def model(module, values, note, calls, machine, paths, **_):
             note.fact(f"flex_attention is called with {path}", bool(spy.masks))
             note.fact(f"varlen_attn is called with {path}", spy.packs)
             if spy.masks:
-                note.fact("rows that FlexAttention's mask is made for", spy.masks[-1])
+                note.fact("rows and tiles of FlexAttention's mask", spy.masks[-1])
+                note.note("tiles that FlexAttention's mask lists", "at most", spy.tiles, (1, 0))
         where = f"call 1 of the model with {path}"
-        with note.guard(where), Spy().meter as meter:
-            args, kwargs = calls[0]
-            net = make(**{field: value, "compile": True})
-            loss = net(*args, **kwargs)
-            loss.backward()
-            note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
-            note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
-                name: p.grad.float() for name, p in net.named_parameters() if p.ndim > 1}, 5e-2)
-            note.fact(f"products of eight bits in {where}", _counted(
-                sum(meter.eight_bits.values(), Counter())))
+        if _note_call(note, where, make, calls[0], {field: value, "compile": True}):
+            where += ", out of the range of eight bits"
+            _note_call(note, where, make, calls[0], {field: value, "compile": True}, 30, 1e4)
+
+
+def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
+    """Loss and gradients of a call, weights and gradients so many times as large as usual; returns
+    whether there are products of eight bits."""
+    with note.guard(where), Spy().meter as meter:
+        args, kwargs = call
+        net = make(weights, **changes)
+        loss = net(*args, **kwargs)
+        (gradients * loss).backward()
+        note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
+        note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
+            name: p.grad.float() for name, p in net.named_parameters() if p.ndim > 1}, 5e-2)
+        counts = sum(meter.eight_bits.values(), Counter())
+        note.fact(f"products of eight bits in {where}", _counted(counts))
+        return counts.total() > 0
 
 
 def _counted(counts):
@@ -291,7 +310,7 @@ def updates(module, values, note, folder, **_):
     note.note("threads besides the main one that run the script's code", "at least",
               len(spy.threads), 0.01)
     note.note("batches that are ready when the model takes the third", "at least", spy.ready, 1.0)
-    note.note("batches that wait when the model takes the third", "at most", spy.ready, 2.0)
+    note.note("batches that wait when the model takes the third", "at most", spy.ready, (2, 0))
     note.fact("a thread starts after the first training pass", spy.started_late > 0)
     torch.save([spy.calls[i] for i in sorted({0, len(spy.calls) - 1})],
                Path(folder).with_name("calls.pt"))
@@ -304,8 +323,9 @@ def _note_run(note, spy, which, lines):
               ", ".join(sorted({type(loss).__name__ for loss in spy.losses})))
     note.fact(f"validate rounds ({which})",
               bool(losses) and all(loss == round(loss, 4) for loss in losses.values()))
-    if losses:
+    if len(losses) > 1:  # a single one is the last
         note.note(f"the first validation loss ({which})", "numbers", {"": losses["loss 1"]}, 1e-5)
+    if losses:
         note.note(f"the validation losses ({which})", "numbers", losses, 4e-4)
 
 
@@ -315,20 +335,21 @@ def _losses(spy):
             for number, loss in enumerate(spy.losses, start=1)}
 
 
-def training(module, values, note, folder, **_):
-    """The weights from the script's own seed; a run after a kernel warm-up, with a checkpoint."""
+def training(module, values, note, folder, shards, **_):
+    """The weights from the script's own seeds; a run after a kernel warm-up, with a checkpoint."""
     weights = []
-    for number, seed in enumerate((5, 6, 5)):
+    for number, seed in enumerate((*range(SEEDS), 0)):
         spy = Spy(filled=False, stop=True)
         run(module, {**values, "seed": seed}, f"{folder}_{number}", spy)
         weights.append(spy.initial or {})
-    note.note("the initial weights", "spread", weights[0], 0.25)
-    fixed = [name for name, first in weights[0].items()
-             if name in weights[1] and torch.equal(first, weights[1][name])]
+    drawn = {name: torch.stack([some[name].float() for some in weights[:-1]])
+             for name in weights[0]}
+    fixed = {name: (some == some[0]).all(0) for name, some in drawn.items()}
     note.note("the initial weights that no seed changes", "tensors",
-              {name: weights[0][name] for name in fixed}, 1e-3)
+              {name: some[0].where(fixed[name], 0) for name, some in drawn.items()}, 1e-3)
+    note.note("the initial weights", "spread", drawn)
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
-    note.fact("the same seed gives the same weights", not _apart(weights[0], weights[2]))
+    note.fact("the same seed gives the same weights", not _apart(weights[0], weights[-1]))
     spy = Spy()
     warm_up = values.get("window_stages", 2)  # steps
     lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
@@ -339,11 +360,28 @@ def training(module, values, note, folder, **_):
               len(set(settings) - set(settings[:warm_up])))
     note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
     _note_run(note, spy, "after a kernel warm-up", lines)
-    with note.guard("the checkpoint"):
-        kept = torch.load(Path(folder, "checkpoint.pt"), weights_only=True)
-        note.note("the checkpoint", "has", {k: type(value).__name__ for k, value in kept.items()})
-        note.note("the weights at the end", "tensors", kept["model"], 2e-2)
+    _note_checkpoint(note, spy, folder, "the checkpoint")
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
+    spy, record = Spy(), vars(module.Hyperparameters())
+    tokens = load_glossary().of_kind("vocabulary", "token")
+    with note.guard("a run with the record's token ids"):
+        lines = run(module, {
+            **values, **{name: record[name] for name in tokens if name in record},
+            "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
+            "train_steps": 2, "train_loss_every": 1, "val_loss_every": 0}, f"{folder}_tokens", spy)
+        note.note("the log of a run with the record's token ids", "log", lines)
+
+
+def _note_checkpoint(note, spy, folder, what):
+    """What is in the checkpoint, and whether its weights are those that the run ended with."""
+    with note.guard(what):
+        kept = torch.load(Path(folder, "checkpoint.pt"), weights_only=True)
+        note.note(what, "has", {key: "dict" if isinstance(value, dict) else type(value).__name__
+                                for key, value in kept.items()})
+        note.note(f"the weights in {what}", "tensors", kept["model"], 2e-2)
+        note.fact(f"the weights in {what} are those of the run's end, bit for bit", all(
+            name in kept["model"] and torch.equal(kept["model"][name], param)
+            for name, param in spy.models[-1].named_parameters()))
 
 
 def _apart(a, b):
@@ -353,32 +391,54 @@ def _apart(a, b):
 def ranks(module, values, note, folder, rank, **_):
     """A run on several ranks from given weights: losses, and each rank's share of the work."""
     spy = Spy()
-    lines = run(module, {**values, "val_loss_every": 0, "train_loss_every": 1,
-                         "kernel_warmup_steps": 1}, folder, spy, meter=True)
+    lines = run(module, {
+        **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,
+        "compile": True, "save_checkpoint": True}, folder, spy, meter=True)
     _note_run(note, spy, f"on two ranks, rank {rank}", [] if rank else lines)
     sys.stdout.flush()
     printed = Path(folder).with_name(f"output{rank}").read_bytes()[:1 << 22].count(b"\nstep:")
     note.fact(f"lines of steps that rank {rank} prints", printed)
-    note.note(f"the weights at the end, rank {rank}", "tensors", {
-        n: p.detach() for net in spy.models for n, p in net.named_parameters()}, 2e-2)
+    note.note(f"the weights at the end, rank {rank}", "tensors", _weights(spy), 2e-2)
+    if rank:
+        note.fact(f"files that rank {rank} writes", ", ".join(sorted(
+            Path(file).name for file in spy.written if Path(folder) in Path(file).parents)))
+    else:
+        _note_checkpoint(note, spy, folder, "the checkpoint of two ranks")
+    note.fact(f"buffers that DistributedDataParallel sends from rank {rank} before a pass",
+              sum(len(net.modules_buffers) for net in spy.parallel if net.broadcast_buffers))
+    note.note("sets of Python numbers for each of which a function is compiled", "at most",
+              sum(map(len, spy.given.values())), (1, 0))
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
-              spy.meter.work["optimizers"] // steps, 1.8)
+              spy.meter.work["optimizers"] // steps, (1.8, 64))
     beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
     note.note(f"share of them while updates travel, rank {rank}", "at least", round(beside, 2), 0.5)
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(spy.accompanied / max(spy.messages, 1), 2), 0.85)
     note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
-    for what, factor in (("optimizers", 2.6), ("gradients and losses", 1.16)):
+    for what, tolerance in (("optimizers", (2.6, 64)), ("gradients and losses", (1.16, 64))):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
         note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
-                  sent // steps, factor)
+                  sent // steps, tolerance)
     note.note(f"bytes that rank {rank} sends while gradients are computed, per step", "at most",
-              spy.sent_in_backward // steps, 1.6)
+              spy.sent_in_backward // steps, (1.6, 64))
     note.note("state", "state", {
         f"{name} {zlib.crc32(value.float().numpy().tobytes())}": value.numel()
         for name, value in spy.states()})
+
+
+def four_ranks(module, values, note, folder, rank, **_):
+    """Two steps on four ranks, among which the weights do not divide, with given gradients."""
+    spy = Spy(gradients=True)
+    run(module, {**values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), VOCABULARY),
+                 "train_steps": 2, "val_loss_every": 0, "val_tokens": VAL_TOKENS}, folder, spy)
+    note.note(f"the weights after two steps on four ranks, rank {rank}", "tensors",
+              _weights(spy), 4e-3)
+
+
+def _weights(spy):
+    return {name: p.detach() for net in spy.models for name, p in net.named_parameters()}
 
 
 def precision(module, values, note, folder, machine, **_):
@@ -435,6 +495,12 @@ def _switched(module, values, note, folder, machine):
         for phase, count in spy.launches.items():
             note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
                       count, 1.0)
+            if None not in spy.forms[phase]:
+                given = "one" if all(spy.forms[phase]) else "several"
+                note.note(f"results of Triton's kernels by the {phase} with {field}=True",
+                          "in common", {"tiles of all sizes give": given})
+                note.note(f"the weights after a step with {field}=True", "tables",
+                          _weights(spy), 2e-2)
 
 
 def _joined(names):
@@ -502,6 +568,7 @@ JOBS = {  # in the order in which they are shown
     "updates": Job(updates, "a run with gradients from outside"),
     "training": Job(training, "a run after a kernel warm-up"),
     "two ranks": Job(ranks, "a run on two ranks", world=2),
+    "four ranks": Job(four_ranks, "a run on four ranks", world=4),
     "precision": Job(precision, "runs as on a GPU"),
     "refusals": Job(refusals, "runs that must be refused"),
 }

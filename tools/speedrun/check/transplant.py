@@ -4,12 +4,12 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from textwrap import indent
 
 from speedrun.history.blocks import Block, merge_names, split_blocks
 
 NOT_JUDGED = ("card", "main guard")  # not looked at, or by a look of its own
-WORD = re.compile(r"[A-Za-z_]\w*")
 NOTHING = Block("", "", 0)
 
 
@@ -64,7 +64,7 @@ class Mixture:
         """The new definitions that these blocks of the learner use, directly or not."""
         wanted, todo = [], list(names)
         while todo:
-            words = set(WORD.findall(self.learner[todo.pop()].text))
+            words = _names(self.learner[todo.pop()].text)
             found = [name for name, block in self.added.items()
                      if name in words and name not in wanted and _is_definition(block)]
             wanted += found
@@ -73,7 +73,7 @@ class Mixture:
 
     def neighbours(self, a: str, b: str) -> bool:
         """Whether two blocks may have to fit: one uses the other."""
-        words = [WORD.findall(self.learner[name].text + self.milestone.get(name, NOTHING).text)
+        words = [_names(self.learner[name].text) | _names(self.milestone.get(name, NOTHING).text)
                  for name in (a, b)]
         return b in words[0] or a in words[1]
 
@@ -120,16 +120,18 @@ def judge(mixture: Mixture, test: Callable[[list], list]) -> list[Verdict]:
     def together(group, seen):
         verdicts.update(dict.fromkeys(group, Verdict(tuple(group), *seen)))
 
-    for group in _groups(mixture, [name for name in names if alone[name]]):
-        (seen,) = test([group])
-        if seen is None:  # they fit together
-            right(group)
-        elif all(_stops(alone[name]) for name in group) and not _stops(seen):
-            together(group, seen)
-        elif len(group) > 2:  # the others may fit without one
-            rests = [[name for name in group if name != one] for one in group]
-            fit = [rest for rest, seen in zip(rests, test(rests), strict=True) if seen is None]
-            right(fit[0] if fit else [])
+    wrong = [name for name in names if alone[name]]
+    if len(wrong) > 1 and (fit := _fitting(wrong, test)):
+        right(fit)
+    else:
+        for group in _groups(mixture, wrong):
+            (seen,) = test([group])
+            if seen is None:
+                right(group)
+            elif all(_stops(alone[name]) for name in group) and not _stops(seen):
+                together(group, seen)
+            elif len(group) > 2:
+                right(_fitting(group, test, whole=False))
     group = [name for name in names if verdicts[name].difference is None]
     if len(group) > 1 and (seen := test([group])[0]):  # each by itself is right, but not all
         for name in list(group):
@@ -138,6 +140,14 @@ def judge(mixture: Mixture, test: Callable[[list], list]) -> list[Verdict]:
                 group, seen = rest, less
         together(group, seen)
     return list({verdicts[name].names: verdicts[name] for name in names}.values())
+
+
+def _fitting(names, test, whole=True):
+    """Blocks that are wrong one by one, as far as they are right together: all of them if `whole`,
+    or all but one, or []."""
+    groups = [names] * whole + [[n for n in names if n != one] for one in names]
+    found = zip(groups, test(groups), strict=True)
+    return next((group for group, seen in found if len(group) > 1 and seen is None), [])
 
 
 def _stops(seen):
@@ -161,6 +171,12 @@ def _is_judged(name):
 def _lines(block):
     """Numbers of the first and the last line of a block."""
     return block.line, block.line + block.text.count("\n")
+
+
+@cache
+def _names(text):
+    """The names that a block's code uses; comments and texts use none."""
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
 def _fields(block):

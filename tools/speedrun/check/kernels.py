@@ -1,0 +1,150 @@
+"""Runs kernels in Triton's language without Triton: as Python, program by program, on a CPU's
+tensors."""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+SHRUNK = 8  # times smaller than they are, tiles are tried that matrices of a few rows do not fill
+
+
+class Pointer:
+    """An address in a tensor's memory, or a tensor of them: `index` counts elements."""
+
+    def __init__(self, tensor: torch.Tensor, index: torch.Tensor | int = 0):
+        self.tensor, self.index = tensor, index
+        self.dtype = SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, offset):
+        return Pointer(self.tensor, self.index + offset)
+
+    __radd__ = __add__
+
+    def elements(self, mask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All elements, those that the addresses name, and which of these the mask leaves.
+
+        Raises IndexError for an address outside of the tensor that the mask leaves.
+        """
+        index, mask = torch.broadcast_tensors(
+            torch.as_tensor(self.index), torch.as_tensor(True if mask is None else mask))
+        outside = mask & ((index < 0) | (index >= self.tensor.numel()))
+        if outside.any():
+            raise IndexError(f"a kernel's address {int(index[outside][0])} in a tensor of "
+                             f"{self.tensor.numel()} elements")
+        return self.tensor.view(-1), index.long().where(mask, 0), mask
+
+
+def _load(pointer, mask=None, other=0.0, **_):
+    elements, index, mask = pointer.elements(mask)
+    return elements[index].where(mask, torch.as_tensor(other, dtype=elements.dtype))
+
+
+def _store(pointer, value, mask=None, **_):
+    elements, index, mask = pointer.elements(mask)
+    value = torch.as_tensor(value, dtype=elements.dtype).expand(index.shape)
+    elements[index[mask]] = value[mask]
+
+
+def _dot(a, b, acc=None, **_):
+    product = a.float() @ b.float()
+    return product if acc is None else acc + product
+
+
+def _swizzle2d(i, j, rows, columns, group):
+    flat = i * columns + j
+    first = flat // (group * columns) * group
+    height = min(rows - first, group)
+    return first + flat % (group * columns) % height, flat % (group * columns) // height
+
+
+def _cdiv(a, b):
+    return -(-a // b)
+
+
+def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
+    """Stand-ins for triton and triton.language, by name; kernels of what imports them run.
+
+    launched(same) is called then; same: whether tiles of all sizes that are tuned give one result,
+    or None where the kernel uses something of the language that is not here.
+    """
+    place = SimpleNamespace(ids=(), sizes=())
+    language = ModuleType("triton.language")
+    vars(language).update(
+        program_id=lambda axis: place.ids[axis], num_programs=lambda axis: place.sizes[axis],
+        load=_load, store=_store, dot=_dot, swizzle2d=_swizzle2d, cdiv=_cdiv, constexpr=int,
+        arange=torch.arange, zeros=lambda shape, dtype: torch.zeros(shape, dtype=dtype),
+        full=lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
+        where=torch.where, trans=lambda x: x.T, range=range, static_range=range,
+        exp=torch.exp, log=torch.log, sqrt=torch.sqrt, rsqrt=torch.rsqrt, abs=torch.abs,
+        maximum=torch.maximum, minimum=torch.minimum,
+        sum=lambda x, axis=None: x.sum() if axis is None else x.sum(axis),
+        max=lambda x, axis=None: x.max() if axis is None else x.amax(axis),
+        multiple_of=lambda x, *_: x, max_contiguous=lambda x, *_: x,
+        **{str(dtype).removeprefix("torch."): dtype for dtype in (
+            torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)})
+
+    def run(function, counts, values, sizes):
+        """All programs of a grid; values: {name: argument}."""
+        place.sizes = counts
+        given = {name: Pointer(value) if isinstance(value, torch.Tensor) else value
+                 for name, value in values.items()}
+        for place.ids in itertools.product(*map(range, counts)):
+            function(**given, **sizes)
+
+    class Kernel:
+        def __init__(self, function, forms=()):
+            self.function, self.seen = function, set()
+            self.forms = [form for n, form in enumerate(forms) if form not in forms[:n]] or [{}]
+
+        def __getitem__(self, grid):
+            return partial(self.launch, grid)
+
+        def launch(self, grid, *args, num_warps=0, num_stages=0, **named):
+            """Runs the first form; at the first call with these tensors, all forms with smaller
+            tiles, too."""
+            def counts(sizes):
+                some = tuple(grid(sizes) if callable(grid) else grid)
+                return some + (1,) * (3 - len(some))
+
+            values = dict(zip(signature(self.function).parameters, args, strict=False)) | named
+            sizes = {name: size for name, size in self.forms[0].items() if name not in values}
+            before = {name: value.clone() for name, value in values.items()
+                      if isinstance(value, torch.Tensor)}
+            try:
+                run(self.function, counts(sizes | values), values, sizes)
+                same = tuple(before) in self.seen or all(
+                    self.agrees(counts, values, before, form) for form in self.forms)
+                self.seen.add(tuple(before))
+            except (AttributeError, TypeError, NotImplementedError):
+                same = None
+            launched(same)
+
+        def agrees(self, counts, values, before, form):
+            """Whether a form with smaller tiles makes of the first matrices what is there now."""
+            sizes = {name: size // SHRUNK if type(size) is int and size >= 2 * SHRUNK else size
+                     for name, size in form.items()}
+            rows, batch, *rest = counts(sizes | values)
+            if all(tensor.size(0) == batch for tensor in before.values()):
+                batch = min(batch, 2)
+            copies = {name: tensor[:batch].clone() for name, tensor in before.items()}
+            run(self.function, (rows, batch, *rest), values | copies, sizes)
+            return all(torch.allclose(copy, values[name][: len(copy)], 1e-3, 1e-4, equal_nan=True)
+                       for name, copy in copies.items())
+
+    def jit(function=None, **_):
+        return Kernel(function) if function else jit
+
+    def autotune(configs, **_):
+        return lambda kernel: Kernel(kernel.function, [config.kwargs for config in configs])
+
+    top = ModuleType("triton")
+    vars(top).update(
+        language=language, jit=jit, autotune=autotune, cdiv=_cdiv,
+        next_power_of_2=lambda n: 2 ** math.ceil(math.log2(n)),
+        Config=lambda kwargs, *_, **__: SimpleNamespace(kwargs=kwargs))
+    return {"triton": top, "triton.language": language}
