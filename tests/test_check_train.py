@@ -80,8 +80,8 @@ def serve(folder):
             found = known[id].first_differences(request["texts"], jobs)
             answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
         else:
-            answer = [job for job, task in known[id].wanted.items()
-                      if task.observations.get(task.job.what, [""])[0] == "error"]
+            answer = [job for job, seen in known[id].wanted.items()
+                      if seen.get(trace.JOBS[job].what, [""])[0] == "error"]
         print(json.dumps(answer), flush=True)
 
 
@@ -945,7 +945,7 @@ def test_take_notices_an_edit_meanwhile(script, monkeypatch):
 
 def test_kept_scripts_and_progress_are_not_committed():
     ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").splitlines()
-    assert {"train/.progress.json", "train/train_gpt.[0-9]*.py"} <= set(ignored)
+    assert {"train/.progress.json", "train/.traces/", "train/train_gpt.[0-9]*.py"} <= set(ignored)
 
 
 # ---- progress and hints ----
@@ -1195,6 +1195,30 @@ def test_a_milestone_itself_passes_by_the_command():
     assert "  pass  two ranks" in lines
     assert f"All {ended.stdout.count('  pass  ')} checks pass" in lines[-1]
     assert not (script.parent / progress.FILE).exists()
+
+
+def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkeypatch):
+    from speedrun.check import examine, kept
+
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
+    ran = []
+    monkeypatch.setattr(examine.Examination, "_choose_options", lambda *_: None)
+    monkeypatch.setattr(examine.Examination, "_find_wanted", lambda self, calls: ran.append(
+        self.text) or dict(seen={"contract": {}}, seconds={"contract": 1.0}, calls=[]))
+
+    def look(number, milestone, more=""):
+        (tmp_path / str(number)).mkdir()
+        examination = examine.Examination(tmp_path / str(number), time.monotonic() + 9, milestone)
+        examination.text += more
+        assert examination.wanted == {"contract": {}}
+        assert examination.limits["contract"] > examine.LIMIT_S
+
+    root, other = MILESTONES[:2]
+    look(0, root), look(1, root), look(2, root, "# more"), look(3, other), look(4, other)
+    assert len(ran) == 3 and len(list(kept.FOLDER.iterdir())) == 3
+    next(kept.FOLDER.glob(f"{other.slug}-*")).write_bytes(b"half a file")
+    look(5, other)
+    assert len(ran) == 4
 
 
 def test_a_failing_check_is_told_in_plain_lines(script):

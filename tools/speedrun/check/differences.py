@@ -176,19 +176,21 @@ def _tables(wanted, seen, tolerance):
     return _tensors(*({name: some[name] for name in names} for some in (wanted, seen)), tolerance)
 
 
-def _spread(wanted, seen, _):
-    """{name: random values}, by their distribution: two scripts may draw them in another order.
-    The share of values below a quantile may be off by its sampling error."""
+def _spread(wanted, seen, counts):
+    """{name: quantiles of random values, evenly spaced}, by their distribution: two scripts may
+    draw them in another order. A share of values may be off by its sampling error; counts: {name:
+    how many values there are}."""
     if words := _other_names(wanted, seen):
         return words
     for name, a in wanted.items():
-        a, b = (t.flatten().sort().values for t in (a, seen[name]))
-        cuts = a.quantile(LEVELS)
-        error = SIGMAS * (2 * LEVELS * (1 - LEVELS) / len(a)).sqrt() + 4 / len(a)
-        below, up_to = (torch.searchsorted(b, cuts, right=r) / len(b) for r in (False, True))
+        b, steps = seen[name], len(a) - 1
+        cuts = a[(LEVELS * steps).round().long()]
+        error = SIGMAS * (2 * LEVELS * (1 - LEVELS) / counts[name]).sqrt() + 4 / counts[name]
+        below = (torch.searchsorted(b, cuts) - 1) / steps
+        up_to = torch.searchsorted(b, cuts, right=True) / steps
         if not ((below <= LEVELS + error) & (up_to >= LEVELS - error)).all():
-            told = [f"from {t.min():.3g} to {t.max():.3g}, standard deviation "
-                    f"{t.std(correction=0):.3g}" for t in (a, b)]
+            told = [f"from {t[0]:.3g} to {t[-1]:.3g}, half of them from {t[steps // 4]:.3g} to "
+                    f"{t[3 * steps // 4]:.3g}" for t in (a, b)]
             return f"{name} {told[0]}", told[1]
 
 

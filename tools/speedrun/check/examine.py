@@ -8,7 +8,9 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 
-from speedrun.check import trace
+import torch
+
+from speedrun.check import kept, trace
 from speedrun.check.differences import Difference, alike, differences
 from speedrun.check.guide import slips_of
 from speedrun.check.outcome import Outcome
@@ -36,18 +38,36 @@ class Examination:
         self.limits: dict[str, float] = {}  # of the jobs, in seconds
 
     @cached_property
-    def wanted(self) -> dict[str, Task]:
+    def wanted(self) -> dict[str, dict]:
         """What the milestone's own script shows in each job."""
-        try:
-            return self._find_wanted()
-        except TimeoutError:
-            raise TimeoutError("the milestone's own script") from None
+        file = kept.file_of(self.milestone.slug, self.text, self.values)
+        found = kept.load(file)
+        calls = self.folder / "calls.pt"
+        if found:
+            torch.save(found["calls"], calls)
+            self._choose_options(found["seen"]["contract"], calls)
+        else:
+            try:
+                found = self._find_wanted(calls)
+            except TimeoutError:
+                raise TimeoutError("the milestone's own script") from None
+            kept.save(file, found)
+        self.limits = {job: LIMIT_S + SLOWER * s for job, s in found["seconds"].items()}
+        return found["seen"]
 
-    def _find_wanted(self):
+    def _find_wanted(self, calls):
         script = self.write(self.text)
         found = self._run([script], ("contract", "updates"))[0]
-        seen = found["contract"].observations
-        here, there = (seen[what][1] for what in (
+        (found["updates"].folder / "calls.pt").rename(calls)
+        self._choose_options(found["contract"].observations, calls)
+        found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
+        return dict(seen={job: task.observations for job, task in found.items()},
+                    seconds={job: task.seconds for job, task in found.items()},
+                    calls=torch.load(calls, weights_only=True))
+
+    def _choose_options(self, contract, calls):
+        """What else the jobs need, from what the milestone's script shows in the first."""
+        here, there = (contract[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
         glossary = load_glossary()
         choices = glossary.column("choices")
@@ -56,14 +76,10 @@ class Examination:
                    and name not in ("compile", *choices)]
         trials = {why: {name: value} for name, some in glossary.column("refused").items()
                   for why, value in some.items()}
-        self.options["precision"] = dict(machine=machine)
-        self.options["refusals"] = dict(
-            machine=machine, paths=paths, trials=trials | BROKEN_SHARDS)
-        self.options["model"] = dict(
-            calls=found["updates"].folder / "calls.pt", machine=machine, paths=paths)
-        found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
-        self.limits = {job: LIMIT_S + SLOWER * task.seconds for job, task in found.items()}
-        return found
+        self.options = {
+            "precision": dict(machine=machine),
+            "refusals": dict(machine=machine, paths=paths, trials=trials | BROKEN_SHARDS),
+            "model": dict(calls=calls, machine=machine, paths=paths)}
 
     def differing(self, text: str) -> dict[str, list[Difference]]:
         """{job: differences} of all jobs that are done with a script; those of a job that shows
@@ -72,7 +88,7 @@ class Examination:
         results = self._run([script], FIRST)[0]
         if not any(result.hung for result in results.values()):
             results |= self._run([script], [job for job in trace.JOBS if job not in FIRST])[0]
-        return {job: differences(wanted[job].observations, results[job].observations)
+        return {job: differences(wanted[job], results[job].observations)
                 for job in trace.JOBS if job in results}
 
     def first_differences(self, texts: Iterable[str], jobs: Iterable[str]) -> list[tuple | None]:
@@ -83,7 +99,7 @@ class Examination:
         scripts = [self.write(text) for text in texts]
         found = dict.fromkeys(scripts)
         for job in jobs:
-            wanted = self.wanted[job].observations
+            wanted = self.wanted[job]
             same = [script for script in scripts if found[script] is None]
             for script, results in zip(same, self._run(same, [job]), strict=True):
                 seen = results[job].observations
@@ -204,7 +220,7 @@ def _judged(examination, mixture, jobs):
                 for seen, (_, origin) in zip(found, mixed, strict=True)]
 
     part = "your blocks that differ, each alone in the milestone's script"
-    names = examination.wanted["contract"].observations["names"][1]
+    names = examination.wanted["contract"]["names"][1]
     outcomes = [Outcome(name, f"{name}{names[name]}, which tools call by this name",
                         "no such name in the script", part=part)
                 for name in mixture.lacking() if name in names]

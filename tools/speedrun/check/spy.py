@@ -387,7 +387,7 @@ def _eight_bits(a, b, func, args, kwargs):
     names = (argument.name for argument in func._schema.arguments)
     fast = {**dict(zip(names, args, strict=False)), **kwargs}.get("use_fast_accum", False)
     taken = a.stride(1) == 1 and b.stride(0) == 1
-    return (f"{dtype_name(a.dtype)} by {dtype_name(b.dtype)}{', summed fast' * fast}"
+    return (f"{' and '.join(sorted(map(dtype_name, (a.dtype, b.dtype))))}{', summed fast' * fast}"
             f"{', in an order of numbers that GPUs do not take' * (not taken)}")
 
 
@@ -523,4 +523,5 @@ def run(module, values, folder, spy, meter=False):
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     own = Path(module.__file__).read_text(encoding="utf-8")
     lacks = "" if text.startswith(own) else "the script's own text is missing\n"
-    return (lacks + text.removeprefix(own)).replace(str(folder), "LOG_DIR").splitlines()
+    text = (lacks + text.removeprefix(own)).replace(str(folder), "LOG_DIR")
+    return text.replace(str(Path(args.train_files).parent), "SHARDS").splitlines()

@@ -29,6 +29,7 @@ from speedrun.history.glossary import load_glossary
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import length_names
 
+SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
 VAL_TOKENS, VOCABULARY = 256, 64  # what four ranks can share
 LONGER = 32  # sequences, where a machine's switches are tried
@@ -347,7 +348,9 @@ def training(module, values, note, folder, shards, **_):
     fixed = {name: (some == some[0]).all(0) for name, some in drawn.items()}
     note.note("the initial weights that no seed changes", "tensors",
               {name: some[0].where(fixed[name], 0) for name, some in drawn.items()}, 1e-3)
-    note.note("the initial weights", "spread", drawn)
+    note.note("the initial weights", "spread",
+              {name: some.flatten().quantile(SHARES) for name, some in drawn.items()},
+              {name: some.numel() for name, some in drawn.items()})
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
     note.fact("the same seed gives the same weights", not _apart(weights[0], weights[-1]))
     spy = Spy()
@@ -450,6 +453,9 @@ def precision(module, values, note, folder, machine, **_):
     note.note("the log of a run in bfloat16", "log",
               [re.sub(r"loss:\S+", "loss", line) for line in lines])
     note.note("the validation losses (in bfloat16)", "numbers", _losses(spy), 5e-2)
+    note.note("weights after steps with bf16=True", "same", {
+        name: dtype_name(p.dtype) + ", holding what bfloat16 can" * _is_rounded(p)
+        for name, p in _weights(spy).items()})
     note.note("dtypes of what the model's parts return with bf16=True", "in common",
               _joined(spy.dtypes))
     note.note("arithmetic of the model's parts with bf16=True", "as precise", {
