@@ -450,6 +450,8 @@ def test_syntax_error_is_one_line_and_a_plain_diff(files):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "\ncompared line by line: b.py is not Python: line 13: invalid syntax\n" in ended.stdout
     assert "\n-     y = x + 1\n+     y = = 1\n" in ended.stdout
+    (files / "\x1b[2J.py").write_text("def", encoding="utf-8")
+    assert "\ncompared line by line: \\x1b[2J.py is" in diff("a.py", "\x1b[2J.py", cwd=files).stdout
 
 
 def test_nothing_to_show_is_said(files):
@@ -473,6 +475,7 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
     (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),
     (["03", "04", "--html", "."], 1, "is no regular file"),
+    (["03", "04", "--html", "link.html"], 1, "link.html: it is a link to target.html; name a file"),
     (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
     (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
@@ -481,6 +484,7 @@ def test_nothing_to_show_is_said(files):
 def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
+    (files / "link.html").symlink_to("target.html")
     before = (files / "b.py").read_bytes()
     ended = diff(*arguments, cwd=files)
     assert (ended.returncode, ended.stdout) == (status, "")

@@ -30,6 +30,22 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_output(option: str, file: Path, suffix: str = "") -> None:
+    """Raises UserError, one line, where `replace_file` should not write: the name does not end in
+    `suffix`, its folder is missing, or it is a link, a folder or a device.
+
+    option: names the file in the message, for example "--png".
+    """
+    if not file.name.lower().endswith(suffix):
+        raise UserError(f"{option} {file}: the file's name must end in {suffix}")
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"{option} {file}: there is no folder {file.absolute().parent}")
+    if file.is_symlink():
+        raise UserError(f"{option} {file}: it is a link to {os.readlink(file)}; name a file")
+    if file.exists() and not file.is_file():
+        raise UserError(f"{option} {file}: it exists and is no regular file")
+
+
 def read_json(file: Path) -> object:
     """What a JSON file holds, or None where there is none that can be read."""
     try:
