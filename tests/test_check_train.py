@@ -1086,6 +1086,7 @@ def test_the_code_names_no_milestone():
     (["01", "--block", "Muon"], 2, "--block NAME goes with --hint"),
     (["01", "--hint", "--block", "x"], 2, '01 has no block "x"; it has: card, imports,'),
     (["01", "--take", "--watch"], 2, "not allowed with argument"),
+    ([""], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["muom"], 1, 'no milestone "muom"; did you mean 01_muon?\n'),
     (["01", "--script", "nowhere.py"], 1, "there is no nowhere.py; --take makes one: "
      "python tools/check_train.py 00 --take --script nowhere.py\n"),

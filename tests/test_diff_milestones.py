@@ -309,10 +309,11 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
 
 def test_the_ideas_between_two_milestones_are_told():
     sides = {id: read_side(id) for id in ("02", "04")} | {"train": read_side("train")}
-    assert [m.id for m in told_by(sides["02"], sides["04"])] == [
-        m.id for m in MILESTONES if "03" <= m.id <= "04"]
-    assert [m.id for m in told_by(sides["04"], sides["02"])] == ["02"]
-    assert [m.id for m in told_by(sides["train"], sides["04"])] == ["04"]
+    between = [(f"{m.id} {m.title}.", m) for m in MILESTONES if "03" <= m.id <= "04"]
+    assert told_by(sides["02"], sides["04"]) == between
+    assert told_by(sides["04"], sides["02"]) == [
+        (f"Undoes {title}", m) for title, m in reversed(between)]
+    assert told_by(sides["train"], sides["04"]) == between[-1:]
     assert told_by(sides["04"], sides["train"]) == told_by(sides["04"], sides["04"]) == []
 
 
@@ -471,6 +472,9 @@ def test_nothing_to_show_is_said(files):
     (["03", "none.py"], 1, "none.py is not a file"),
     (["03", "04", "--blocks", "MLP", "Muno"], 1, 'no block is called "Muno"; did you mean Muon?'),
     (["03", "04", "--blocks", "optimizers"], 1, "did you mean make_optimizers?"),
+    (["03e", "04", "--blocks", "Nope"], 1, '"Nope"; these differ: card, Hyperparameters, GPT\n'),
+    (["README.md", "04"], 1, 'no milestone "README.md": that is a file; --help says what can be'),
+    (["", "04"], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
     (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
     (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),
@@ -484,6 +488,7 @@ def test_nothing_to_show_is_said(files):
 def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
+    (files / "README.md").touch()
     (files / "link.html").symlink_to("target.html")
     before = (files / "b.py").read_bytes()
     ended = diff(*arguments, cwd=files)

@@ -24,7 +24,7 @@ def main() -> int:
     from speedrun.history.manifest import load_manifest
 
     signal.signal(signal.SIGTERM, end)
-    milestone = load_manifest().get(args.milestone) if args.milestone else None
+    milestone = None if args.milestone is None else load_manifest().get(args.milestone)
     learner = command.open_learner(args.script, milestone)
     if args.list:
         command.show_list(learner)

@@ -46,10 +46,9 @@ def make_page(
 ) -> str:
     """The text of the page; runs: of both scripts, if they are to stand in it."""
     ideas, index, blocks = [], [], []
-    for m in told_by(old, new):
+    for title, m in told_by(old, new):
         records = f' <span class="faint">{number_ranges(m.records)}</span>' if m.records else ""
-        title = _text(f"{m.id} {m.title}.")
-        ideas.append(f"<p><strong>{title}</strong> {_text(m.idea)}{records}</p>")
+        ideas.append(f"<p><strong>{_text(title)}</strong> {_text(m.idea)}{records}</p>")
     for i, change in enumerate(comparison.changes, start=1):
         name, fate = _text(change.name), _text(what(change))
         index.append(f'<li><a href="#b{i}">{name}</a> <span class="faint">{fate}</span></li>')
