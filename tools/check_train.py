@@ -7,6 +7,8 @@
     python tools/check_train.py 01 --hint --block Muon     a hint to the block of this name
     python tools/check_train.py 01 --watch    checks again whenever the file is saved
     python tools/check_train.py 01 --take     01 becomes your script; yours is kept beside it
+
+The script is run with your rights, in no sandbox: check only a script that you trust.
 """
 
 import argparse

@@ -7,6 +7,7 @@
 
 A run has a checkpoint if it was made with: python tools/run_milestone.py ID --save-checkpoint
 The text goes to stdout, everything else to stderr. The same seed gives the same text again.
+The train_gpt.py beside the checkpoint is run, with your rights: sample only runs that you trust.
 """
 
 import argparse
