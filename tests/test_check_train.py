@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_check_train.py
 """
 
+import errno
 import io
 import json
 import os
@@ -966,6 +967,18 @@ def test_a_script_that_deletes_the_files_of_its_run_is_told(script, monkeypatch)
     monkeypatch.setattr("speedrun.check.examine.examine", examine)
     syntax, files = commands.check(script, MANIFEST.get(ROOT), 5)
     assert syntax.passed and (files.name, files.got) == ("files", "output0 is missing")
+
+
+def test_a_verdict_outlives_a_read_only_disk(script, answers, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    learner, out = learner_of(script)
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert not commands.check_once(learner, MANIFEST.get("01"), 1)
+    assert "1 of 2 checks pass. Stuck?" in out.getvalue()
+    assert capsys.readouterr().err.endswith("cannot be written: Read-only file system\n")
 
 
 def test_a_verdict_outlives_its_folder(script, answers, monkeypatch, capsys):

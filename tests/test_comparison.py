@@ -120,7 +120,7 @@ def test_a_run_that_diverged_says_so():
     assert (target, reason) == (None, "00 diverged")
     comparison = Comparison([diverged], target, reason)
     assert columns(comparison)["val loss"] == ["diverged"]
-    assert notes(comparison)[0] == "no target: 00 diverged"
+    assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
 
 
 def test_target():

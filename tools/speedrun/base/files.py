@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -27,7 +28,8 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk does not even remove what is not there
+            temporary.unlink()
 
 
 def check_output(option: str, file: Path, suffix: str = "") -> None:

@@ -63,6 +63,8 @@ def notes(comparison: Comparison) -> list[str]:
                      " target")
     for entry in comparison.entries:
         lines += [f"failed: {entry.label}, {failure}" for failure in entry.failures]
+        lines += [f"diverged: {entry.label}, {run.log}" for run in entry.runs
+                  if run.val_curve and not math.isfinite(run.val_curve[-1][1])]
     return lines
 
 
