@@ -1,8 +1,8 @@
 """Fetches FineWeb 10B, ready-made GPT-2 tokens, from the Hugging Face hub: the validation shard
-and the first N training shards (default: all 103). A shard is 100M tokens, 200 MB.
+and the first N of 103 training shards. A shard is 100M tokens, 200 MB.
 
-    python data/cached_fineweb10B.py          # everything -> data/fineweb10B/
-    python data/cached_fineweb10B.py 9        # as many as a short run reads
+    python data/cached_fineweb10B.py 9        # as many as a short run reads -> data/fineweb10B/
+    python data/cached_fineweb10B.py --all    # everything, 20.8 GB
 
 Run it again after an interruption: it goes on where it stopped, and whole shards stay as they are.
 """
@@ -82,25 +82,24 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("N", nargs="?", default=str(TRAIN_SHARDS), help="training shards, 1..103")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("N", nargs="?", help="training shards, 1..103")
+    which.add_argument("--all", action="store_true", help=f"all {TRAIN_SHARDS}, 20.8 GB")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "fineweb10B", metavar="DIR"
     )
     args = parser.parse_args()
-    if not (args.N.isdecimal() and 1 <= int(args.N) <= TRAIN_SHARDS):
-        print(f"error: N must be a number from 1 to {TRAIN_SHARDS}, not {args.N}", file=sys.stderr)
+    number = str(TRAIN_SHARDS) if args.all else args.N or "nothing"
+    if not (number.isdecimal() and 1 <= int(number) <= TRAIN_SHARDS):
+        print(f"error: N must be a number of shards from 1 to {TRAIN_SHARDS}, 200 MB each, not"
+              f" {number}; --all fetches all, 20.8 GB", file=sys.stderr)
         sys.exit(2)
 
-    names = [shards.fineweb_name(index) for index in range(int(args.N) + 1)]
+    names = [shards.fineweb_name(index) for index in range(int(number) + 1)]
     missing = [name for name in names if not shards.is_valid(args.out / name)]
-    try:
+    with shards.filling(args.out, "the same command goes on from here"):
         if missing:
             fetch_all(missing, args.out)
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
     print(f"{len(names)} shards in {args.out}")
 
 

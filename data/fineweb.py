@@ -22,9 +22,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 import shards
+from shards import np
 
 DATASET, SAMPLE = "HuggingFaceFW/fineweb", "sample-10BT"
 BATCH = 64  # documents handed to a process at a time
@@ -241,17 +240,13 @@ def main():
     args = parser.parse_args()
     start = time.perf_counter()
     try:
-        check_arguments(args)
-        count, total = make_shards(
-            args.out, args.input, args.tokenizer, args.shard_size, args.workers
-        )
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on after the last whole shard", file=sys.stderr)
-        sys.exit(130)
+        with shards.filling(args.out, "the same command goes on after the last whole shard"):
+            check_arguments(args)
+            count, total = make_shards(
+                args.out, args.input, args.tokenizer, args.shard_size, args.workers
+            )
     except BrokenProcessPool:
         sys.exit("error: a worker process died, perhaps for lack of memory; try fewer --workers")
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
     seconds = time.perf_counter() - start
     print(f"{count} shards in {args.out}; this call: {total:,} tokens in {seconds:.0f} s")
 

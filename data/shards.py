@@ -2,10 +2,18 @@
 
 import os
 import secrets
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
+LEAST_PYTHON = (3, 11)
+if sys.version_info < LEAST_PYTHON:
+    sys.exit("error: this is Python {}.{}; 3.11 or newer is needed".format(*sys.version_info))
+MISSING = "error: {} is not installed here: pip install -r requirements.txt"
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    sys.exit(MISSING.format("numpy"))
 
 MAGIC, VERSION = 20240520, 1
 HEADER = np.dtype("<i4")  # 256 of them: magic, version, token count, then zeros
@@ -36,6 +44,26 @@ def atomic_file(path):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(folder, stopped):
+    """Ends the process with one line where the block, which writes into `folder`, fails.
+
+    Arguments: the folder, refused if it is a file, and what to say after Ctrl-C. The exit code is 1
+    for an OSError, a ValueError or a package that is not installed, 130 for Ctrl-C.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--out {folder} is a file; name a folder")
+        yield
+    except KeyboardInterrupt:
+        print(f"\nstopped; {stopped}", file=sys.stderr)
+        sys.exit(130)
+    except ModuleNotFoundError as error:
+        sys.exit(MISSING.format(error.name))
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
 
 
 def write(path, tokens):

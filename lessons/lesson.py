@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "tools"), str(REPOSITORY / "data")]
+sys.path[:0] = [str(REPOSITORY / name) for name in ("tools", "data", "lessons")]
 # Collectives whose new names an older torch lacks.
 warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
 

@@ -24,9 +24,17 @@ def test_a_command_is_executable(command):
     assert os.access(command, os.X_OK)
 
 
+@pytest.mark.parametrize("command", ["sample", "check_train"])
+def test_help_says_that_a_script_is_run(command):
+    ended = subprocess.run([sys.executable, str(REPOSITORY / "tools" / f"{command}.py"), "--help"],
+                           capture_output=True, encoding="utf-8")
+    assert "with your rights" in ended.stdout and "that you trust" in ended.stdout
+
+
 @pytest.mark.parametrize("arguments", [
     "diff_milestones.py 00 01", "check_train.py --list", "make_figures.py --check",
     "run_lessons.py start_here", "run_milestone.py 00", "compare_milestones.py 00", "sweep.py 00",
+    "predict.py 00",
 ])
 def test_a_missing_requirement_is_one_line(arguments):
     name, *rest = arguments.split()

@@ -21,6 +21,7 @@ import pytest
 from ranks import run_tool
 from snapshots import MICRO, MILESTONES, known_values, load_snapshot, micro_overrides, where
 from speedrun.base.errors import UserError
+from speedrun.base.text import printable
 from speedrun.compare.collect import parse_target
 from speedrun.compare.plot import curves_of, draw_comparison
 from speedrun.compare.results import Comparison, Entry, Run, choose_target, scores
@@ -113,6 +114,15 @@ def test_a_target_out_of_reach_is_a_dash():
     assert columns(comparison)["tokens to 2.2"][0] == "—"
 
 
+def test_a_run_that_diverged_says_so():
+    diverged = entry("00", [(0, 6.0), (100, math.nan)], vocab_size=257)
+    target, reason = choose_target([diverged])
+    assert (target, reason) == (None, "00 diverged")
+    comparison = Comparison([diverged], target, reason)
+    assert columns(comparison)["val loss"] == ["diverged"]
+    assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
+
+
 def test_target():
     tiny = entry("00", SLOW, vocab_size=257)
     assert choose_target([tiny, entry("01", FAST, vocab_size=257)]) == (
@@ -143,6 +153,15 @@ def test_csv_and_markdown():
     assert float(table[1]["val_loss"]) == 2.0 and table[0]["mfu"] == ""
     text = to_markdown(comparison)
     assert text.count("\n") == 4 and "| b |" in text and "MFU" not in text
+
+
+def test_names_cannot_steer_a_terminal():
+    assert printable("a\x1b[2J\u202e\udc80é\n\t") == "a\\x1b[2J\\u202e\\udc80é\n\t"
+    stream = io.StringIO()
+    named = entry("a\x1b[2J", SLOW)
+    named.failures.append("seed 1: \x1b[2J")
+    print_comparison(Comparison([named], 3.0, "as asked"), stream)
+    assert "\x1b" not in stream.getvalue() and stream.getvalue().count("\\x1b[2J") == 3
 
 
 @pytest.mark.parametrize("width", [40, 200])
@@ -293,6 +312,19 @@ def test_logs_of_three_seeds_are_one_entry(tmp_path):
     assert "p: one-sided t-test" in ended.stdout
 
 
+def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
+    hyperparameters = dict(log_dir="x", total_batch_size=1000, vocab_size=50304)
+    logs = [write_log(tmp_path, f"{seed}.txt", [(0, 6), (last, 3.27)], hyperparameters | {
+        "seed": seed}) for seed, last in enumerate((200, 150))]
+    with open(logs[1], "a", encoding="utf-8") as log:
+        log.write("step:180/200 train_time:1800ms step_avg:10.00ms\n")
+    ended = compare(*logs)
+    assert ended.returncode == 0, ended.stderr
+    whole, part = [re.split(r"  +", line) for line in ended.stdout.splitlines()[1:3]]
+    assert whole[:2] == ["0", "1"] and "3.2700" in whole
+    assert part[:2] == ["1, unfinished: 180 of 200 steps", "1"] and "3.2700 (step 150)" in part
+
+
 @pytest.mark.parametrize("prints, told", [
     (("a", "a"), "a"), (("a", "b"), None), (("a", None), None), ((None, None), None)])
 def test_the_corpus_of_finished_runs(prints, told, tmp_path):
@@ -379,6 +411,10 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["01:no_such_rate=1"], 2, "no hyperparameter no_such_rate"),
     (["missing/log.txt"], 1, "there is no such log"),
     (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
+    (["01", "--csv", "/dev/stdin"], 1, "--csv /dev/stdin: it is a link"),
+    (["01", "--png", "curves.xyz"], 1, "curves.xyz: the file's name must end in .png"),
+    (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
+    (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
     (["01", "--repeat", "0"], 2, "--repeat"),
     ([], 2, "TARGET"),
 ])

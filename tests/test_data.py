@@ -66,6 +66,28 @@ def assert_one_line(process, code, *parts):
         assert part in process.stderr
 
 
+@pytest.mark.parametrize("script", ["builtin_corpus.py", "cached_fineweb10B.py", "fineweb.py"])
+def test_what_cannot_begin_is_one_line(script, tmp_path):
+    bare = subprocess.run([sys.executable, "-S", DATA / script], capture_output=True, text=True)
+    assert_one_line(bare, 1, "error: numpy is not installed here: pip install -r requirements.txt")
+    old = ("import runpy, sys; sys.version_info = (3, 9, 18); sys.path.insert(0, sys.argv[1]);"
+           f" runpy.run_path(sys.argv[1] + '/{script}')")
+    ended = subprocess.run([sys.executable, "-c", old, DATA], capture_output=True, text=True)
+    assert_one_line(ended, 1, "error: this is Python 3.9; 3.11 or newer is needed")
+    file = tmp_path / "file"
+    file.touch()
+    arguments = ["1"] if script.startswith("cached") else []
+    ended = command(script, *arguments, "--out", file)
+    assert_one_line(ended, 1, f"error: --out {file} is a file; name a folder")
+
+
+def test_a_package_that_is_missing_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr(sys, "argv", ["cached", "--out", str(tmp_path), "1"])
+    with pytest.raises(SystemExit, match="^error: huggingface_hub.* is not installed here: pip"):
+        cached_fineweb10B.main()
+
+
 # The format
 
 
@@ -423,13 +445,14 @@ def test_one_download_into_a_folder_at_a_time(hub, tmp_path):
     assert not hub.heads
 
 
-@pytest.mark.parametrize("number", ["0", "104", "many"])
+@pytest.mark.parametrize("number", ["0", "104", "many", ""])
 def test_number_of_shards_out_of_range(tmp_path, monkeypatch, capsys, number):
     monkeypatch.setattr(sys, "argv", ["cached", "--out", str(tmp_path / "out"), number])
     with pytest.raises(SystemExit, match="^2$"):
         cached_fineweb10B.main()
     message = capsys.readouterr().err
-    assert message == f"error: N must be a number from 1 to 103, not {number}\n"
+    assert message == (f"error: N must be a number of shards from 1 to 103, 200 MB each, not"
+                       f" {number or 'nothing'}; --all fetches all, 20.8 GB\n")
     assert not (tmp_path / "out").exists()
 
 

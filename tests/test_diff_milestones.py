@@ -309,10 +309,11 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
 
 def test_the_ideas_between_two_milestones_are_told():
     sides = {id: read_side(id) for id in ("02", "04")} | {"train": read_side("train")}
-    assert [m.id for m in told_by(sides["02"], sides["04"])] == [
-        m.id for m in MILESTONES if "03" <= m.id <= "04"]
-    assert [m.id for m in told_by(sides["04"], sides["02"])] == ["02"]
-    assert [m.id for m in told_by(sides["train"], sides["04"])] == ["04"]
+    between = [(f"{m.id} {m.title}.", m) for m in MILESTONES if "03" <= m.id <= "04"]
+    assert told_by(sides["02"], sides["04"]) == between
+    assert told_by(sides["04"], sides["02"]) == [
+        (f"Undoes {title}", m) for title, m in reversed(between)]
+    assert told_by(sides["train"], sides["04"]) == between[-1:]
     assert told_by(sides["04"], sides["train"]) == told_by(sides["04"], sides["04"]) == []
 
 
@@ -450,6 +451,8 @@ def test_syntax_error_is_one_line_and_a_plain_diff(files):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "\ncompared line by line: b.py is not Python: line 13: invalid syntax\n" in ended.stdout
     assert "\n-     y = x + 1\n+     y = = 1\n" in ended.stdout
+    (files / "\x1b[2J.py").write_text("def", encoding="utf-8")
+    assert "\ncompared line by line: \\x1b[2J.py is" in diff("a.py", "\x1b[2J.py", cwd=files).stdout
 
 
 def test_nothing_to_show_is_said(files):
@@ -469,10 +472,14 @@ def test_nothing_to_show_is_said(files):
     (["03", "none.py"], 1, "none.py is not a file"),
     (["03", "04", "--blocks", "MLP", "Muno"], 1, 'no block is called "Muno"; did you mean Muon?'),
     (["03", "04", "--blocks", "optimizers"], 1, "did you mean make_optimizers?"),
+    (["03e", "04", "--blocks", "Nope"], 1, '"Nope"; these differ: card, Hyperparameters, GPT\n'),
+    (["README.md", "04"], 1, 'no milestone "README.md": that is a file; --help says what can be'),
+    (["", "04"], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
     (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
     (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),
     (["03", "04", "--html", "."], 1, "is no regular file"),
+    (["03", "04", "--html", "link.html"], 1, "link.html: it is a link to target.html; name a file"),
     (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
     (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
@@ -481,6 +488,8 @@ def test_nothing_to_show_is_said(files):
 def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
+    (files / "README.md").touch()
+    (files / "link.html").symlink_to("target.html")
     before = (files / "b.py").read_bytes()
     ended = diff(*arguments, cwd=files)
     assert (ended.returncode, ended.stdout) == (status, "")

@@ -499,12 +499,28 @@ def test_plain_lines_are_aligned(computer, capsys):
     computer.has(disk=0)
     assert doctor.main([]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "to repair first: disk"
+    assert lines[-1] == "to repair first: disk; --all shows each milestone"
     column = lines[0].index("3.")
     for line in lines[:-1]:
         assert line[column - 2 : column] == "  " and line[column] != " "
     at = next(i for i, line in enumerate(lines) if line.startswith("fix   disk"))
     assert lines[at + 1].strip() == "-> free some space"
+
+
+def test_the_report_is_one_screen(computer, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    doctor.main([])
+    assert f"{len(NAMES)}; 00_baseline: CPU" in capsys.readouterr().out
+    computer.has_gpus("NVIDIA GeForce RTX 4090", gib=24, capability=(8, 9), shards=(5, 0, False),
+                      disk=0, compilers=False)
+    computer.has_packages(torch=None, scipy=None)
+    doctor.main([])
+    brief = capsys.readouterr().out.splitlines()
+    doctor.main(["--all"])
+    whole = capsys.readouterr().out.splitlines()
+    assert len(brief) <= 24 and len(whole) > len(brief)
+    assert all(any(name in line for line in whole) for name in NAMES)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -514,7 +530,7 @@ def test_a_terminal_of_any_width(computer, columns, monkeypatch):
     stream.isatty = lambda: True
     checks = [Finding("GPU", "note", "a long [text] " * 12, "run " * 12),
               Finding("03_distributed_muon", "ok", "2")]
-    print_report(Report("tiny", checks, []), stream)
+    print_report(Report("tiny", checks, []), stream, whole=True)
     text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())  # without colours
     assert max(map(len, text.splitlines())) <= columns
     assert "03_distributed_muon  2" in text

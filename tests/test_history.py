@@ -5,6 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_history.py
 
 import json
 import re
+import shutil
 from datetime import date
 
 import pytest
@@ -164,6 +165,13 @@ def test_tiny_values_are_the_glossarys_then_the_ancestors(history):
 # ---- faults ----
 
 
+def test_a_chain_whose_first_folder_is_missing(history):
+    shutil.rmtree(history / "main" / "00_base")
+    assert fault_of(history).endswith(
+        "01_next/milestone.toml: changes: a root has none; if it is none, the folder before it is"
+        " missing")
+
+
 @pytest.mark.parametrize("old, new, message", [
     ("title", "titel", 'unknown key "titel"; did you mean "title"?'),
     ('idea = "Go on."\n', "", 'missing key "idea"'),
@@ -194,7 +202,7 @@ def test_tiny_values_are_the_glossarys_then_the_ancestors(history):
     ("records", "written = true\nrecords", "written follows from the folder"),
     ("records", 'source = ["x"]\nrecords', "source follows from the record, in records.json"),
     ("records", 'parent = "00"\nrecords', "parent follows from the folder before it; leave it out"),
-    ("records", 'parent = "07"\nrecords', 'parent "07" is not in its chain; it must be a folder b'),
+    ("records", 'parent = "07"\nrecords', 'parent "07" is missing: there is no folder '),
     ("records", 'parent = "01"\nrecords', 'parent "01" comes after it; it must be a folder before'),
     ("records", "tiny = { seed = [2] }\nrecords", '"tiny" must be a table of plain values'),
     ('"systems"', "systems", "Invalid value"),
@@ -286,6 +294,7 @@ def test_get_suggests_the_nearest_name(name, meant):
         load_manifest().get(name)
     expected = f'no milestone "{name}"' + (f"; did you mean {meant}" if meant else "")
     assert str(error.value).startswith(expected)
+    assert ("there is no folder history/*/05z_*" in str(error.value)) == (name == "05z")
     assert meant or "did you mean" not in str(error.value)
 
 

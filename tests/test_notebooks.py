@@ -93,6 +93,18 @@ def test_notebook_is_clean(path):
     assert not re.search(r"/home/|/tmp/|/root/|/Users/|site-packages", text)
 
 
+@pytest.mark.parametrize("folder", [".", "data", "lessons"])
+def test_a_notebook_finds_its_helper_from_another_folder(folder):
+    cells = [next(cell for cell in nbformat.read(path, as_version=4).cells
+                  if cell.cell_type == "code").source for path in NOTEBOOKS]
+    (before,) = {cell[cell.index("sys.path") : cell.index("import lesson")] for cell in cells}
+    assert all("import sys\n" in cell.partition("sys.path")[0] for cell in cells)
+    code = f"import sys\n{before}import importlib.util as u\nprint(u.find_spec('lesson').origin)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY / folder,
+                           capture_output=True, encoding="utf-8")
+    assert os.path.samefile(ended.stdout.strip(), LESSONS / "lesson.py")
+
+
 @pytest.mark.parametrize("path", TOLD, ids=name_of)
 def test_notebook_keeps_its_budget(path):
     notebook = nbformat.read(path, as_version=4)

@@ -131,6 +131,17 @@ def test_a_report_says_the_time_and_what_it_rests_on():
     assert json.loads(to_json("x", H100, 8, eager, None))["step_ms"] is None
 
 
+@pytest.mark.parametrize(("gib", "graphs", "said"), [
+    (60, 0, "60.0 GiB of 80.0 GiB: fits\n"),
+    (70, 1, "fits, with less than 15% to spare\n"),
+    (150, 1, "does not fit\n"),
+    (150, 0, "does not fit operator by operator; compiled code needs less (--compiled)\n"),
+])
+def test_only_a_peak_beyond_the_card_does_not_fit(gib, graphs, said):
+    step = replace(step_of(), peaks={"training": gib * 2**30}, graphs=graphs)
+    assert said in to_text("x", H100, 8, step, step)
+
+
 def test_the_fit_holds_what_it_is_fitted_on_and_is_not_wide():
     stored = load_predictions()
     fitted = [m for m in MANIFEST.milestones if {*m.records} & {*FITTED_ON}]

@@ -7,6 +7,8 @@
     python tools/check_train.py 01 --hint --block Muon     a hint to the block of this name
     python tools/check_train.py 01 --watch    checks again whenever the file is saved
     python tools/check_train.py 01 --take     01 becomes your script; yours is kept beside it
+
+The script is run with your rights, in no sandbox: check only a script that you trust.
 """
 
 import argparse
@@ -24,7 +26,7 @@ def main() -> int:
     from speedrun.history.manifest import load_manifest
 
     signal.signal(signal.SIGTERM, end)
-    milestone = load_manifest().get(args.milestone) if args.milestone else None
+    milestone = None if args.milestone is None else load_manifest().get(args.milestone)
     learner = command.open_learner(args.script, milestone)
     if args.list:
         command.show_list(learner)

@@ -15,8 +15,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from speedrun.base.cli import Parser, natural, positive, run_command
+from speedrun.base.cli import Parser, natural, not_negative, positive, run_command
 from speedrun.base.errors import UserError
+from speedrun.base.files import check_output, replace_file
 from speedrun.compare.collect import add_mfu, collect
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
@@ -30,9 +31,8 @@ def main() -> int:
     """Parses, trains or reads, prints; returns the exit code."""
     args = parse_args()
     for name in (*WRITERS, "png"):
-        path = getattr(args, name)
-        if path and not path.absolute().parent.is_dir():
-            raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
+        if path := getattr(args, name):
+            check_output(f"--{name}", path, ".png" if name == "png" else "")
     comparison, stopped = collect(
         args.targets, range(args.seed, args.seed + args.repeat),
         args.out or fresh_out("compare"), sys.stdout,
@@ -45,7 +45,7 @@ def main() -> int:
 
     for name, write in WRITERS.items():
         if path := getattr(args, name):
-            path.write_text(write(comparison), encoding="utf-8")
+            replace_file(path, write(comparison).encode())
     if args.png and any(entry.runs for entry in comparison.entries):
         from speedrun.compare.plot import draw_comparison
 
@@ -81,7 +81,7 @@ def parse_args() -> argparse.Namespace:
     add("--nproc", type=positive, metavar="N", help="ranks (default: one per GPU, 1 without)")
     add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
     add("--out", type=Path, metavar="DIR", help="folder of the runs (default: runs/compare-<time>)")
-    add("--target", type=float, metavar="LOSS",
+    add("--target", type=not_negative, metavar="LOSS",
         help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
     for name in (*WRITERS, "png"):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.base.files import replace_file
+from speedrun.base.text import printable
 
 ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
 
@@ -43,8 +44,8 @@ def main() -> int:
         print_comparison(runs, sys.stdout)
     if args.html:
         page = make_page(old, new, comparison, runs)
-        replace_file(args.html.resolve(), page.encode())  # a link stays one
-        print(f"wrote {args.html}")
+        replace_file(args.html, page.encode())
+        print("wrote", printable(str(args.html)))
     return 1 if runs and any(entry.failures for entry in runs.entries) else 0
 
 

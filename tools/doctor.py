@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tell what this machine can run, and what to do about what is missing.
 
-    python tools/doctor.py            a line for each part of it and for each milestone
-    python tools/doctor.py --json     the same for programs
+    python tools/doctor.py            what it has, what to do, and the milestones in all
+    python tools/doctor.py --all      also what is not needed here, and each milestone
+    python tools/doctor.py --json     all of it for programs
 
 ok: fine · none: not here and not needed · note: runs, but not as it could · fix: repair this first.
 The exit code is 1 if something has to be repaired before the milestones run at the scale
@@ -18,7 +19,9 @@ from speedrun.base.cli import Parser, run_command  # which an old Python refuses
 def main(argv: list[str] | None = None) -> int:
     """Parses (None: the command line), examines, prints; returns the exit code."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="a line for each milestone")
+    which.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
     from speedrun.doctor.judge import examine
@@ -29,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(to_json(report))
     else:
-        print_report(report, sys.stdout)
+        print_report(report, sys.stdout, args.all)
     return 1 if report.to_fix else 0
 
 

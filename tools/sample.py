@@ -7,6 +7,7 @@
 
 A run has a checkpoint if it was made with: python tools/run_milestone.py ID --save-checkpoint
 The text goes to stdout, everything else to stderr. The same seed gives the same text again.
+The train_gpt.py beside the checkpoint is run, with your rights: sample only runs that you trust.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from speedrun.base.cli import Parser, natural, not_negative, positive, run_command
 from speedrun.base.errors import UserError
-from speedrun.base.text import short, visible
+from speedrun.base.text import printable, short, visible
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +102,7 @@ def read_prompt(text: str | None, file: Path | None) -> bytes:
 
 def note(line: str) -> None:
     """Tells what is not part of the text."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -27,7 +28,24 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk does not even remove what is not there
+            temporary.unlink()
+
+
+def check_output(option: str, file: Path, suffix: str = "") -> None:
+    """Raises UserError, one line, where `replace_file` should not write: the name does not end in
+    `suffix`, its folder is missing, or it is a link, a folder or a device.
+
+    option: names the file in the message, for example "--png".
+    """
+    if not file.name.lower().endswith(suffix):
+        raise UserError(f"{option} {file}: the file's name must end in {suffix}")
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"{option} {file}: there is no folder {file.absolute().parent}")
+    if file.is_symlink():
+        raise UserError(f"{option} {file}: it is a link to {os.readlink(file)}; name a file")
+    if file.exists() and not file.is_file():
+        raise UserError(f"{option} {file}: it exists and is no regular file")
 
 
 def read_json(file: Path) -> object:

@@ -11,14 +11,25 @@ _PICTURES |= dict.fromkeys(range(0x7F, 0xA0), "\N{REPLACEMENT CHARACTER}")
 
 
 def visible(text: str) -> str:
-    """The text with its control characters as pictures of them."""
+    """The text with each control character as one picture of it, so that columns stay."""
     return text.translate(_PICTURES)
 
 
+def printable(text: str) -> str:
+    """The text with every character that could steer a terminal, or has no glyph, as its escape
+    sequence in Python; line ends and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def short(path: Path) -> str:
-    """The path relative to the current folder where it lies below it, else absolute."""
+    """The path relative to the current folder where it lies below it, else absolute; as it is where
+    the current folder was deleted."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        return str(path)
     path = Path(os.path.abspath(path))
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

@@ -94,8 +94,8 @@ def _state(standing: Standing) -> str:
 def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]:
     """Yields the outcomes of an examination as they come.
 
-    limit: seconds after which the script is stopped; that becomes an outcome too. Raises OSError
-    if the script cannot be read.
+    limit: seconds after which the script is stopped; that becomes an outcome too, and so do files
+    that it deletes. Raises OSError if the script cannot be read.
     """
     source = script.read_bytes()  # whatever becomes of the file meanwhile
     warnings.simplefilter("ignore")  # of the compiler, about the script
@@ -112,6 +112,10 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
             yield Outcome("time", f"an answer within {limit:g} s",
                           f"none: {str(error) or 'the script'} was stopped",
                           "--timeout gives it more time.")
+        except FileNotFoundError as error:
+            yield Outcome("files", "the folder in which the script runs stays",
+                          f"{Path(error.filename or folder).name} is missing",
+                          "Your script, or another program, deletes files while it is checked.")
 
 
 def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
@@ -124,17 +128,17 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
             for outcome in some:
                 learner.screen.outcome(outcome)
                 outcomes.append(outcome)
-    learner.progress.of(milestone).record(outcomes, current)
-    learner.progress.save()
     passed = sum(outcome.passed for outcome in outcomes)
     if passed < len(outcomes):
         learner.screen.line(f"{passed} of {len(outcomes)} checks pass. Stuck?", "bold")
         learner.screen.command(learner.command(f"{milestone.id} --hint"))
-        return False
-    children = load_manifest().children(milestone.id)
-    then = f" Next: {children[0].id}, {children[0].title}." if children else ""
-    learner.screen.line(f"All {passed} checks pass: this is {milestone.name}.{then}", "bold")
-    return True
+    else:
+        children = load_manifest().children(milestone.id)
+        then = f" Next: {children[0].id}, {children[0].title}." if children else ""
+        learner.screen.line(f"All {passed} checks pass: this is {milestone.name}.{then}", "bold")
+    learner.progress.of(milestone).record(outcomes, current)
+    learner.progress.save()
+    return passed == len(outcomes)
 
 
 def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: str | None,
@@ -149,9 +153,9 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
         current = hash_of(learner.existing())
         if standing.script != current or learner.progress.file is None:
             standing.record(list(check(learner.script, milestone, limit)), current)
-            learner.progress.save()
         if not standing.failing:
             learner.screen.line(f"All checks of {milestone.name} pass; no hint is needed.")
+            learner.progress.save()
             return
     try:
         hint = hint_of(name or standing.next, milestone)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
+from speedrun.base.text import printable
 from speedrun.check.outcome import Outcome
 from speedrun.history.manifest import Milestone, slug_in
 
@@ -80,11 +81,14 @@ class Progress:
         return self.standings.setdefault(milestone.slug, Standing())
 
     def save(self) -> None:
-        """Writes the file, whole or not at all. Raises UserError if that is impossible."""
+        """Writes the file, whole or not at all; where that is impossible, a note says why."""
         if self.file is not None:
             kept = {slug: asdict(standing) for slug, standing in sorted(self.standings.items())}
             text = json.dumps(kept, indent=1)
-            replace_file(self.file, f"{text}\n".encode())
+            try:
+                replace_file(self.file, f"{text}\n".encode())
+            except UserError as error:
+                print(f"note: progress was not kept: {printable(str(error))}", file=sys.stderr)
 
 
 def hash_of(script: Path) -> str:

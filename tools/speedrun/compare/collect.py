@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.errors import Stopped, UserError
-from speedrun.base.text import short
+from speedrun.base.text import printable, short
 from speedrun.compare.results import Comparison, Entry, choose_target, run_from_log
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import load_manifest
@@ -22,7 +22,7 @@ from speedrun.run.plan import make_plan
 from speedrun.run.summary import corpus_of, milestone_of
 from speedrun.scripts.find import code_hash, find_script
 
-SCRIPT_AND_SETTINGS = re.compile(r"(.*?)(?::(\w+=.*))?", re.DOTALL)
+SCRIPT_AND_SETTINGS = re.compile(r"(.*?)(?::(\w+(?:=.*)?))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def parse_target(text: str) -> Target:
     """The Target in `text`: a log.txt or the folder of a run, else a milestone, train or script,
     possibly with hyperparameters of its own (`02:muon_lr=1e-3,adam_lr=2e-3`).
 
-    Raises UserError for the path of a log that is not there.
+    Raises UserError for the path of a log that is not there and for a name without a value.
     """
     path = Path(text)
     path = path / "log.txt" if (path / "log.txt").is_file() else path
@@ -48,7 +48,10 @@ def parse_target(text: str) -> Target:
     if path.suffix in (".txt", ".log"):
         raise UserError(f"{text}: there is no such log")
     script, settings = SCRIPT_AND_SETTINGS.fullmatch(text).groups()
-    return Target(text, script=script, settings=tuple(settings.split(",")) if settings else ())
+    settings = tuple(settings.split(",")) if settings else ()
+    for name in (setting for setting in settings if "=" not in setting):
+        raise UserError(f"{text}: give {name} a value, as in {script}:{name}=0.01", 2)
+    return Target(text, script=script, settings=settings)
 
 
 def collect(
@@ -93,15 +96,15 @@ def _train(plans, entries, stream):
     """Makes the runs, {(target's number, seed): Plan}, and returns what stopped that early."""
     for turn, ((number, seed), plan) in enumerate(plans.items(), start=1):
         entry, log = entries[number], plan.out / "log.txt"
-        head = f"[{turn}/{len(plans)}] {entry.label}, seed {seed}:"
-        print(head, short(plan.out), file=stream, flush=True)
+        head = printable(f"[{turn}/{len(plans)}] {entry.label}, seed {seed}:")
+        print(head, printable(short(plan.out)), file=stream, flush=True)
         try:
             run(plan, sys.stderr if sys.stderr.isatty() else io.StringIO())
         except Stopped as error:
             return error
         except UserError as error:
             entry.failures.append(f"seed {seed}: {error}")
-            print(head, "failed:", error, file=stream, flush=True)
+            print(head, "failed:", printable(str(error)), file=stream, flush=True)
         else:
             _add_run(entry, log, read_log(log))
             loss = entry.final_losses[-1:]
@@ -118,7 +121,8 @@ def _entry_of_plan(plan, target):
 
 def _read_logs(targets):
     """The entries of the logs among the targets, by the target's number. Logs of one script with
-    one set of hyperparameters but the seed are runs of one entry."""
+    one set of hyperparameters but the seed are runs of one entry, unfinished ones each of its
+    own."""
     entries, alike = {}, {}
     for number, target in enumerate(targets):
         if not target.log:
@@ -151,6 +155,8 @@ def _entry_of_log(path, log):
         label = mine[0].name
     elif slug and slug not in label:
         label += f" ({slug})"
+    if steps := _unfinished(log):
+        label += ", unfinished: {} of {} steps".format(*steps)
     return Entry(label, milestone=mine[0].slug if mine else None, code=code,
                  options=_compared(log.hyperparameters))
 
@@ -160,8 +166,16 @@ def _folder(path):
     return path.resolve().parent.name if path.name == "log.txt" else path.stem
 
 
+def _unfinished(log):
+    """The last step of a log and the run's length, where it ends before that."""
+    last, length = log.last.step, log.last.train_steps
+    return (last, length) if length and last < length else None
+
+
 def _key(path, log):
     """What is equal for runs of one entry."""
+    if _unfinished(log):
+        return path.resolve()
     text = path.read_text(encoding="utf-8", errors="replace")
     script = text.partition(f"{RULE}\n")[0] if RULE in text else ""
     compared = _compared(log.hyperparameters)

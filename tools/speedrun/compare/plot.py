@@ -1,11 +1,13 @@
 """Draws the curves of a comparison: loss over steps, over tokens and over seconds."""
 
 import hashlib
+import io
 import json
 import math
 from itertools import cycle
 from pathlib import Path
 
+from speedrun.base.files import replace_file
 from speedrun.compare.results import Comparison, Entry
 from speedrun.compare.stats import mean_curve
 
@@ -45,7 +47,7 @@ def draw_comparison(
     """Writes a PNG: each run a thin line, the mean of an entry's a thick one.
 
     official: label -> curve [(step, loss), ...] of an entry's record, drawn dashed over steps and
-    tokens. Axes of which nothing is known are left out. Raises OSError if the file cannot be
+    tokens. Axes of which nothing is known are left out. Raises UserError if the file cannot be
     written.
     """
     import matplotlib
@@ -73,7 +75,9 @@ def draw_comparison(
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False, fontsize="small")
     shown = data_hash(comparison, official)
-    figure.savefig(path, metadata={HASH_KEY: shown, "Software": None})
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={HASH_KEY: shown, "Software": None})
+    replace_file(path, picture.getvalue())
     plt.close(figure)
 
 

@@ -84,8 +84,9 @@ class Comparison:
 class Score:
     """The figures of an entry; what is not known, or not reached, is None.
 
-    Losses in nats per token, times in milliseconds and seconds. The mean curve decides when the
-    target is reached; step_avg_ms is the median over the runs, between their least and most.
+    Losses in nats per token, times in milliseconds and seconds. val_step: of the last validation,
+    if later steps have none. The mean curve decides when the target is reached; step_avg_ms is the
+    median over the runs, between their least and most.
     """
 
     label: str
@@ -95,6 +96,7 @@ class Score:
     tokens: int | None = None
     tokens_to_target: float | None = None
     val_loss: float | None = None
+    val_step: int | None = None
     val_loss_sd: float | None = None
     p_value: float | None = None
     step_avg_ms: float | None = None
@@ -125,12 +127,15 @@ def run_from_log(path: Path, log: RunLog) -> Run:
 
 def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
     """The loss to reach and where it comes from: 3.28 on GPT-2 tokens, on bytes what the first
-    entry ends at. Logs that do not tell their vocabulary are records."""
+    entry ends at (None if that is no finite number). Logs that do not tell their vocabulary are
+    records."""
     if all(entry.vocab_size not in BYTE_VOCABULARIES for entry in entries):
         return RECORD_TARGET, "the records'"
-    if entries[0].curve:
-        return entries[0].curve[-1][1], f"{OWN_TARGET} {entries[0].label}"
-    return None, "the first entry has no loss"
+    if not entries[0].curve:
+        return None, "the first entry has no loss"
+    if not math.isfinite(loss := entries[0].curve[-1][1]):
+        return None, f"{entries[0].label} diverged"
+    return loss, f"{OWN_TARGET} {entries[0].label}"
 
 
 def scores(comparison: Comparison) -> list[Score]:
@@ -147,6 +152,7 @@ def _score(entry, comparison):
     target, batch = comparison.target, entry.tokens_per_step
     steps = max(run.steps for run in entry.runs)
     losses = entry.final_losses
+    val_step = max((run.val_curve[-1][0] for run in entry.runs if run.val_curve), default=steps)
     finite = [loss for loss in losses if math.isfinite(loss)]
     reached = None if target is None else crossing(entry.curve, target)
     clock = dict(mean_curve([run.seconds for run in entry.runs]))
@@ -164,6 +170,7 @@ def _score(entry, comparison):
         tokens=steps * batch if batch else None,
         tokens_to_target=reached * batch if batch and reached is not None else None,
         val_loss=statistics.fmean(losses) if losses else None,
+        val_step=val_step if val_step < steps else None,
         val_loss_sd=statistics.stdev(finite) if len(finite) > 1 else None,
         p_value=p_value(losses, target) if is_fixed else None,
         step_avg_ms=step_avg_ms,

@@ -2,10 +2,11 @@
 
 import csv
 import io
+import math
 from dataclasses import asdict, fields
 from typing import TextIO
 
-from speedrun.base.text import UNKNOWN, markdown
+from speedrun.base.text import UNKNOWN, markdown, printable
 from speedrun.compare.results import Comparison, Score, scores
 
 LEFT = ""  # the heading of the labels
@@ -23,7 +24,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         return [UNKNOWN if value is None else write(value) for value in values]
 
     made = {
-        LEFT: [row.label for row in table],
+        LEFT: [printable(row.label) for row in table],
         "runs": [f"{row.runs}" + f", {row.failed} failed" * bool(row.failed) for row in table],
         "steps": cells("steps", "{:,}".format),
         "tokens": cells("tokens", _count),
@@ -47,6 +48,8 @@ def notes(comparison: Comparison) -> list[str]:
     if comparison.target is not None:
         lines.append(f"target: {comparison.target:.4f}, {comparison.target_is}; tokens and time to"
                      " it are interpolated between validations of the mean curve")
+    else:
+        lines.append(f"no target: {comparison.target_is}")
     if devices := {f"{e.world_size} x {e.device}" for e in comparison.entries if e.device}:
         lines.append(f"trained on {', '.join(sorted(devices))}")
     if comparison.mixed:
@@ -60,6 +63,8 @@ def notes(comparison: Comparison) -> list[str]:
                      " target")
     for entry in comparison.entries:
         lines += [f"failed: {entry.label}, {failure}" for failure in entry.failures]
+        lines += [f"diverged: {entry.label}, {run.log}" for run in entry.runs
+                  if run.val_curve and not math.isfinite(run.val_curve[-1][1])]
     return lines
 
 
@@ -109,7 +114,7 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
                 grid.add_row(head, cell)
             console.print(grid, "")
     for line in notes(comparison):
-        print(line, file=stream)
+        print(printable(line), file=stream)
 
 
 def _count(tokens):
@@ -124,10 +129,14 @@ def _seconds(seconds):
 
 
 def loss_text(row: Score) -> str:
-    """A row's final validation loss, with its standard deviation over the runs if several."""
+    """A row's last validation loss, with its standard deviation over the runs if several, and its
+    step if that is not the last."""
     if row.val_loss is None:
         return UNKNOWN
-    return f"{row.val_loss:.4f}" + ("" if row.val_loss_sd is None else f" ± {row.val_loss_sd:.4f}")
+    if not math.isfinite(row.val_loss):
+        return "diverged"
+    text = f"{row.val_loss:.4f}" + ("" if row.val_loss_sd is None else f" ± {row.val_loss_sd:.4f}")
+    return text + ("" if row.val_step is None else f" (step {row.val_step:,})")
 
 
 def _step(row):

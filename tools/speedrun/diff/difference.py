@@ -50,12 +50,14 @@ class Difference:
             return self
         if self.refused:
             raise UserError(f"there are no blocks to choose from: {self.refused}")
-        known = {*self.unchanged, *(change.name for change in self.changes)}
+        changed = [change.name for change in self.changes]
+        known = {*self.unchanged, *changed}
         for name in names:
             if name not in known:
                 near = nearest(name, known)
-                hint = f"; did you mean {near}?" if near else ""
-                raise UserError(f'no block is called "{name}"{hint}')
+                hint = f"these differ: {', '.join(changed) or 'none'}"
+                hint = f"did you mean {near}?" if near else hint
+                raise UserError(f'no block is called "{name}"; {hint}')
         return Difference(
             tuple(change for change in self.changes if change.name in names),
             tuple(name for name in self.unchanged if name in names),

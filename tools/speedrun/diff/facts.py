@@ -95,14 +95,20 @@ def moved_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None, s
     return found
 
 
-def told_by(old: Side, new: Side) -> list[Milestone]:
-    """The milestones whose ideas lie between the two: from below `old` down to `new` where one
-    descends from the other, else `new` alone; none if that is no milestone."""
-    line = load_manifest().lineage(new.milestone) if new.milestone else []  # the youngest first
-    ids = [m.id for m in line]
-    if old.milestone and old.milestone.id in ids:
-        return line[: ids.index(old.milestone.id)][::-1]
-    return line[:1]
+def told_by(old: Side, new: Side) -> list[tuple[str, Milestone]]:
+    """The milestones whose ideas lie between the two, in reading order, each behind its title: from
+    below `old` down to `new`, or the other way, which undoes them, where one descends from the
+    other; else `new` alone; none if that is no milestone."""
+    older, younger = ([] if side.milestone is None else load_manifest().lineage(side.milestone)
+                      for side in (old, new))  # the youngest first
+    if younger and younger[0] in older:
+        undone = older[: older.index(younger[0])]
+        return [(f"Undoes {m.id} {m.title}.", m) for m in undone]
+    if older and older[0] in younger:
+        younger = younger[: younger.index(older[0])]
+    else:
+        younger = younger[:1]
+    return [(f"{m.id} {m.title}.", m) for m in reversed(younger)]
 
 
 def _hyperparameters(path, text):

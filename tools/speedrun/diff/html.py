@@ -11,6 +11,7 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 from speedrun.base.errors import UserError
+from speedrun.base.files import check_output
 from speedrun.base.text import number_ranges, visible
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import columns, notes
@@ -35,10 +36,7 @@ LOOKS = {
 def check_target(path: Path, sources: Iterable[Path]) -> None:
     """Raises UserError, one line, if a page cannot be written to `path`, which must not be one of
     the sources."""
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--html {path}: there is no folder {path.absolute().parent}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"--html {path}: it exists and is no regular file")
+    check_output("--html", path)
     if path.exists() and any(path.samefile(source) for source in sources):
         raise UserError(f"--html {path}: that is one of the files to compare")
 
@@ -48,10 +46,9 @@ def make_page(
 ) -> str:
     """The text of the page; runs: of both scripts, if they are to stand in it."""
     ideas, index, blocks = [], [], []
-    for m in told_by(old, new):
+    for title, m in told_by(old, new):
         records = f' <span class="faint">{number_ranges(m.records)}</span>' if m.records else ""
-        title = _text(f"{m.id} {m.title}.")
-        ideas.append(f"<p><strong>{title}</strong> {_text(m.idea)}{records}</p>")
+        ideas.append(f"<p><strong>{_text(title)}</strong> {_text(m.idea)}{records}</p>")
     for i, change in enumerate(comparison.changes, start=1):
         name, fate = _text(change.name), _text(what(change))
         index.append(f'<li><a href="#b{i}">{name}</a> <span class="faint">{fate}</span></li>')

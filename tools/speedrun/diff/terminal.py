@@ -32,10 +32,9 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
     """The two names, what lies between them, the figures and hyperparameters that moved, and how
     many blocks did."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
-    for m in told_by(old, new):
+    for title, m in told_by(old, new):
         records = f" Records: {number_ranges(m.records)}" if m.records else ""
-        title = f"\n{m.id} {m.title}. "
-        console.print(Text.assemble((title, "bold"), m.idea, (records, FAINT)))
+        console.print(Text.assemble((f"\n{title} ", "bold"), m.idea, (records, FAINT)))
     for title, rows in moved(old, new).items():
         _print_moved(console, title, rows)
     console.print(f"\n{summary_line(old, new, comparison)}")

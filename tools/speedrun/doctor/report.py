@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
+from textwrap import shorten
 
 OK = "ok"
 ABSENT = "none"  # not here, and not needed for what this machine would run
@@ -51,6 +52,17 @@ class Report:
             return f"to repair first: {', '.join(self.to_fix)}"
         return f"fine: every milestone runs here at {self.scale} scale"
 
+    @property
+    def brief(self) -> list[Finding]:
+        """The lines of what is here or to do, and for the milestones of each status one, which is
+        that of the first."""
+        lines = [line for line in self.checks if line.status != ABSENT]
+        for status in STYLES:
+            if some := [line for line in self.milestones if line.status == status]:
+                text = f"{len(some)}; {some[0].name}: {some[0].text}"
+                lines.append(Finding("milestones", status, text, some[0].do))
+        return lines
+
 
 def to_json(report: Report) -> str:
     """The report as a JSON object."""
@@ -58,20 +70,24 @@ def to_json(report: Report) -> str:
     return json.dumps(content, indent=2)
 
 
-def print_report(report: Report, stream) -> None:
-    """Prints it to a text stream: with rich on a terminal that has it, else as plain lines."""
-    lines = (*report.checks, *report.milestones)
+def print_report(report: Report, stream, whole: bool) -> None:
+    """Prints it, the whole or in brief, to a text stream: with rich on a terminal that has it, else
+    as plain lines."""
+    lines = (*report.checks, *report.milestones) if whole else report.brief
+    verdict = report.verdict
+    if not whole:
+        verdict = shorten(verdict, 150, placeholder=" …") + "; --all shows each milestone"
     if stream.isatty() and find_spec("rich"):
-        return _print_rich(lines, report, stream)
+        return _print_rich(lines, verdict, STYLES[FIX] if report.to_fix else "bold", stream)
     width = max(len(line.name) for line in lines)
     for line in lines:
         print(f"{line.status:<4}  {line.name:<{width}}  {line.text}", file=stream)
         if line.do:
             print(f"{'':<{width + 6}}  -> {line.do}", file=stream)
-    print(report.verdict, file=stream)
+    print(verdict, file=stream)
 
 
-def _print_rich(lines, report, stream):
+def _print_rich(lines, verdict, style, stream):
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
@@ -85,4 +101,4 @@ def _print_rich(lines, report, stream):
             text.append(f"\n→ {line.do}", style="cyan")
         grid.add_row(Text(line.status, STYLES[line.status]), Text(line.name, "bold"), text)
     console.print(grid)
-    console.print(Text(report.verdict, STYLES[FIX] if report.to_fix else "bold"))
+    console.print(Text(verdict, style))

@@ -194,6 +194,11 @@ class Manifest:
             return names[wanted]
         near = nearest(wanted, names)
         hint = f"; did you mean {names[near].name}?" if near else ""
+        if not wanted or Path(id).is_file():
+            kind = "that is a file" if wanted else "the name is empty"
+            hint = f": {kind}; --help says what can be named here"
+        elif ID.fullmatch(wanted):
+            hint += f" (there is no folder {_shown(self.history)}/*/{wanted}_*)"
         raise ManifestError(f'no milestone "{id}"{hint}')
 
     def children(self, id: str) -> tuple[Milestone, ...]:
@@ -324,7 +329,8 @@ def _milestone(folder, content, scripts, before, records):
     if parent and not declared.changes:
         raise ValueError('missing key "changes"')
     if not parent and declared.changes:
-        raise ValueError("changes: a root has none")
+        missing = "" if before else "; if it is none, the folder before it is missing"
+        raise ValueError(f"changes: a root has none{missing}")
     part_of = [declared.part_of] if declared.part_of else []
     covered = [_record(key, number, records) for key, numbers in (
         ("part_of", part_of), ("records", declared.records)) for number in numbers]
@@ -357,7 +363,9 @@ def _parent(declared, before, chain):
     for m in before:
         if m.id == declared:
             return m
-    fault = "comes after it" if any(chain.glob(f"{declared}_*")) else "is not in its chain"
+    fault = "comes after it"
+    if not any(chain.glob(f"{declared}_*")):
+        fault = f"is missing: there is no folder {_shown(chain)}/{declared}_*"
     raise ValueError(f'parent "{declared}" {fault}; it must be a folder before this one')
 
 

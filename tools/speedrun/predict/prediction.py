@@ -141,17 +141,20 @@ def _apart(script, *arguments):
         seen, failure = ours.recv()
     except EOFError:
         process.join()
-        seen, failure = None, f"{script.name} on the fake GPU: exit code {process.exitcode}"
+        failure = UserError(f"{script.name} on the fake GPU: exit code {process.exitcode}")
     if failure:
-        raise UserError(failure)
+        raise failure
     return seen
 
 
 def _answer(answer, script, *arguments):
-    """Sends what fake_run.main gives and None, or None and a line about its error."""
+    """Sends what fake_run.main gives and None, or None and the error to raise."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word; its parent has one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
-    from speedrun.predict import fake_run
+    try:
+        from speedrun.predict import fake_run
+    except ModuleNotFoundError as error:
+        return answer.send((None, error))
 
     multiprocessing.set_start_method("fork", force=True)  # else locks of libraries are missed later
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -161,10 +164,10 @@ def _answer(answer, script, *arguments):
     try:
         answer.send((fake_run.main(script.path.resolve(), *arguments), None))
     except UserError as error:
-        answer.send((None, str(error)))
+        answer.send((None, error))
     except BaseException as error:
         line = f"{script.name} on the fake GPU: {type(error).__name__}: {error}".partition("\n")[0]
-        answer.send((None, line))
+        answer.send((None, UserError(line)))
     os._exit(0)  # at a normal end torch would ask the devices that are not there to finish
 
 

@@ -11,6 +11,7 @@ from speedrun.run.fit_batch import MARGIN
 
 NEAR = 0.9  # of a card's shared memory
 MOST_REGISTERS = 255  # that a thread can have, on every card
+WITHOUT_COMPILER = " operator by operator; compiled code needs less (--compiled)"
 LEFT_OUT = (
     "Not in it: what compilation fuses (it takes less memory and fewer bytes), attention's pairs,",
     "the exchange over the links, launches, the host, and what the allocator cannot hand out.",
@@ -28,14 +29,13 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
     p = prediction
     lines = [f"{title} on {world_size} x {card.name}, {p.micro_batch} sequences per forward pass; "
              f"{'compiled' if p.graphs else 'operator by operator'}"]
-    fits = "fits" if p.fits(card) else "does not fit"
-    lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}: {fits} "
-                 f"({MARGIN:.0%} may be used)")
+    lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}: {_verdict(p, card)}")
     lines += [f"  {phase:14} {_gib(size)}" for phase, size in p.peaks.items()]
     lines.append("what stays       " + ", ".join(
         f"{part} {_gib(size)}" for part, size in p.memory.items()))
     if largest is None:
-        lines.append("largest batch    not even one sequence fits")
+        lines.append(f"largest batch    not even one sequence leaves {1 - MARGIN:.0%} free"
+                     + WITHOUT_COMPILER * (not p.graphs))
     else:
         lines.append(f"largest batch    {largest.micro_batch} sequences per forward pass, "
                      f"{_gib(largest.peak)}")
@@ -49,6 +49,15 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
         lines += [*_compiled_lines(p), *_kernel_lines(p, card)]
     left_out = [*COMPILED_LEFT_OUT, *note(card, world_size)] if p.graphs else LEFT_OUT
     return "\n".join([*lines, *left_out])
+
+
+def _verdict(p, card):
+    """Whether the peak fits the card; an eager one says little of compiled code."""
+    if p.fits(card):
+        return "fits"
+    if p.peak <= card.memory:
+        return f"fits, with less than {1 - MARGIN:.0%} to spare"
+    return "does not fit" + WITHOUT_COMPILER * (not p.graphs)
 
 
 def _time_lines(p, card, world_size):
