@@ -338,7 +338,8 @@ class Spy:
             for key in ("init_method", "device_id"):
                 kwargs.pop(key, None)
             world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-            kwargs |= dict(store=dist.FileStore(store, world), world_size=world, rank=rank)
+            file = dist.FileStore(f"{store}{len(GROUPS)}", world)
+            kwargs |= dict(store=file, world_size=world, rank=rank)
         function(*args, **kwargs)
         GROUPS.append(dist.group.WORLD)
 

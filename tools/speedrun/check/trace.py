@@ -392,7 +392,12 @@ def _apart(a, b):
 
 
 def ranks(module, values, note, folder, rank, **_):
-    """A run on several ranks from given weights: losses, and each rank's share of the work."""
+    """Runs on several ranks, one up to the first call of the model, one from given weights: losses,
+    and each rank's share of the work."""
+    spy = Spy(filled=False, stop=True)
+    run(module, values, f"{folder}_begin", spy)
+    note.note("beginning", "beginning", [
+        zlib.crc32(param.float().numpy().tobytes()) for param in (spy.initial or {}).values()])
     spy = Spy()
     lines = run(module, {
         **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,

@@ -115,7 +115,7 @@ class Task:
 
     def _collected(self, codes):
         """The observations of all ranks together, and of what stopped them the likeliest cause."""
-        found, errors, states = {}, [], []
+        found, errors, states, beginnings = {}, [], [], []
         for rank, code in enumerate(codes):
             file, output = self.folder / f"rank{rank}.pkl", self._output(rank)
             if file.exists():
@@ -125,6 +125,8 @@ class Task:
                     errors.append((3 if lonely else 0, error))
                 if "state" in seen:
                     states.append(seen.pop("state")[1])
+                if "beginning" in seen:
+                    beginnings.append(seen.pop("beginning")[1])
                 found |= {what: value for what, value in seen.items() if what not in found}
             elif code is None or "Timeout (" in output:
                 self.hung = True
@@ -136,6 +138,9 @@ class Task:
                 errors.append((1, ["error", f"the process {how}", 0, ""]))
         if errors:
             found[self.job.what] = min(errors, key=lambda error: error[0])[1]
+        if len(beginnings) > 1:
+            same = all(beginning == beginnings[0] for beginning in beginnings)
+            found["all ranks begin with the same weights"] = ["fact", str(same), 0.0]
         if len(states) > 1:
             keepers = Counter(part for state in states for part in state.items())
             own = sum(size for (_, size), ranks in keepers.items() if ranks == 1)
