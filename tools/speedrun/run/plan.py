@@ -102,7 +102,7 @@ def make_plan(
     """
     script = find_script(target)
     if importlib.util.find_spec("torch") is None:
-        raise UserError("torch is not installed here: pip install -r requirements.txt")
+        raise ModuleNotFoundError(name="torch")
     nodes = nodes or Nodes()
     if nodes.rank >= nodes.count:
         raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
