@@ -19,6 +19,7 @@ import builtin_corpus
 import cached_fineweb10B
 import fineweb
 import shards
+from speedrun.run.data import fingerprint
 
 DATA = Path(shards.__file__).parent
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -213,6 +214,18 @@ def test_damaged_or_foreign_corpus_is_not_complete(corpus, tmp_path, name, damag
         (tmp_path / path.name).write_bytes(damage(data) if path.name == name else data)
     assert builtin_corpus.existing(corpus[0]) == corpus[1]
     assert builtin_corpus.existing(tmp_path) is None
+
+
+def test_the_fingerprint_of_a_run_is_that_of_the_shards_now(corpus, tmp_path):
+    for path in corpus[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert fingerprint(tmp_path) == corpus[1]
+    with open(tmp_path / "builtin_train_000001.bin", "r+b") as shard:
+        shard.seek(5000)
+        shard.write(b"\1")
+    assert fingerprint(tmp_path) not in (corpus[1], None)
+    (tmp_path / "corpus.json").unlink()
+    assert fingerprint(tmp_path) is None  # of other shards nothing is said
 
 
 @pytest.mark.parametrize("replacements", [1, 3])

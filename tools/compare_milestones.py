@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from speedrun.base.cli import Parser, natural, positive, run_command
+from speedrun.base.cli import Parser, folder, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import add_mfu, collect
 from speedrun.compare.results import Comparison
@@ -79,8 +79,9 @@ def parse_args() -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="a hyperparameter of all scripts; may be repeated")
     add("--nproc", type=positive, metavar="N", help="ranks (default: one per GPU, 1 without)")
-    add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
-    add("--out", type=Path, metavar="DIR", help="folder of the runs (default: runs/compare-<time>)")
+    add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--out", type=folder, metavar="DIR",
+        help="folder of the runs (default: runs/compare-<time>)")
     add("--target", type=float, metavar="LOSS",
         help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
