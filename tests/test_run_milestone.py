@@ -422,7 +422,7 @@ def test_a_failure_of_the_launcher_itself():
 ])
 def test_a_node_that_never_comes(words):
     failure = explain(traceback(words), {}, 1)
-    assert failure.text.startswith("not all nodes came to --rdzv-endpoint in time; start the same")
+    assert failure.text.startswith("not all nodes met at --rdzv-endpoint within 10 minutes; start")
     assert failure.exit_code == 1 and failure.spoken
 
 
@@ -538,7 +538,7 @@ def test_nodes_that_cannot_meet(monkeypatch):
     stream = io.StringIO()
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=f": port {port} cannot be opened here .Address"):
+        with pytest.raises(UserError, match=f": port {port} cannot be opened here .A.* in use."):
             announce_nodes(Nodes(2, 0, f"localhost:{port}"), stream)
         announce_nodes(Nodes(2, 1, f"localhost:{port}"), stream)
     assert stream.getvalue() == f"waiting for all 2 nodes at localhost:{port}, at most 10 minutes\n"

@@ -21,7 +21,6 @@ from speedrun.compare.collect import add_mfu, collect
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
-from speedrun.run.plan import fresh_out
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
 
@@ -35,7 +34,7 @@ def main() -> int:
             raise UserError(f"--{name} {path}: there is no folder {path.absolute().parent}")
     comparison, stopped = collect(
         args.targets, range(args.seed, args.seed + args.repeat),
-        args.out or fresh_out("compare"), sys.stdout,
+        args.out or "compare", sys.stdout,
         target=args.target, settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
         nproc=args.nproc,
         command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),

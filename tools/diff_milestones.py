@@ -54,10 +54,8 @@ def train_in_turn(args: argparse.Namespace):
     Raises UserError for what cannot run, before anything runs, and Stopped for a signal.
     """
     from speedrun.compare.collect import collect
-    from speedrun.run.plan import fresh_out
 
-    out = fresh_out("diff")
-    runs, stopped = collect((args.a, args.b), range(ROUNDS), out, sys.stderr, scale=args.scale,
+    runs, stopped = collect((args.a, args.b), range(ROUNDS), "diff", sys.stderr, scale=args.scale,
                             nproc=args.nproc, steps=args.steps or STEPS)
     if stopped:
         raise stopped

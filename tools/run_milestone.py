@@ -59,8 +59,8 @@ def main() -> int:
         print_summary(summary, stream)
     log = Path(summary.log)
     for file in sorted(log.parent.glob("stderr_rank*.txt")):
-        print(f"stderr: {short(file)}", file=stream)
-    print(short(log), file=stream)
+        print("stderr:", visible(short(file)), file=stream)
+    print(visible(short(log)), file=stream)
     return 0
 
 

@@ -17,7 +17,6 @@ from speedrun.base.errors import UserError
 from speedrun.compare.collect import collect
 from speedrun.compare.table import print_comparison
 from speedrun.history.glossary import load_glossary
-from speedrun.run.plan import fresh_out
 from speedrun.scripts.find import find_script
 
 
@@ -39,7 +38,7 @@ def main() -> int:
                for name, rate in learning_rates(args.target, args.only).items()
                for factor in args.factors]
     comparison, stopped = collect(
-        [args.target, *changes], [args.seed], args.out or fresh_out("sweep"), sys.stdout,
+        [args.target, *changes], [args.seed], args.out or "sweep", sys.stdout,
         scale="tiny", steps=args.steps, settings=args.set,
     )
     print_comparison(comparison, sys.stdout)

@@ -14,7 +14,7 @@ from speedrun.base.text import short
 from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.run.failure import Failure, explain, rank_stderr
 from speedrun.run.log import SCRIPT, read_log
-from speedrun.run.plan import Plan, check_out, fresh_out
+from speedrun.run.plan import Plan, check_out, make_fresh_out
 from speedrun.run.preflight import check_shards
 from speedrun.run.progress import NotFinite, follow
 from speedrun.run.summary import Summary, summarize, to_json
@@ -81,15 +81,14 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
 
 def _make_out(plan):
     """Makes the run's folder; returns the plan with the folder's name, and whether it is new."""
-    while True:
-        out_is_new = not plan.out.exists()
-        try:
-            plan.out.mkdir(parents=True, exist_ok=not plan.out_is_free)
-            return plan, out_is_new
-        except FileExistsError:  # another run took the name just now
-            plan = replace(plan, out=fresh_out(plan.script.name))
-        except OSError as error:
-            raise _unwritable(plan.out, error) from None
+    out_is_new = plan.out_is_free or not plan.out.exists()
+    try:
+        if plan.out_is_free:
+            return replace(plan, out=make_fresh_out(plan.script.name)), out_is_new
+        plan.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(plan.out, error) from None
+    return plan, out_is_new
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedrun.run.torchrun import NODES_PATIENCE_S
+
 SIGKILL = 9  # by number, as the launcher reports it: Windows has no such name
 
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
@@ -58,8 +60,9 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
     if not failed:
         words = last_words(report) if launcher_exit_code >= 0 else ""  # killed: it could not say
         if _ALONE.search(words):
-            return Failure("not all nodes came to --rdzv-endpoint in time; start the same command"
-                           " on each, with its own --node-rank", 1, spoken=True)
+            text = (f"not all nodes met at --rdzv-endpoint within {NODES_PATIENCE_S // 60} minutes;"
+                    " start the same command on each, with its own --node-rank")
+            return Failure(text, 1, spoken=True)
         text = f"the launcher {ending(launcher_exit_code)}"
         return Failure(f"{text}: {words}" if words else text, _status(launcher_exit_code))
     _, rank, exit_code, words, spoken = min(failed)

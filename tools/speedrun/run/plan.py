@@ -200,6 +200,17 @@ def fresh_out(name: str) -> Path:
     return next(out for out in itertools.chain([first], others) if not out.exists())
 
 
+def make_fresh_out(name: str) -> Path:
+    """Makes such a folder, for no other run; OSError where that is impossible."""
+    while True:
+        out = fresh_out(name)
+        try:
+            out.mkdir(parents=True)
+            return out
+        except FileExistsError:  # another run took the name just now
+            pass
+
+
 def check_out(out: Path, nodes: Nodes) -> None:
     """Raises UserError if `out` holds a run already, or can hold none."""
     for name in (nodes.ranks, *(("log.txt", SCRIPT) if nodes.rank == 0 else ())):

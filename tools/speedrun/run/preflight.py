@@ -60,7 +60,7 @@ def check_values(
             least = _least(name, value, defaults.get(name))
             if not (value >= least and math.isfinite(value)):
                 raise UserError(f"{name}={value} is out of range; give a number from {least} on")
-            if value >= 2**63:  # no tensor and no generator takes it
+            if type(value) is int and value >= 2**63:  # no tensor, no generator takes it
                 raise UserError(f"{name}={value} is out of range; give a number below 2**63")
     glossary = load_glossary()
     for key, (kind, fit, words) in PAIRS.items():
@@ -100,7 +100,7 @@ def _what_divides(values, world_size):
         return f"micro_batch_size may be {', '.join(map(str, fitting[:MOST_RANKS]))}"
     fitting = [ranks for ranks in range(1, MOST_RANKS + 1) if micro_batches(values, ranks)]
     if fitting:
-        return f"there may be {', '.join(map(str, fitting))} ranks, each micro_batch_size fitting"
+        return f"the number of ranks may be {', '.join(map(str, fitting))}"
     return "each batch has to be a multiple of its sequences' tokens"
 
 

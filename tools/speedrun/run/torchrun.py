@@ -68,7 +68,7 @@ def announce_nodes(nodes: Nodes, stream: TextIO) -> None:
                         f" ({error.strerror}); name node 0 as this machine knows it") from None
     except OSError as error:
         raise UserError(f"--rdzv-endpoint {nodes.endpoint}: port {port} cannot be opened here"
-                        f" ({error.strerror}); give all nodes another") from None
+                        f" ({os.strerror(error.errno)}); give all nodes another") from None
     print(f"waiting for all {nodes.count} nodes at {nodes.endpoint}, at most"
           f" {NODES_PATIENCE_S // 60} minutes", file=stream, flush=True)
 
