@@ -75,7 +75,7 @@ def check_values(
         if type(layers) is int and len(pattern) < layers:
             raise UserError(f"{name}={pattern} has fewer letters than num_layers={layers}; change"
                             " one of them")
-        if "." not in defaults.get(name, "."):  # a script in which no layer goes without
+        if "." not in (defaults.get(name) or "."):  # a script in which no layer goes without
             alphabet = alphabet.replace(".", "")
         if foreign := "".join(dict.fromkeys(c for c in pattern if c not in alphabet)):
             raise UserError(f"{name}={pattern} holds {foreign}; its letters are {alphabet}")
