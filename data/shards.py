@@ -9,7 +9,7 @@ from pathlib import Path
 LEAST_PYTHON = (3, 11)
 if sys.version_info < LEAST_PYTHON:
     sys.exit("error: this is Python {}.{}; 3.11 or newer is needed".format(*sys.version_info))
-MISSING = "error: {} is not installed here: pip install -r requirements.txt"
+MISSING = "error: {} is not installed here: make .venv/installed, then . .venv/bin/activate"
 try:
     import numpy as np
 except ModuleNotFoundError:

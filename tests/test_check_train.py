@@ -1355,7 +1355,7 @@ def test_lines_fit_a_narrow_terminal(script, answers, monkeypatch):
     commands.check_once(learner, MANIFEST.get("01"), 1)
     commands.show_list(learner)
     plain = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
-    assert "\x1b" not in plain and "\\x1b[2J" in plain
+    assert "\x1b" not in plain and "␛[2J" in plain
     long = [line for line in plain.splitlines() if len(line) > 40]
     assert long == ["    python tools/check_train.py 01 --hint --script train_gpt.py"]
 

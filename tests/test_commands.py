@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_commands.py
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 
 from speedrun.history.manifest import REPOSITORY
 
+posix = pytest.mark.skipif(os.name == "nt", reason="has no fork and no shell")
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 
 
@@ -44,7 +46,52 @@ def test_a_missing_requirement_is_one_line(arguments):
     )
     assert ended.returncode == 1 and ended.stdout == ""
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("error: ")
-    assert ended.stderr.endswith(" is not installed here: pip install -r requirements.txt\n")
+    assert ended.stderr.endswith(" is not installed here: make -B .venv/installed\n")
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A copy of the commands with a .venv whose python only says with what it was started."""
+    shutil.copytree(REPOSITORY / "tools", tmp_path / "tools",
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    return tmp_path
+
+
+@posix
+@pytest.mark.parametrize("version", ["", "sys.version_info = (3, 10)"])
+def test_a_python_without_requirements_gives_way_to_the_venv(clone, version):
+    command = str(clone / "tools" / "doctor.py")
+    bare = f"""if True:
+        import runpy, sys
+        sys.path[:] = [folder for folder in sys.path if "site-packages" not in folder]
+        sys.path.insert(0, {os.path.dirname(command)!r})
+        sys.argv = ["", "--json"]
+        {version}
+        runpy.run_path({command!r}, run_name="__main__")"""
+    ended = subprocess.run([sys.executable, "-c", bare], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{command} --json\n", "")
+
+
+@posix
+def test_closed_streams_are_no_fault():
+    command = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
+    for arguments, status in (("00 --dry-run --scale tiny", 0), ("00 --steps 0", 2)):
+        shell = f'exec "$0" "$@" {arguments} >&- <&-'
+        ended = subprocess.run(["sh", "-c", shell, *command], capture_output=True, text=True)
+        assert ended.returncode == status and "Traceback" not in ended.stderr
+
+
+@posix
+def test_control_characters_are_shown_and_not_sent():
+    for arguments in (["\x1b[31m.py"], ["00", "--\x1b[31m"]):
+        ended = subprocess.run([sys.executable, str(REPOSITORY / "tools" / "run_milestone.py"),
+                                *arguments], capture_output=True, encoding="utf-8")
+        assert ended.returncode in (1, 2)
+        assert "\N{SYMBOL FOR ESCAPE}[31m" in ended.stderr and "\x1b" not in ended.stderr
 
 
 PACKAGES = ["base", "history", "scripts", "run", "compare", "diff", "predict", "check", "sample",

@@ -21,7 +21,7 @@ import pytest
 from ranks import run_tool
 from snapshots import MICRO, MILESTONES, known_values, load_snapshot, micro_overrides, where
 from speedrun.base.errors import UserError
-from speedrun.base.text import printable
+from speedrun.base.text import visible
 from speedrun.compare.collect import parse_target
 from speedrun.compare.plot import curves_of, draw_comparison
 from speedrun.compare.results import Comparison, Entry, Run, choose_target, scores
@@ -156,12 +156,12 @@ def test_csv_and_markdown():
 
 
 def test_names_cannot_steer_a_terminal():
-    assert printable("a\x1b[2J\u202e\udc80é\n\t") == "a\\x1b[2J\\u202e\\udc80é\n\t"
+    assert visible("a\x1b[2J\u202e\udc80é\n\t") == "a\u241b[2J\ufffd\ufffdé\n\t"
     stream = io.StringIO()
     named = entry("a\x1b[2J", SLOW)
     named.failures.append("seed 1: \x1b[2J")
     print_comparison(Comparison([named], 3.0, "as asked"), stream)
-    assert "\x1b" not in stream.getvalue() and stream.getvalue().count("\\x1b[2J") == 3
+    assert "\x1b" not in stream.getvalue() and stream.getvalue().count("␛[2J") == 3
 
 
 @pytest.mark.parametrize("width", [40, 200])

@@ -19,6 +19,7 @@ import builtin_corpus
 import cached_fineweb10B
 import fineweb
 import shards
+from speedrun.run.data import fingerprint
 
 DATA = Path(shards.__file__).parent
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -69,7 +70,8 @@ def assert_one_line(process, code, *parts):
 @pytest.mark.parametrize("script", ["builtin_corpus.py", "cached_fineweb10B.py", "fineweb.py"])
 def test_what_cannot_begin_is_one_line(script, tmp_path):
     bare = subprocess.run([sys.executable, "-S", DATA / script], capture_output=True, text=True)
-    assert_one_line(bare, 1, "error: numpy is not installed here: pip install -r requirements.txt")
+    assert_one_line(bare, 1, "error: numpy is not installed here: make .venv/installed, "
+                    "then . .venv/bin/activate")
     old = ("import runpy, sys; sys.version_info = (3, 9, 18); sys.path.insert(0, sys.argv[1]);"
            f" runpy.run_path(sys.argv[1] + '/{script}')")
     ended = subprocess.run([sys.executable, "-c", old, DATA], capture_output=True, text=True)
@@ -235,6 +237,18 @@ def test_damaged_or_foreign_corpus_is_not_complete(corpus, tmp_path, name, damag
         (tmp_path / path.name).write_bytes(damage(data) if path.name == name else data)
     assert builtin_corpus.existing(corpus[0]) == corpus[1]
     assert builtin_corpus.existing(tmp_path) is None
+
+
+def test_the_fingerprint_of_a_run_is_that_of_the_shards_now(corpus, tmp_path):
+    for path in corpus[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert fingerprint(tmp_path) == corpus[1]
+    with open(tmp_path / "builtin_train_000001.bin", "r+b") as shard:
+        shard.seek(5000)
+        shard.write(b"\1")
+    assert fingerprint(tmp_path) not in (corpus[1], None)
+    (tmp_path / "corpus.json").unlink()
+    assert fingerprint(tmp_path) is None  # of other shards nothing is said
 
 
 @pytest.mark.parametrize("replacements", [1, 3])

@@ -622,7 +622,9 @@ def fake_runs(monkeypatch, tmp_path):
             f"step:5/5 val_loss:3.0 train_time:{5 * ms}ms step_avg:{ms:.2f}ms\n", "utf-8")
 
     monkeypatch.setattr("speedrun.compare.collect.run", run)
-    monkeypatch.setattr("speedrun.run.plan.fresh_out", lambda name: tmp_path / "runs" / name)
+    (tmp_path / "runs" / "diff").mkdir(parents=True)  # another comparison took the name just now
+    names = iter(["diff", "diff-2"])
+    monkeypatch.setattr("speedrun.run.plan.fresh_out", lambda _: tmp_path / "runs" / next(names))
     monkeypatch.setattr(sys, "argv", ["diff", "03", "04", "--stat", "--time", "--scale", "tiny",
                                       "--nproc", "1", "--steps", "5"])
     return made
@@ -633,7 +635,7 @@ def test_scripts_take_turns(fake_runs, monkeypatch, tmp_path, capfd):
     assert diff_milestones.main() == 0
     both = "distributed_muon", "skip_connections"
     assert fake_runs == [(slug, seed) for seed in "01" for slug in both]
-    assert len(list((tmp_path / "runs").glob("*/*"))) == 4
+    assert len(list((tmp_path / "runs" / "diff-2").iterdir())) == 4
     out, error = capfd.readouterr()
     assert error.count(", seed ") == 8 and "[4/4] 04_skip_connections, seed 1" in error
     view, _, table = out.partition("\n  muon_lr")

@@ -263,6 +263,8 @@ def test_a_history_without_records_or_milestones(history):
     ("meaning", "meanings", 'train_steps: unknown key "meanings"; did you mean "meaning"?'),
     ('kind = "steps"', 'kind = "stairs"', 'train_steps: unknown kind "stairs"; one of files, '),
     ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
+    ('kind = "seed"', 'kind = "pattern"', 'seed: "alphabet" goes with kind "pattern", and only'),
+    ('kind = "seed"', 'kind = "seed"\nalphabet = "LS"', 'seed: "alphabet" goes with kind'),
     ("tiny = 10", "tiny = [10]", 'train_steps: "tiny" must be a plain value'),
     ("[seed]", "[seeds]", '00_base/milestone.toml: [tiny] unknown hyperparameter "seed"; did you'),
 ])

@@ -18,6 +18,9 @@ from speedrun.run import execute
 from speedrun.run.plan import make_plan
 from speedrun.run.preflight import check_shards, check_values
 from speedrun.scripts.find import find_script
+from speedrun.scripts.sizes import micro_batches
+
+posix = pytest.mark.skipif(os.name == "nt", reason="has no named pipes in folders")
 
 # A script with every hyperparameter for which there is a rule, and a few for which there is none.
 SCRIPT = """
@@ -147,6 +150,10 @@ def test_ranges(start, setting):
     (["bos_id=64"], "^bos_id=64 is not below vocab_size=64;"),
     (["window_pattern=L"], "^window_pattern=L has fewer letters than num_layers=2; change one"),
     (["num_layers=4"], "^value_embed_pattern=0. does not have a letter for each of num_layers=4;"),
+    (["window_pattern=LXSQLS"], "^window_pattern=LXSQLS holds XQ; its letters are LS$"),
+    (["value_embed_pattern=0a"], "^value_embed_pattern=0a holds a; its letters are 0123456789.$"),
+    (["total_batch_size=1008"], "ranks = 2 .*; each batch has to be a multiple of its sequences'"),
+    (["seed=9223372036854775808"], "^seed=.* is out of range; give a number below 2\\*\\*63$"),
     (["window_end=3"], "^window_start=4 is above window_end=3"),
     (["use_flex_attention=True"], "^use_flex_attention=True: .* without CUDA"),
     (["seq_len=32768", "micro_batch_size=1", "total_batch_size=32768", "val_tokens=32768"],
@@ -169,8 +176,22 @@ def test_windows_of_stages_end_before_the_last_validation(milestone, window_end,
 
 
 def test_ranks(start):
-    refused(start, r"^total_batch_size=1024 is not a multiple of .* = 2 \* 32 \* 3;",
-            options=["--nproc", "3"])
+    refused(start, r"^total_batch_size=1024 is not a multiple of .* = 2 \* 32 \* 3; the number"
+            " of ranks may be 1, 2, 4, 8, 16, 32$", options=["--nproc", "3"])
+    refused(start, r" = 3 \* 32 \* 4; micro_batch_size may be 1, 2, 4, 8$", "micro_batch_size=3",
+            options=["--nproc", "4"])
+
+
+def test_huge_sizes_are_not_tried_one_by_one():
+    huge = dict(total_batch_size=2**60, val_tokens=2**60, seq_len=1, micro_batch_size=1)
+    assert max(micro_batches(huge, 1)) == 2**20
+
+
+def test_a_layer_needs_a_table_where_the_script_has_no_dot():
+    for default in ("1.", None):  # None: not known
+        check_values(dict(value_embed_pattern="0."), dict(value_embed_pattern=default), 1, False)
+    with pytest.raises(UserError, match="^value_embed_pattern=0. holds .; its letters are 0123"):
+        check_values(dict(value_embed_pattern="0."), dict(value_embed_pattern="10"), 1, False)
 
 
 @pytest.mark.parametrize("switches, fits", [
@@ -260,9 +281,27 @@ def shorten_header(folder):
     next(folder.glob("*_val_*.bin")).write_bytes(b"\0" * 100)
 
 
+def make_folder(folder):
+    remove(folder)
+    (folder / "x_val_000000.bin").mkdir()
+
+
+def make_pipe(folder):
+    remove(folder)
+    os.mkfifo(folder / "x_val_000000.bin")
+
+
+def make_file(folder):
+    shutil.rmtree(folder)
+    folder.touch()
+
+
 @pytest.mark.parametrize("spoil, message", [
     (remove, r"^no shards match val_files=.*\*_val_\*.bin; .*cached_fineweb10B.py 1 --out "),
     (shutil.rmtree, "^no shards match train_files=.*cached_fineweb10B.py 1 --out .*/shards$"),
+    (make_file, "^train_files=.*: .*/shards cannot be read as a folder: Not a directory; change"),
+    (make_folder, "x_val_000000.bin is no regular file, so it is no token shard; remove it"),
+    pytest.param(make_pipe, "x_val_000000.bin is no regular file", marks=posix),
     (truncate, r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
     (lengthen, r"train_000002.bin has 20026 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
     (spoil_magic, "train_000001.bin is no token shard .* make or fetch it again"),
@@ -272,7 +311,36 @@ def test_shards(start, spoil, message, shards, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "shards")
     spoil(folder)
     refused(start, message, data=folder)
-    refused(start, message, data=folder, options=["--dry-run"])
+    if spoil not in (remove, shutil.rmtree):
+        refused(start, message, data=folder, options=["--dry-run"])
+
+
+def test_a_dry_run_may_be_for_another_machine(start, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    sizes = ["seq_len=32768", "micro_batch_size=1", "total_batch_size=262144", "val_tokens=262144"]
+    start(*sizes, data=tmp_path / "empty", options=["--dry-run", "--nproc", "8"])
+    printed = capsys.readouterr()
+    assert "--nproc-per-node=8" in printed.out and printed.out.count("\n") == 1
+    assert "not on this machine: nvidia-smi shows no GPU" in printed.err
+    assert "not on this machine: no shards match train_files=" in printed.err
+
+
+def test_a_damaged_embedded_corpus(start, shards, tmp_path, monkeypatch):
+    folder = shutil.copytree(shards, tmp_path / "shards")
+    monkeypatch.setattr("speedrun.run.data.BUILTIN", folder)
+    spoil_magic(folder)
+    refused(start, "train_000001.bin is no token shard .*; make it again: python data/builtin_corp",
+            data=folder)
+
+
+def test_a_folder_whose_name_looks_like_a_pattern(start, shards, tmp_path):
+    named = shutil.copytree(shards, tmp_path / "d[1]")
+    other = shutil.copytree(shards, tmp_path / "d1")
+    truncate(other)
+    with pytest.raises(Launched):
+        start(data=named)
+    remove(named)
+    refused(start, r"get some: python .* --out '.*/d\[1\]'$", data=named)
 
 
 def test_as_many_shards_are_named_as_the_run_reads(tmp_path):

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from pathlib import Path
 
 import pytest
 
+import run_milestone
 from speedrun.base.errors import UserError
+from speedrun.base.text import short
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus
@@ -30,13 +33,13 @@ from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
-from speedrun.run.torchrun import ALLOCATOR, Stop, launch, stop_signals
+from speedrun.run.torchrun import ALLOCATOR, LOOPBACK, Stop, announce_nodes, launch, stop_signals
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
 
 FAKE = '''
-import json, os, signal, sys, time
+import json, os, signal, socket, sys, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,6 +85,9 @@ if rank == 0:
         print(line)
     print("=" * 100, file=log)
     environment = dict(device="cpu", world_size=int(os.environ["WORLD_SIZE"]))
+    with socket.socket() as other:  # 127.0.0.2 is an address as good as the network card's
+        address = ("127.0.0.2", int(os.environ["MASTER_PORT"]))
+        environment["from_outside"] = other.connect_ex(address) == 0
     print0("environment:" + json.dumps(environment))
     print("hyperparameters:" + json.dumps(asdict(args)), file=log)
     print("=" * 100, file=log)
@@ -142,8 +148,8 @@ def test_command_of_a_milestone(tmp_path):
     plan = make_plan("00", nproc=2, out=tmp_path / "run", steps=20, settings=["seed=3"])
     ranks = tmp_path / "run" / "ranks"
     assert plan.command[:8] == [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        "--redirects=2", f"--log-dir={ranks}", plan.command[7],
+        sys.executable, short(LOOPBACK), "--standalone", "--local-addr=127.0.0.1",
+        "--nproc-per-node=2", "--redirects=2", f"--log-dir={ranks}", plan.command[7],
     ]
     assert Path(plan.command[7]).resolve() == load_manifest().get("00").script
     assert "--train_steps=20" in plan.command and "--seed=3" in plan.command
@@ -254,9 +260,11 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     refused("did you mean", target="mun", error=ManifestError)
     refused("is not a file", target=tmp_path / "train_gpt.py")
     refused("holds a run already", out=used)
-    refused("cannot write in", out=used / "log.txt" / "run")
+    refused("log.txt is not a folder; choose", out=used / "log.txt" / "run")
+    refused("log.txt is not a folder; choose", out=used / "log.txt")
     refused("the nodes are 0 to 1", nodes=Nodes(2, 2, "host:1"))
-    refused("--rdzv-endpoint", nodes=Nodes(2, 0))
+    for endpoint in (None, "host", "host:", ":1", "host:0", "host:65536", "host:x"):
+        refused(f"^--rdzv-endpoint {endpoint}: .* HOST:PORT", nodes=Nodes(2, 0, endpoint))
     with_gpus(monkeypatch, 8)
     refused(r"--nproc 9: .* 8 GPU", nproc=9)
     script.write_text("def", encoding="utf-8")
@@ -276,6 +284,14 @@ def test_default_hyperparameters(script):
     defaults = default_hyperparameters(script)
     assert defaults["total_batch_size"] == 1024 and defaults["seed"] == -1
     assert defaults["compile"] is None and list(defaults)[0] == "train_files"
+
+
+def test_an_endless_default_is_not_computed(script):
+    text = "class Hyperparameters:\n    a: int = {}\n"
+    for default, value in (("9**9**9**9", None), ("1 << 9**9", None), ("2**20", 2**20),
+                           ("3 * 10**-2", 0.03), ("(9**9)**99", None), ("1 << 'a'", None)):
+        script.write_text(text.format(default), encoding="utf-8")
+        assert default_hyperparameters(script) == {"a": value}
 
 
 # ---- GPUs without torch ----
@@ -398,6 +414,18 @@ def test_a_failure_of_the_launcher_itself():
     assert failure.exit_code == 1 and not failure.spoken
 
 
+@pytest.mark.parametrize("words", [
+    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"
+    " joined.",
+    "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while"
+    " trying to connect to (host, 29500).",
+])
+def test_a_node_that_never_comes(words):
+    failure = explain(traceback(words), {}, 1)
+    assert failure.text.startswith("not all nodes met at --rdzv-endpoint within 10 minutes; start")
+    assert failure.exit_code == 1 and failure.spoken
+
+
 # ---- a run, with a stand-in for the launcher ----
 
 
@@ -432,6 +460,95 @@ def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, exist
         execute.run(plan, io.StringIO())
     assert error.value.status == 1
     assert plan.out.exists() == existed and not list(tmp_path.glob("run/*"))
+
+
+def run_within(monkeypatch, first, second):
+    """Carries out two plans, the second while the first one trains."""
+    stand_in(monkeypatch, log=LOG)
+    trains, outcomes = execute.launch, []
+
+    def launch(*arguments):
+        monkeypatch.setattr(execute, "launch", trains)
+        try:
+            outcomes.append(execute.run(second, io.StringIO()))
+        except UserError as error:
+            outcomes.append(error)
+        return trains(*arguments)
+
+    monkeypatch.setattr(execute, "launch", launch)
+    return execute.run(first, io.StringIO()), outcomes[0]
+
+
+def test_runs_of_one_second_take_folders_of_their_own(monkeypatch, script, shards, tmp_path):
+    monkeypatch.setattr("speedrun.run.plan.REPOSITORY", tmp_path)
+    monkeypatch.setattr("speedrun.run.plan.time.strftime", lambda format: "now")
+    plans = [make_plan(str(script), data=shards) for _ in range(2)]
+    logs = [Path(summary.log) for summary in run_within(monkeypatch, *plans)]
+    assert [log.parent.name for log in logs] == ["fake-now", "fake-now-2"]
+    for log in logs:
+        assert sorted(file.name for file in log.parent.iterdir()) == [
+            "log.txt", "summary.json", "train_gpt.py"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_folder_that_was_asked_for_is_taken_once(monkeypatch, script, shards, tmp_path, rank):
+    nodes = Nodes(1 + rank, rank, "localhost:1")
+    plans = [make_plan(str(script), data=shards, out=tmp_path / "run", nodes=nodes)
+             for _ in range(2)]
+    summary, error = run_within(monkeypatch, *plans)
+    assert re.match(rf"--out .*run holds a run already \({nodes.ranks}\); choose", str(error))
+    assert rank or sorted(file.name for file in plans[0].out.iterdir()) == [
+        "log.txt", "summary.json", "train_gpt.py"]
+    (tmp_path / "other" / nodes.ranks).mkdir(parents=True)
+    with pytest.raises(UserError, match="holds a run already"):
+        make_plan(str(script), data=shards, out=tmp_path / "other", nodes=nodes)
+    with pytest.raises(UserError, match="holds a run already"):
+        execute.run(replace(plans[0], out=tmp_path / "other"), io.StringIO())
+    assert [file.name for file in (tmp_path / "other").iterdir()] == [nodes.ranks]
+
+
+def test_a_launcher_that_cannot_start_leaves_nothing(monkeypatch, script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    stand_in(monkeypatch, report_text="RendezvousError: no endpoint\n", exit_code=1)
+    with pytest.raises(UserError, match="^the launcher ended with exit code 1: Rend"):
+        execute.run(plan, io.StringIO())
+    assert not plan.out.exists()
+
+
+@pytest.mark.parametrize("loss", ["val_loss:nan", "train_loss:inf"])
+def test_a_loss_that_is_not_finite_ends_the_run(monkeypatch, shards, tmp_path, loss, capsys):
+    log = f"{LOG}step:2/9 {loss} train_time:9ms step_avg:9ms\nnever reached\n"
+    stand_in(monkeypatch, log=log)
+    monkeypatch.setattr(sys, "argv", [
+        "run_milestone.py", "01", "--scale", "record", "--json", "--data", str(shards), "--out",
+        str(tmp_path / "run")])
+    name, value = loss.split(":")
+    with pytest.raises(UserError) as error:
+        run_milestone.main()
+    assert error.value.status == 1
+    assert str(error.value).startswith(
+        f"{name} is {value} at step 2, so the run was stopped; lower a learning rate:"
+        " muon_lr=0.00036, embed_lr=0.0036\nthe log so far: ")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"error": str(error.value)}
+    assert "never reached" not in printed.err and not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_nodes_that_cannot_meet(monkeypatch):
+    stream = io.StringIO()
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f": port {port} cannot be opened here .A.* in use."):
+            announce_nodes(Nodes(2, 0, f"localhost:{port}"), stream)
+        announce_nodes(Nodes(2, 1, f"localhost:{port}"), stream)
+    assert stream.getvalue() == f"waiting for all 2 nodes at localhost:{port}, at most 10 minutes\n"
+
+    def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UserError, match="^--rdzv-endpoint x:1: x has no address .Name or service"):
+        announce_nodes(Nodes(2, 1, "x:1"), stream)
 
 
 def test_a_failed_run_tells_where_to_look(monkeypatch, script, shards, tmp_path):
@@ -478,7 +595,7 @@ def test_a_stopped_run_keeps_its_log(monkeypatch, script, shards, tmp_path):
 
 
 def test_a_node_without_rank_0_has_no_summary(monkeypatch, script, shards, tmp_path):
-    nodes = Nodes(2, 1, "host:1")
+    nodes = Nodes(2, 1, "localhost:1")
     plan = make_plan(str(script), data=shards, out=tmp_path / "run", nproc=4, nodes=nodes)
     stand_in(monkeypatch, stderr="a warning\n")
     assert execute.run(plan, io.StringIO()) is None
@@ -487,11 +604,11 @@ def test_a_node_without_rank_0_has_no_summary(monkeypatch, script, shards, tmp_p
 
 def test_a_node_discards_its_own_files_alone(monkeypatch, script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run", nproc=4,
-                     nodes=Nodes(2, 1, "host:1"))
+                     nodes=Nodes(2, 1, "localhost:1"))
     plan.out.mkdir()
     for name in ("train_gpt.py", "stderr_rank3.txt", "stderr_rank4.txt"):
         (plan.out / name).write_text("", encoding="utf-8")
-    execute._discard(plan, False)
+    execute._discard(plan)
     assert {file.name for file in plan.out.iterdir()} == {"train_gpt.py", "stderr_rank3.txt"}
 
 
@@ -528,7 +645,9 @@ def test_plain_lines_pass_unchanged(script, shards, tmp_path):
     stream = io.StringIO()
     with follow(plan, stream) as show:
         show("step:1/2 [bold] train_time:9ms step_avg:9ms")
-    assert stream.getvalue() == "step:1/2 [bold] train_time:9ms step_avg:9ms\n"
+        show("a title: \x1b]0;x\x07")
+    assert stream.getvalue() == ("step:1/2 [bold] train_time:9ms step_avg:9ms\n"
+                                 "a title: \N{SYMBOL FOR ESCAPE}]0;x\N{SYMBOL FOR BELL}\n")
 
 
 @pytest.mark.parametrize("device, setting, paths", [
@@ -648,6 +767,14 @@ def test_segments_of_gpu_memory_grow_unless_the_user_chose(tmp_path, monkeypatch
     lines = []
     launch([sys.executable, "-c", code], tmp_path / "report", lines.append, Stop())
     assert lines == expected
+
+
+def test_checks_of_scripts_are_not_skipped(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    lines = []
+    code = "assert False, 'checked'"
+    assert launch([sys.executable, "-c", code], tmp_path / "report", lines.append, Stop()) == 1
+    assert make_plan("00", out=tmp_path / "run").notes[-1].startswith("PYTHONOPTIMIZE: the ranks")
 
 
 def test_old_names_of_collectives_are_used_in_silence(tmp_path, monkeypatch):
@@ -797,6 +924,7 @@ def test_a_whole_run_as_json(script, shards, tmp_path):
     assert sorted(file.name for file in out.iterdir()) == [
         "log.txt", "stderr_rank1.txt", "summary.json", "train_gpt.py"]
     assert (out / "train_gpt.py").read_text(encoding="utf-8") == FAKE
+    assert read_log(out / "log.txt").environment["from_outside"] is False
 
 
 # ---- the command itself ----
@@ -819,9 +947,22 @@ def test_quick_answers_import_nothing_heavy(arguments, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, status", [(["99x"], 1), (["00", "--nproc", "0"], 2), (["00", "--steps", "x"], 2)]
+    "arguments, status", [(["99x"], 1), (["00", "--nproc", "0"], 2), (["00", "--steps", "x"], 2),
+                          (["00", "--out", ""], 2), (["00", "--data="], 2)]
 )
 def test_a_refusal_is_one_line_on_stderr(arguments, status):
     process = subprocess.run([*COMMAND, *arguments], capture_output=True, encoding="utf-8")
     assert process.returncode == status and process.stdout == ""
     assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
+
+
+def test_the_settings_are_listed_with_their_meaning(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run_milestone.py", "05k", "--help-settings"])
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run_milestone.main() == 0
+    rows = {line.split()[0]: " ".join(line.split()[1:])
+            for line in capsys.readouterr().out.splitlines()}
+    plan = make_plan("05k", scale="tiny", out=Path("none"))
+    assert rows.keys() - {"--set"} == plan.script.hyperparameters.keys() - {"log_dir"}
+    assert rows["vocab_size"].startswith("50_304 257 tokens Rows of the embedding table")
+    assert rows["window_pattern"].startswith("LSSSLSSLSSSL LSLL A letter per layer")

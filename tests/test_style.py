@@ -63,7 +63,8 @@ def test_card(milestone):
 
 def test_every_card_says_how_to_run_in_the_same_lines():
     cards = [ast.get_docstring(tree_of(milestone)) for milestone in MILESTONES]
-    assert len({card[card.index("\nRun: "):] for card in cards}) == 1
+    (run,) = {card[card.index("\nRun: "):] for card in cards}
+    assert "train_gpt.py  (record size: 8 GPUs)" in run and "--scale tiny --dry-run" in run
 
 
 @every_snapshot

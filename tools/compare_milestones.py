@@ -15,14 +15,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from speedrun.base.cli import Parser, natural, not_negative, positive, run_command
+from speedrun.base.cli import Parser, folder, natural, not_negative, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.base.files import check_output, replace_file
 from speedrun.compare.collect import add_mfu, collect
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
-from speedrun.run.plan import fresh_out
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
 
@@ -35,7 +34,7 @@ def main() -> int:
             check_output(f"--{name}", path, ".png" if name == "png" else "")
     comparison, stopped = collect(
         args.targets, range(args.seed, args.seed + args.repeat),
-        args.out or fresh_out("compare"), sys.stdout,
+        args.out or "compare", sys.stdout,
         target=args.target, settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
         nproc=args.nproc,
         command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),
@@ -79,8 +78,9 @@ def parse_args() -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="a hyperparameter of all scripts; may be repeated")
     add("--nproc", type=positive, metavar="N", help="ranks (default: one per GPU, 1 without)")
-    add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
-    add("--out", type=Path, metavar="DIR", help="folder of the runs (default: runs/compare-<time>)")
+    add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--out", type=folder, metavar="DIR",
+        help="folder of the runs (default: runs/compare-<time>)")
     add("--target", type=not_negative, metavar="LOSS",
         help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.base.files import replace_file
-from speedrun.base.text import printable
+from speedrun.base.text import visible
 
 ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
 
@@ -45,7 +45,7 @@ def main() -> int:
     if args.html:
         page = make_page(old, new, comparison, runs)
         replace_file(args.html, page.encode())
-        print("wrote", printable(str(args.html)))
+        print("wrote", visible(str(args.html)))
     return 1 if runs and any(entry.failures for entry in runs.entries) else 0
 
 
@@ -55,10 +55,8 @@ def train_in_turn(args: argparse.Namespace):
     Raises UserError for what cannot run, before anything runs, and Stopped for a signal.
     """
     from speedrun.compare.collect import collect
-    from speedrun.run.plan import fresh_out
 
-    out = fresh_out("diff")
-    runs, stopped = collect((args.a, args.b), range(ROUNDS), out, sys.stderr, scale=args.scale,
+    runs, stopped = collect((args.a, args.b), range(ROUNDS), "diff", sys.stderr, scale=args.scale,
                             nproc=args.nproc, steps=args.steps or STEPS)
     if stopped:
         raise stopped

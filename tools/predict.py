@@ -12,7 +12,7 @@ The script's own main() runs on tensors without data, operator by operator or co
 import argparse
 
 from speedrun.base.cli import Parser, positive, run_command
-from speedrun.base.text import printable
+from speedrun.base.text import visible
 from speedrun.predict.cards import CARDS
 
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     found = predict(script, card, args.nproc, settings, args.compiled)
     largest = largest_micro_batch(script, card, args.nproc, settings, args.compiled)
     show = to_json if args.json else to_text
-    print(show(printable(script.name), card, args.nproc, found, largest))
+    print(show(visible(script.name), card, args.nproc, found, largest))
     return 0
 
 

@@ -8,35 +8,48 @@
 """
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
 
-from speedrun.base.cli import Parser, natural, positive, run_command
-from speedrun.base.text import short
+from speedrun.base.cli import Parser, folder, natural, positive, run_command
+from speedrun.base.errors import UserError
+from speedrun.base.text import short, visible
 from speedrun.run.execute import run
 from speedrun.run.fit_batch import fit_micro_batch
 from speedrun.run.plan import AUTO, Nodes, make_plan
+from speedrun.run.settings import print_settings
 from speedrun.run.summary import print_summary, to_json
+from speedrun.scripts.find import find_script
 
 
 def main() -> int:
     """Parses, runs, prints; returns the exit code."""
     args = parse_args()
+    if args.help_settings:
+        print_settings(find_script(args.target), sys.stdout)
+        return 0
     stream = sys.stderr if args.json or args.dry_run else sys.stdout
     plan = make_plan(
         args.target, scale=args.scale, data=args.data, steps=args.steps,
         device_batch=args.device_batch, settings=args.set, nproc=args.nproc,
         nodes=Nodes(args.nnodes, args.node_rank, args.rdzv_endpoint), out=args.out,
-        save_checkpoint=args.save_checkpoint,
+        save_checkpoint=args.save_checkpoint, for_elsewhere=args.dry_run,
     )
-    print(*plan.notes, sep="\n", file=stream, flush=True)
+    print(*map(visible, plan.notes), sep="\n", file=stream, flush=True)
     plan = fit_micro_batch(plan, stream, search=not args.dry_run, use_cache=not args.no_cache)
     if args.dry_run:
-        print(shlex.join(plan.command))
+        command = shlex.join(plan.command)
+        print(visible(command) if sys.stdout.isatty() else command)
         return 0
 
-    summary = run(plan, stream)
+    try:
+        summary = run(plan, stream)
+    except UserError as error:
+        if args.json:
+            print(json.dumps({"error": str(error)}))
+        raise
     if summary is None:
         print("done; the log and the summary are on node 0, with rank 0", file=stream)
         return 0
@@ -44,9 +57,10 @@ def main() -> int:
         print(to_json(summary))
     else:
         print_summary(summary, stream)
-    for file in sorted(plan.out.glob("stderr_rank*.txt")):
-        print(f"stderr: {short(file)}", file=stream)
-    print(short(plan.out / "log.txt"), file=stream)
+    log = Path(summary.log)
+    for file in sorted(log.parent.glob("stderr_rank*.txt")):
+        print("stderr:", visible(short(file)), file=stream)
+    print(visible(short(log)), file=stream)
     return 0
 
 
@@ -58,14 +72,15 @@ def parse_args() -> argparse.Namespace:
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
     add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
-    add("--data", type=Path, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
     add("--device-batch", type=positive_or_auto, metavar="N|auto",
         help="sequences per forward pass on a device (the batch of a step stays the same); auto: "
         "the most that fit a GPU's memory, found by short trials and remembered")
     add("--no-cache", action="store_true", help="let --device-batch auto search again")
     add("--set", action="append", default=[], metavar="NAME=VALUE",
-        help="any hyperparameter of the script; may be repeated; has the last word")
-    add("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/<slug>-<time>)")
+        help="any hyperparameter of the script (see --help-settings); may be repeated; has the last"
+        " word")
+    add("--out", type=folder, metavar="DIR", help="folder of the run (default: runs/<slug>-<time>)")
     add("--save-checkpoint", action="store_true", help="keep the weights: checkpoint.pt")
     add("--nproc", type=positive, metavar="N",
         help="ranks on this machine (default: one per visible GPU, 1 without)")
@@ -74,6 +89,8 @@ def parse_args() -> argparse.Namespace:
     add("--rdzv-endpoint", metavar="HOST:PORT", help="where machine 0 is met")
     add("--dry-run", action="store_true", help="print the command and run nothing, "
         "not even trials: --device-batch auto answers only if it remembers")
+    add("--help-settings", action="store_true", help="list the hyperparameters that --set takes:"
+        " default, tiny value, unit, meaning")
     add("--json", action="store_true", help="print the summary as JSON, all else on stderr")
     return parser.parse_args()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from speedrun.base.cli import Parser, natural, not_negative, positive, run_command
 from speedrun.base.errors import UserError
-from speedrun.base.text import printable, short, visible
+from speedrun.base.text import short, visible
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def read_prompt(text: str | None, file: Path | None) -> bytes:
 
 def note(line: str) -> None:
     """Tells what is not part of the text."""
-    print(printable(line), file=sys.stderr, flush=True)
+    print(visible(line), file=sys.stderr, flush=True)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -11,14 +11,12 @@ than the values of the tiny scale in history/.
 import argparse
 import math
 import sys
-from pathlib import Path
 
-from speedrun.base.cli import Parser, natural, positive, run_command
+from speedrun.base.cli import Parser, folder, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import collect
 from speedrun.compare.table import print_comparison
 from speedrun.history.glossary import load_glossary
-from speedrun.run.plan import fresh_out
 from speedrun.scripts.find import find_script
 
 
@@ -33,14 +31,14 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="a hyperparameter of all runs; may be repeated")
     parser.add_argument("--seed", type=natural, default=0, metavar="N")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs")
+    parser.add_argument("--out", type=folder, metavar="DIR", help="folder of the runs")
     args = parser.parse_args()
 
     changes = [f"{args.target}:{name}={rate * factor:.4g}"
                for name, rate in learning_rates(args.target, args.only).items()
                for factor in args.factors]
     comparison, stopped = collect(
-        [args.target, *changes], [args.seed], args.out or fresh_out("sweep"), sys.stdout,
+        [args.target, *changes], [args.seed], args.out or "sweep", sys.stdout,
         scale="tiny", steps=args.steps, settings=args.set,
     )
     print_comparison(comparison, sys.stdout)

@@ -9,8 +9,8 @@ Changed: after the warm-up the rate stays at its peak until the last sixth of th
          a straight line to zero, instead of falling to 1/11 from the start
 Record:  part of #2 by @kellerjordan0, 2024-06-06
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -11,8 +11,8 @@ Changed: Muon for the blocks' matrices, with queries, keys and values separate a
 Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in 22.3
          minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

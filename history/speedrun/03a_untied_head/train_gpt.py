@@ -11,8 +11,8 @@ Changed: head and embedding have separate matrices, so each has the start and th
 Record:  #8 by @Grad62304977 and @kellerjordan0, 2024-11-03: val loss 3.2762 after 2.40B tokens in
          10.8 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

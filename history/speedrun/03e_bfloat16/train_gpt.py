@@ -10,8 +10,8 @@ Changed: the embedding is stored in bfloat16, so all activations are bfloat16; e
 Record:  #10 by @kellerjordan0, 2024-11-08: val loss 3.2781 after 1.70B tokens in 7.8 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -10,8 +10,8 @@ Changed: Muon gathers the updates of one size of matrix while it computes those 
 Record:  part of #15 by @leloykun and @YouJiacheng, 2024-12-08: val loss 3.2785 after 0.78B tokens
          in 3.95 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -9,8 +9,8 @@ Changed: after the backward pass one all-reduce per parameter averages its gradi
          no buckets and no hooks, so the compiled graph stays whole
 Record:  part of #19 by @YouJiacheng, 2025-01-13
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

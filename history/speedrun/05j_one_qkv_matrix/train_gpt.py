@@ -10,8 +10,8 @@ Changed: queries, keys and values are stored as one (3, C, C) parameter and come
 Record:  part of #20 by @leloykun, @fernbear.bsky.social, @YouJiacheng, @brendanh0gan, @scottjmaddox
          and @Grad62304977, 2025-01-16
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -9,8 +9,8 @@ Changed: smaller batches, and more of them; validation on sequences four times a
          scales for weights and gradients; no search for faster kernels, as the new rules require
 Record:  #21 by @leloykun, 2025-01-26: val loss 3.2808 after 0.70B tokens in 2.93 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -11,8 +11,8 @@ Changed: a row starts at the first document after the previous row, and whatever
 Record:  #25 by @kellerjordan0 and #26 by @classiclarryd, 2025-07-13: val loss 3.2771 after 0.69B
          tokens in 2.86 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

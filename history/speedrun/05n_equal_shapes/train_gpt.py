@@ -9,8 +9,8 @@ Changed: queries, keys, values and output are stored as one parameter; the MLP's
          stored transposed, so no matrix is tall and Muon's rate is the same for all
 Record:  part of #27 by @byronxu99, 2025-07-18
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -9,8 +9,8 @@ Changed: the first layer's MLP is removed, so a step is cheaper; a few more step
 Record:  #30 by @EmelyanenkoK, 2025-09-05: val loss 3.2806 after 0.67B tokens in 2.72 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

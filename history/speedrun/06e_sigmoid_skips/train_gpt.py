@@ -9,8 +9,8 @@ Changed: a skip's weight is a sigmoid that starts at 0.18, instead of a free num
          1; Adam's eps is 100 times larger
 Record:  #32 by @bernard24, 2025-09-11: val loss 3.2767 after 0.66B tokens in 2.63 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -9,8 +9,8 @@ Changed: for embeddings, head and scalars, a rank receives only its own rows' gr
          those rows and sends them out; Adam's state is sharded too
 Record:  part of #32 by @bernard24, 2025-09-11; in #24 by @vagrawal already
 Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py        (eight GPUs)
-         python tools/run_milestone.py ID     (any machine, ID as above; --dry-run lists options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
 
 import argparse

@@ -6,16 +6,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from speedrun.base.errors import UserError
+from speedrun.base.text import visible
+from speedrun.base.venv import enter_venv, install_command
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a wrong command line with one line."""
 
     def error(self, message):
-        self.exit(2, f"error: {message}; see --help\n")
+        self.exit(2, f"error: {visible(message)}; see --help\n")
 
 
 def positive(text: str) -> int:
@@ -39,13 +42,23 @@ def not_negative(text: str) -> float:
     return number
 
 
+def folder(text: str) -> Path:
+    """The path of a folder, for argparse; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the folder's name is empty")
+    return Path(text)
+
+
 def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     """Ends the process with the exit code of `main`; an error of the user's becomes one line.
 
-    Those are UserError (with its own exit code), OSError, a package that is not
-    installed, and `errors`. A reader that has gone, as in `... | head`, ends it silently.
+    Those are UserError (with its own exit code), OSError, a package that is not installed, and
+    `errors`. A reader that has gone, as in `... | head`, ends it silently. A Python that lacks a
+    requirement gives way to the repository's .venv, if there is one.
     """
     status, message = 1, None
+    _open_closed_streams()
+    enter_venv()
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     try:
         status = main()
@@ -54,13 +67,22 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     except KeyboardInterrupt:
         status, message = 130, "interrupted"
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed here: pip install -r requirements.txt"
+        message = f"{error.name} is not installed here: {install_command()}"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing but the exit is left to interrupt
     if message is not None:
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {visible(str(message))}", file=sys.stderr)
     sys.exit(status)
+
+
+def _open_closed_streams():
+    """Opens the null device as stdin, stdout and stderr where they are closed (`>&-`): the next
+    file to be opened would take their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, open(number, "w" if number else "r"))
 
 
 def _at_least(least, text):

@@ -5,20 +5,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 UNKNOWN = "—"  # not recorded, or not a single figure
-# Characters that could steer a terminal, as pictures of themselves; a tab is none of them.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_PICTURES |= dict.fromkeys(range(0x7F, 0xA0), "\N{REPLACEMENT CHARACTER}")
 
 
 def visible(text: str) -> str:
-    """The text with each control character as one picture of it, so that columns stay."""
-    return text.translate(_PICTURES)
+    """The text with each character that could steer a terminal or has no glyph as a picture of it,
+    one for one, so that columns stay; line ends and tabs stay."""
+    def picture(c):
+        return chr(0x2400 + ord(c)) if ord(c) < 32 else "\N{REPLACEMENT CHARACTER}"
 
-
-def printable(text: str) -> str:
-    """The text with every character that could steer a terminal, or has no glyph, as its escape
-    sequence in Python; line ends and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else picture(c) for c in text)
 
 
 def short(path: Path) -> str:

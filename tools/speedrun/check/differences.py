@@ -195,6 +195,9 @@ def _spread(wanted, seen, counts):
 
 
 def _log(wanted, seen, _):
+    """Lines of a log; further lines that begin with another word do no harm."""
+    kinds = {_json(line)[0] for line in wanted}
+    seen = [line for line in seen if _json(line)[0] in kinds]
     for a, b in zip_longest(wanted, seen):
         if a is None or b is None:
             return tuple("no more lines" if line is None else f"the line `{_cut(line)}`"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
-from speedrun.base.text import printable
+from speedrun.base.text import visible
 from speedrun.check.outcome import Outcome
 from speedrun.history.manifest import Milestone, slug_in
 
@@ -88,7 +88,7 @@ class Progress:
             try:
                 replace_file(self.file, f"{text}\n".encode())
             except UserError as error:
-                print(f"note: progress was not kept: {printable(str(error))}", file=sys.stderr)
+                print(f"note: progress was not kept: {visible(str(error))}", file=sys.stderr)
 
 
 def hash_of(script: Path) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from speedrun.base.text import printable
+from speedrun.base.text import visible
 from speedrun.check.outcome import Outcome
 
 NARROWEST, WIDEST, PIPE = 30, 100, 100  # columns of text
@@ -25,12 +25,12 @@ class Screen:
 
     def line(self, text: str, style: str = "") -> None:
         """One line, however long, folded at the width."""
-        for part in _fold(printable(text), self.width, subsequent_indent="  ") or [""]:
+        for part in _fold(visible(text), self.width, subsequent_indent="  ") or [""]:
             self.console.print(Text(part, style=style))
 
     def command(self, text: str) -> None:
         """A command line, in one piece, so that it can be copied."""
-        self.console.print(Text(f"    {printable(text)}"))
+        self.console.print(Text(f"    {visible(text)}"))
 
     def text(self, text: str) -> None:
         """Several lines, each folded for itself; those that begin with a number are steps."""
@@ -42,12 +42,12 @@ class Screen:
     def outcome(self, outcome: Outcome) -> None:
         """One line if it passed, else what was expected, what came and what is proved of it."""
         if outcome.passed:
-            self.console.print(Text.assemble(("  pass  ", "green"), printable(outcome.name)))
+            self.console.print(Text.assemble(("  pass  ", "green"), visible(outcome.name)))
             return
-        name = printable(outcome.name)
+        name = visible(outcome.name)
         self.console.print(Text.assemble(("  FAIL  ", "bold red"), (name, "bold")))
         for label, value in (("expected ", outcome.expected), ("got      ", outcome.got),
                              ("", outcome.meaning)):
-            text, hanging = label + printable(value), " " * len(label)
+            text, hanging = label + visible(value), " " * len(label)
             for part in _fold(text, self.width - 8, subsequent_indent=hanging) if value else []:
                 self.console.print(Text(f"        {part}"))

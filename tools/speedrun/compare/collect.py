@@ -5,12 +5,12 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.errors import Stopped, UserError
-from speedrun.base.text import printable, short
+from speedrun.base.text import short, visible
 from speedrun.compare.results import Comparison, Entry, choose_target, run_from_log
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import load_manifest
@@ -18,7 +18,7 @@ from speedrun.run.data import fingerprint
 from speedrun.run.execute import run
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import RULE, SCRIPT, read_log
-from speedrun.run.plan import make_plan
+from speedrun.run.plan import fresh_out, make_fresh_out, make_plan
 from speedrun.run.summary import corpus_of, milestone_of
 from speedrun.scripts.find import code_hash, find_script
 
@@ -55,7 +55,7 @@ def parse_target(text: str) -> Target:
 
 
 def collect(
-    texts: Sequence[str], seeds: Sequence[int], out: Path, stream: TextIO, *,
+    texts: Sequence[str], seeds: Sequence[int], out: Path | str, stream: TextIO, *,
     target: float | None = None, settings: Sequence[str] = (), command: str = "", **options,
 ) -> tuple[Comparison, Stopped | None]:
     """Reads the logs among the targets called `texts`, then trains the scripts, once per seed.
@@ -63,12 +63,14 @@ def collect(
     Scripts take turns, A B A B, so that a slow hour harms all alike. A run that fails becomes a
     failure of its entry; a signal ends all of them: it is returned beside what had finished.
 
-    out: the folder that will hold the runs; stream: gets a line per run; target: the loss to reach,
-    nats per token (None: see choose_target); settings: "name=value" for all scripts; options: those
-    of make_plan. Raises UserError or ManifestError, in one line, before anything runs.
+    out: the folder that will hold the runs, or a name for a fresh one below runs/; stream: gets a
+    line per run; target: the loss to reach, nats per token (None: see choose_target); settings:
+    "name=value" for all scripts; options: those of make_plan. Raises UserError or ManifestError, in
+    one line, before anything runs.
     """
     targets = [parse_target(text) for text in texts]
     entries, plans = _read_logs(targets), {}
+    folder = fresh_out(out) if isinstance(out, str) else out
     for seed in seeds:
         for number, one in enumerate(targets):
             if not one.log:
@@ -76,7 +78,10 @@ def collect(
                 name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", name)
                 plans[number, seed] = make_plan(
                     one.script, settings=[*settings, *one.settings, f"seed={seed}"],
-                    out=out / f"{number}-{name}-seed{seed}", **options)
+                    out=folder / f"{number}-{name}-seed{seed}", **options)
+    if isinstance(out, str) and plans:
+        folder = make_fresh_out(out)
+        plans = {key: replace(plan, out=folder / plan.out.name) for key, plan in plans.items()}
     for (number, _), plan in plans.items():
         entries.setdefault(number, _entry_of_plan(plan, targets[number]))
     stopped = _train(plans, entries, stream)
@@ -96,15 +101,15 @@ def _train(plans, entries, stream):
     """Makes the runs, {(target's number, seed): Plan}, and returns what stopped that early."""
     for turn, ((number, seed), plan) in enumerate(plans.items(), start=1):
         entry, log = entries[number], plan.out / "log.txt"
-        head = printable(f"[{turn}/{len(plans)}] {entry.label}, seed {seed}:")
-        print(head, printable(short(plan.out)), file=stream, flush=True)
+        head = visible(f"[{turn}/{len(plans)}] {entry.label}, seed {seed}:")
+        print(head, visible(short(plan.out)), file=stream, flush=True)
         try:
             run(plan, sys.stderr if sys.stderr.isatty() else io.StringIO())
         except Stopped as error:
             return error
         except UserError as error:
             entry.failures.append(f"seed {seed}: {error}")
-            print(head, "failed:", printable(str(error)), file=stream, flush=True)
+            print(head, "failed:", visible(str(error)), file=stream, flush=True)
         else:
             _add_run(entry, log, read_log(log))
             loss = entry.final_losses[-1:]

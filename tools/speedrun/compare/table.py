@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, fields
 from typing import TextIO
 
-from speedrun.base.text import UNKNOWN, markdown, printable
+from speedrun.base.text import UNKNOWN, markdown, visible
 from speedrun.compare.results import Comparison, Score, scores
 
 LEFT = ""  # the heading of the labels
@@ -24,7 +24,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
         return [UNKNOWN if value is None else write(value) for value in values]
 
     made = {
-        LEFT: [printable(row.label) for row in table],
+        LEFT: [visible(row.label) for row in table],
         "runs": [f"{row.runs}" + f", {row.failed} failed" * bool(row.failed) for row in table],
         "steps": cells("steps", "{:,}".format),
         "tokens": cells("tokens", _count),
@@ -114,7 +114,7 @@ def print_comparison(comparison: Comparison, stream: TextIO) -> None:
                 grid.add_row(head, cell)
             console.print(grid, "")
     for line in notes(comparison):
-        print(printable(line), file=stream)
+        print(visible(line), file=stream)
 
 
 def _count(tokens):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from speedrun.base.text import printable
+from speedrun.base.text import visible
 from speedrun.diff.align import FOLDED, INDENTED, Row, counts
 from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side
@@ -39,7 +39,7 @@ def summary_line(old: Side, new: Side, comparison: Difference) -> str:
     if not changes:
         return "no difference"
     if comparison.refused:
-        return f"compared line by line: {printable(comparison.refused)}"
+        return f"compared line by line: {visible(comparison.refused)}"
     added = sum(change.old is None for change in changes)
     removed = sum(change.new is None for change in changes)
     parts = {"changed": len(changes) - added - removed, "added": added, "removed": removed,

@@ -5,8 +5,8 @@ import operator
 from textwrap import shorten
 from types import ModuleType
 
+from speedrun.base.venv import install_command
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, MilestoneFinding
-from speedrun.doctor.software import INSTALL
 from speedrun.doctor.storage import count_shards, fetch
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.run.data import shards_read
@@ -43,9 +43,9 @@ def milestone_check(
         hyperparameters = vars(module.Hyperparameters())
     except Exception as error:  # whatever an import comes upon
         fault = f"{type(error).__name__}: {error}"
-        return line(FIX, shorten(fault, 200, placeholder=" …"), INSTALL)
+        return line(FIX, shorten(fault, 200, placeholder=" …"), install_command())
     if missing := missing_names(ast.parse(source), module):
-        return line(FIX, f"torch {torch.__version__} lacks {', '.join(missing)}", INSTALL)
+        return line(FIX, f"torch {torch.__version__} lacks {', '.join(missing)}", install_command())
 
     facts["switches"] = {name: hyperparameters[name] for name in switches(source)}
     text = paths_taken(source, hyperparameters, torch.cuda.is_available())

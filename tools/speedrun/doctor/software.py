@@ -4,18 +4,15 @@ import importlib.metadata
 import os
 import re
 import shutil
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
 
+from speedrun.base.venv import install_command
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding
 from speedrun.history.manifest import REPOSITORY
 
 REQUIREMENTS = REPOSITORY / "requirements.txt"
-VENV = REPOSITORY / ".venv"
-INSTALL = "pip install -r requirements.txt"
 NEEDED = {"numpy", "rich"}  # imported by the snapshots and by run_milestone.py, besides torch
 COMPILERS = {"C": ("CC", "gcc", "clang", "cc", "cl"), "C++": ("CXX", "g++", "clang++", "c++", "cl")}
 
@@ -34,9 +31,7 @@ def reinstall() -> str:
 def find_torch() -> tuple[ModuleType | None, Finding]:
     """The module torch, None if it cannot be imported, and its line; takes seconds."""
     if find_spec("torch") is None:
-        in_venv = (VENV / ".installed").exists() and Path(sys.prefix).resolve() != VENV.resolve()
-        do = ". .venv/bin/activate (it is installed there)" if in_venv else INSTALL
-        return None, Finding("torch", FIX, "not installed", do)
+        return None, Finding("torch", FIX, "not installed", install_command())
     try:
         import torch
         import torch.distributed
@@ -66,7 +61,7 @@ def package_check() -> Finding:
         return Finding("packages", OK, f"{len(wanted)} more as pinned")
     parts = [f"not installed: {', '.join(missing)}"] if missing else []
     return Finding("packages", FIX if NEEDED & set(missing) else NOTE, "; ".join(parts + other),
-                   INSTALL)
+                   install_command())
 
 
 def compiler_check(on_gpus: bool) -> Finding:

@@ -20,7 +20,6 @@ from speedrun.figures.tables import cell
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import Manifest
 from speedrun.history.schema import Curve, build
-from speedrun.run.plan import fresh_out
 from speedrun.scripts.find import code_hash, find_script
 
 SEEDS = 3
@@ -134,7 +133,7 @@ def run_stale(path: Path, manifest: Manifest, stream: TextIO) -> None:
 def _run(milestone, seeds, manifest, stream):
     """Runs a milestone once per seed and returns the lines of the runs."""
     made, stopped = collect(
-        [milestone.slug], seeds, fresh_out(f"tiny-{milestone.slug}"), stream,
+        [milestone.slug], seeds, f"tiny-{milestone.slug}", stream,
         scale="tiny", settings=[f"{name}={value}" for name, value in MAY_DIFFER.items()])
     (entry,) = made.entries
     if stopped:

@@ -78,6 +78,16 @@ def _constant(node):
     if node is None or not all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
         return None
     try:
+        if any(map(_may_be_endless, ast.walk(node))):
+            return None
         return eval(compile(ast.Expression(node), "", "eval"))
     except (ArithmeticError, TypeError):  # 1 / 0, "a" + 1
         return None
+
+
+def _may_be_endless(node):
+    """Whether this is a power other than one of two numbers with an exponent below 1,000."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow | ast.LShift):
+        return False
+    numbers = [getattr(side, "operand", side) for side in (node.left, node.right)]  # without signs
+    return not all(isinstance(n, ast.Constant) for n in numbers) or numbers[1].value >= 1000

@@ -49,6 +49,7 @@ class Hyperparameter:
     below: str = ""
     at_most: str = ""
     letters: str = ""
+    alphabet: str = ""
     fp8_multiple: int | None = None
 
     @property
@@ -87,6 +88,8 @@ def _glossary(content, name):
             for other in (entry.divides, entry.below, entry.at_most, entry.letters):
                 if other and other not in entries:
                     raise ValueError(f'{key}: there is no hyperparameter "{other}"')
+            if (entry.kind == "pattern") != bool(entry.alphabet):
+                raise ValueError(f'{key}: "alphabet" goes with kind "pattern", and only with it')
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
     return Glossary(entries)

@@ -1,14 +1,17 @@
 """The folders of token shards that runs read, and the commands that fill them."""
 
+import glob
+import hashlib
 import os
+import re
 import shlex
+import stat
 import struct
 import subprocess
 import sys
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import read_json
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.failure import last_words
@@ -24,8 +27,13 @@ TOKEN_BYTES = 2
 
 def patterns(folder: Path) -> dict[str, str]:
     """The hyperparameters train_files and val_files for the shards of a folder."""
-    return {f"{split}_files": str(Path(short(folder)) / f"*_{split}_*.bin")
-            for split in ("train", "val")}
+    escaped = Path(glob.escape(short(folder)))  # a script looks for shards by the pattern
+    return {f"{split}_files": str(escaped / f"*_{split}_*.bin") for split in ("train", "val")}
+
+
+def folder_of(pattern: str) -> Path:
+    """The folder whose shards a pattern names."""
+    return Path(re.sub(r"\[([*?[])\]", r"\1", str(Path(pattern).parent)))
 
 
 def has_shards(folder: Path) -> bool:
@@ -45,17 +53,21 @@ def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
 def shard_length(file: str | Path) -> int:
     """How many tokens a shard holds. Raises UserError for a file that is none or not whole, and
     OSError for one that cannot be read."""
+    again = "make or fetch it again"
+    if Path(file).absolute().parent == BUILTIN:
+        again = f"make it again: {fetch_command(BUILTIN)}"
+    if not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would wait for its writer
+        raise UserError(f"{file} is no regular file, so it is no token shard; remove it")
     with open(file, "rb") as shard:
         header = shard.read(HEADER_BYTES)
         size = os.fstat(shard.fileno()).st_size
     known = struct.pack("<2i", MAGIC, VERSION)
     if len(header) < HEADER_BYTES or not header.startswith(known):
-        raise UserError(f"{file} is no token shard (magic {MAGIC}, version {VERSION}); make or "
-                        "fetch it again")
+        raise UserError(f"{file} is no token shard (magic {MAGIC}, version {VERSION}); {again}")
     (length,) = struct.unpack_from("<i", header, len(known))
     if size != HEADER_BYTES + TOKEN_BYTES * length:
         raise UserError(f"{file} has {size} bytes, not {HEADER_BYTES} + {TOKEN_BYTES} * {length}"
-                       " tokens; make or fetch it again")
+                       f" tokens; {again}")
     return length
 
 
@@ -63,7 +75,7 @@ def holds_bytes(folder: Path) -> bool:
     """Whether the shards look byte-level: a validation shard, if there is one, begins with no token
     beyond 256."""
     first = min(folder.glob("*_val_*.bin"), default=None)
-    if first is None:
+    if first is None or not first.is_file():
         return True
     with open(first, "rb") as file:
         file.seek(HEADER_BYTES)
@@ -72,8 +84,18 @@ def holds_bytes(folder: Path) -> bool:
 
 
 def fingerprint(folder: Path) -> str | None:
-    """The fingerprint of the embedded corpus in the folder; None for other shards."""
-    return (read_json(folder / "corpus.json") or {}).get("fingerprint")
+    """The fingerprint of the embedded corpus in the folder; None for other shards.
+
+    It covers every byte of the shards as they are now: 16 hex digits of their SHA-256, validation
+    first, as data/builtin_corpus.py computes it. Raises OSError if a shard cannot be read.
+    """
+    if not (folder / "corpus.json").exists():
+        return None
+    content = hashlib.sha256()
+    for split in ("val", "train"):
+        for shard in sorted(folder.glob(f"*_{split}_*.bin")):
+            content.update(shard.read_bytes())
+    return content.hexdigest()[:16]
 
 
 def make_builtin() -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
 from signal import SIGINT
 from typing import TextIO
@@ -13,11 +14,11 @@ from speedrun.base.text import short
 from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.run.failure import Failure, explain, rank_stderr
 from speedrun.run.log import SCRIPT, read_log
-from speedrun.run.plan import Plan
+from speedrun.run.plan import Plan, check_out, make_fresh_out
 from speedrun.run.preflight import check_shards
-from speedrun.run.progress import follow
+from speedrun.run.progress import NotFinite, follow
 from speedrun.run.summary import Summary, summarize, to_json
-from speedrun.run.torchrun import launch, stop_signals
+from speedrun.run.torchrun import announce_nodes, launch, stop_signals
 
 PROBE_BYTES = 2**16  # to find out whether a disk is full
 
@@ -25,30 +26,32 @@ PROBE_BYTES = 2**16  # to find out whether a disk is full
 def run(plan: Plan, stream: TextIO) -> Summary | None:
     """Runs the plan and shows it on a text stream.
 
-    The folder plan.out then holds log.txt, train_gpt.py, summary.json and, of each rank that wrote
-    to stderr, stderr_rank<N>.txt. Returns the summary; None on a node other than 0, where there is
-    no log. Raises UserError if the run cannot start or fails, Stopped if a signal to this process
-    ends it; a log is kept if it has steps, or if the error alone does not explain the end.
+    The folder of the run, plan.out or the next free name if nobody asked for that one, then holds
+    log.txt, train_gpt.py, summary.json and, of each rank that wrote to stderr,
+    stderr_rank<N>.txt. Returns the summary; None on a node other than 0, where there is no log.
+    Raises UserError if the run cannot start or fails, Stopped if a signal to this process ends it;
+    a log is kept if it has steps, or if the error alone does not explain the end.
     """
-    out_is_new = not plan.out.exists()
+    announce_nodes(plan.nodes, stream)
+    plan, out_is_new = _make_out(plan)
     log = plan.out / "log.txt"
     try:
         failure = execute(plan, stream)
-    except BaseException:
-        if not log.exists():
-            _discard(plan, out_is_new)
-        raise
-    if failure is None:
-        return _sum_up(plan)
-    kept, stderr = [], plan.out / f"stderr_rank{failure.rank}.txt"
-    if (failure.spoken or failure.stopped) and not _has_steps(log):
-        _discard(plan, out_is_new)  # the failure says all that there is to know
-    elif log.exists():
-        kept.append(f"the log so far: {short(log)}")
-    if stderr.exists() and not failure.spoken:
-        kept.append(f"stderr: {short(stderr)}")
-    error = Stopped if failure.stopped else UserError
-    raise error("\n".join(filter(None, [failure.text, "; ".join(kept)])), failure.exit_code)
+        if failure is None:
+            return _sum_up(plan)
+        kept, stderr = [], plan.out / f"stderr_rank{failure.rank}.txt"
+        unexplained = not (failure.spoken or failure.stopped) and (log.exists() or stderr.exists())
+        if not (unexplained or _has_steps(log)):
+            _discard(plan)  # the failure says all that there is to know
+        elif log.exists():
+            kept.append(f"the log so far: {short(log)}")
+        if stderr.exists() and not failure.spoken:
+            kept.append(f"stderr: {short(stderr)}")
+        error = Stopped if failure.stopped else UserError
+        raise error("\n".join(filter(None, [failure.text, "; ".join(kept)])), failure.exit_code)
+    finally:
+        if out_is_new and plan.out.exists() and not any(plan.out.iterdir()):
+            plan.out.rmdir()
 
 
 def execute(plan: Plan, stream: TextIO) -> Failure | None:
@@ -60,31 +63,61 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
         make_builtin()
     check_shards(plan.hyperparameters, tokens=True)
     report = plan.ranks_dir / "launcher.txt"
-    with stop_signals() as stop:
+    with stop_signals() as stop, _claimed(plan):
         try:
-            _prepare(plan)
             with follow(plan, stream) as show:
                 exit_code = launch(plan.command, report, show, stop)
-            if stop.signum:
-                word = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
-                return Failure(word, 128 + stop.signum, stopped=True)
-            if exit_code:
-                text = report.read_text(encoding="utf-8", errors="replace")
-                failure = explain(text, rank_stderr(plan.ranks_dir), exit_code)
-                return _blame_disk(plan.out, failure)
-            return None
-        finally:
-            _tidy(plan)
+        except NotFinite as error:
+            return Failure(str(error), 1, spoken=True)
+        if stop.signum:
+            word = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
+            return Failure(word, 128 + stop.signum, stopped=True)
+        if exit_code:
+            text = report.read_text(encoding="utf-8", errors="replace")
+            failure = explain(text, rank_stderr(plan.ranks_dir), exit_code)
+            return _blame_disk(plan.out, failure)
+        return None
 
 
-def _prepare(plan):
-    """Makes the run's folder and copies the script."""
+def _make_out(plan):
+    """Makes the run's folder; returns the plan with the folder's name, and whether it is new."""
+    out_is_new = plan.out_is_free or not plan.out.exists()
     try:
-        plan.ranks_dir.mkdir(parents=True)
-        if plan.nodes.rank == 0:
-            shutil.copyfile(plan.script.path, plan.out / SCRIPT)
+        if plan.out_is_free:
+            return replace(plan, out=make_fresh_out(plan.script.name)), out_is_new
+        plan.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write in {short(plan.out)}: {error.strerror}") from None
+        raise _unwritable(plan.out, error) from None
+    return plan, out_is_new
+
+
+@contextmanager
+def _claimed(plan):
+    """Inside the block, the run's folder is this run's only and holds a copy of the script; a
+    refusal leaves the folder as it is, and an error that no log explains leaves nothing."""
+    check_out(plan.out, plan.nodes)  # another run may have begun since the plan was made
+    try:
+        plan.ranks_dir.mkdir(parents=True)  # of several runs at once, one can
+    except OSError as error:
+        check_out(plan.out, plan.nodes)
+        raise _unwritable(plan.out, error) from None
+    try:
+        if plan.nodes.rank == 0:
+            try:
+                shutil.copyfile(plan.script.path, plan.out / SCRIPT)
+            except OSError as error:
+                raise _unwritable(plan.out, error) from None
+        yield
+    except BaseException:
+        _tidy(plan)
+        if not (plan.out / "log.txt").exists():
+            _discard(plan)
+        raise
+    _tidy(plan)
+
+
+def _unwritable(out, error):
+    return UserError(f"cannot write in {short(out)}: {error.strerror}")
 
 
 def _blame_disk(out, failure):
@@ -123,15 +156,13 @@ def _has_steps(log):
         return False
 
 
-def _discard(plan, out_is_new):
+def _discard(plan):
     """Undoes a run that logged no step, so that the folder can be used again; other nodes' files
     stay."""
     out, first = plan.out, plan.nodes.rank * plan.nproc
     files = [out / f"stderr_rank{rank}.txt" for rank in range(first, first + plan.nproc)]
     for file in files if plan.nodes.rank else (out / SCRIPT, out / "log.txt", *files):
         file.unlink(missing_ok=True)
-    if out_is_new and out.exists() and not any(out.iterdir()):
-        out.rmdir()
 
 
 def _sum_up(plan):

@@ -5,12 +5,15 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedrun.run.torchrun import NODES_PATIENCE_S
+
 SIGKILL = 9  # by number, as the launcher reports it: Windows has no such name
 
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 _FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a rank's traceback
 _SPOKEN = re.compile(r"(?:\S+: )?error: (.*)|AssertionError: (.*)")  # argparse names the program
+_ALONE = re.compile("waiting for clients|client socket has timed out")  # torch's, of machines
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -56,6 +59,10 @@ def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int)
         failed.append((order, int(rank), int(exit_code), words, spoken))
     if not failed:
         words = last_words(report) if launcher_exit_code >= 0 else ""  # killed: it could not say
+        if _ALONE.search(words):
+            text = (f"not all nodes met at --rdzv-endpoint within {NODES_PATIENCE_S // 60} minutes;"
+                    " start the same command on each, with its own --node-rank")
+            return Failure(text, 1, spoken=True)
         text = f"the launcher {ending(launcher_exit_code)}"
         return Failure(f"{text}: {words}" if words else text, _status(launcher_exit_code))
     _, rank, exit_code, words, spoken = min(failed)

@@ -21,20 +21,12 @@ from speedrun.run import preflight
 from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, holds_bytes, patterns
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
+from speedrun.run.torchrun import Nodes, check_nodes, launcher
 from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
 AUTO = "auto"  # the device batch that is to be found out
 OF_BYTES = ("vocabulary", "token")  # kinds that the tiny scale sets for byte-level shards
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The machines of a run: how many, which one this is, and host:port of machine 0."""
-
-    count: int = 1
-    rank: int = 0
-    endpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,8 @@ class Plan:
     options are the hyperparameters that are passed on (name -> value); data is the folder of the
     shards, or None where settings name the files; gpus are the names of the visible ones; notes are
     lines that tell what was chosen, the scale first; auto_batch tells that micro_batch_size is
-    still to become the largest that fits (speedrun.run.fit_batch).
+    still to become the largest that fits (speedrun.run.fit_batch); out_is_free tells that the run
+    may take another `out`, because nobody asked for this one.
     """
 
     script: Script
@@ -57,25 +50,21 @@ class Plan:
     out: Path
     notes: list[str]
     auto_batch: bool = False
+    out_is_free: bool = False
 
     @property
     def ranks_dir(self) -> Path:
         """Where the launcher keeps the ranks' stderr while they run (nodes may share `out`)."""
-        return self.out / ("ranks" if self.nodes.count == 1 else f"ranks_node{self.nodes.rank}")
+        return self.out / self.nodes.ranks
 
     @property
     def command(self) -> list[str]:
         """The command line that runs it on this machine's ranks: each writes stderr to a file below
         ranks_dir; stdout is shared, and only rank 0 prints there."""
-        rendezvous = ["--standalone"]
-        if self.nodes.count > 1:
-            rendezvous = [f"--nnodes={self.nodes.count}", f"--node-rank={self.nodes.rank}",
-                          f"--rdzv-endpoint={self.nodes.endpoint}"]
         options = {**self.options, "log_dir": short(self.out)}
         return [
-            sys.executable, "-m", "torch.distributed.run", *rendezvous,
-            f"--nproc-per-node={self.nproc}", "--redirects=2",
-            f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
+            sys.executable, *launcher(self.nodes), f"--nproc-per-node={self.nproc}",
+            "--redirects=2", f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
             *(f"--{name}={value}" for name, value in options.items()),
         ]
 
@@ -91,6 +80,7 @@ def make_plan(
     target: str, *, scale: str | None = None, data: Path | None = None, steps: int | None = None,
     device_batch: int | str | None = None, settings: Sequence[str] = (), nproc: int | None = None,
     nodes: Nodes | None = None, out: Path | None = None, save_checkpoint: bool = False,
+    for_elsewhere: bool = False,
 ) -> Plan:
     """The Plan for a target: a milestone's id, `train` or the path of a train_gpt.py.
 
@@ -98,25 +88,34 @@ def make_plan(
     device_batch: sequences per forward pass per rank, or AUTO for as many as fit; settings:
     "name=value" strings, which have the last word; nproc: ranks on this machine (None: one per
     visible GPU, one without); nodes: the machines, if several; out: folder for log and results
-    (None: a fresh one below runs/). Raises UserError or ManifestError, both with one line.
+    (None: a fresh one below runs/); for_elsewhere: whether the command is only printed, so that
+    GPUs and shards that this machine lacks become notes. Raises UserError or ManifestError, both
+    with one line, and ModuleNotFoundError without torch.
     """
     script = find_script(target)
     if importlib.util.find_spec("torch") is None:
-        raise UserError("torch is not installed here: pip install -r requirements.txt")
+        raise ModuleNotFoundError(name="torch")
     nodes = nodes or Nodes()
-    if nodes.rank >= nodes.count:
-        raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
-    if nodes.count > 1 and not nodes.endpoint:
-        raise UserError("--nnodes needs --rdzv-endpoint HOST:PORT, an address of node 0")
+    check_nodes(nodes)
     gpus = visible_gpus()
-    if gpus and (nproc or 0) > len(gpus):
-        raise UserError(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
-    nproc = nproc or len(gpus) or 1
     settings = dict(_name_and_value(setting, script) for setting in settings)
-    out = _check_out(out or fresh_out(script.name), nodes)
-
     scale, reason = choose_scale(scale, data, gpus)
     notes = [f"scale: {scale} ({reason})"]
+
+    def check_here(check, *arguments):
+        try:
+            return check(*arguments)
+        except preflight.NotHere as error:
+            if not for_elsewhere:
+                raise
+            notes.append(f"not on this machine: {error}")
+
+    elsewhere = for_elsewhere and scale == "record"
+    check_here(preflight.check_gpus, nproc, gpus, elsewhere)
+    nproc = nproc or len(gpus) or 1
+    out_is_free, out = out is None, out or fresh_out(script.name)
+    check_out(out, nodes)
+
     options = dict(script.tiny) if scale == "tiny" else {}
     if scale == "tiny" and script.milestone is None:
         notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
@@ -150,12 +149,16 @@ def make_plan(
     options |= settings
 
     plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes,
-                auto_batch=device_batch == AUTO and free_batch)
+                auto_batch=device_batch == AUTO and free_batch, out_is_free=out_is_free)
     values = plan.hyperparameters
-    preflight.check_values(values, script.hyperparameters, nproc * nodes.count, bool(gpus))
+    preflight.check_values(values, script.hyperparameters, nproc * nodes.count,
+                           bool(gpus) or elsewhere)
+    if os.environ.get("PYTHONOPTIMIZE"):
+        notes.append("PYTHONOPTIMIZE: the ranks run without it, as it skips a script's own checks")
     if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
         ratio = script.milestone.read_ratio if script.milestone else 1.0
-        served, needed = preflight.check_shards(values, ratio), values.get("train_steps")
+        served = check_here(preflight.check_shards, values, ratio)
+        needed = values.get("train_steps")
         if served is not None and needed is not None and served < needed:
             notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then begin"
                          " again")
@@ -197,11 +200,24 @@ def fresh_out(name: str) -> Path:
     return next(out for out in itertools.chain([first], others) if not out.exists())
 
 
-def _check_out(out, nodes):
-    for name in ("log.txt", SCRIPT, "ranks") if nodes.rank == 0 else ():
+def make_fresh_out(name: str) -> Path:
+    """Makes such a folder, for no other run; OSError where that is impossible."""
+    while True:
+        out = fresh_out(name)
+        try:
+            out.mkdir(parents=True)
+            return out
+        except FileExistsError:  # another run took the name just now
+            pass
+
+
+def check_out(out: Path, nodes: Nodes) -> None:
+    """Raises UserError if `out` holds a run already, or can hold none."""
+    for name in (nodes.ranks, *(("log.txt", SCRIPT) if nodes.rank == 0 else ())):
         if (out / name).exists():
             raise UserError(f"--out {out} holds a run already ({name}); choose another folder")
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not existing.is_dir():
+        raise UserError(f"--out {out}: {existing} is not a folder; choose another name")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"--out {out}: cannot write in {existing}")
-    return out

@@ -7,18 +7,19 @@ script has no hyperparameter for is not checked, so that any script can be launc
 import glob
 import math
 import operator
-from pathlib import Path
+import os
 
 from speedrun.base.errors import UserError
 from speedrun.history.glossary import load_glossary
 from speedrun.run.data import (
     HEADER_BYTES,
     fetch_command,
+    folder_of,
     shard_length,
     shards_read,
     steps_per_shard,
 )
-from speedrun.scripts.sizes import LONGEST_DENSE, length_names
+from speedrun.scripts.sizes import LONGEST_DENSE, length_names, micro_batches
 
 # How two hyperparameters fit together: the glossary's key, the type of the first (the other is an
 # int), the rule, and words if it is broken.
@@ -30,6 +31,19 @@ PAIRS = {
     "letters": (str, lambda pattern, layers: len(pattern) == layers,
                 "{a}={one} does not have a letter for each of {b}={other}; change one of them"),
 }
+MOST_RANKS = 64  # of those that a message names as fitting
+
+
+class NotHere(UserError):
+    """This machine lacks what another may have."""
+
+
+def check_gpus(nproc: int | None, gpus: list[str], needed: bool) -> None:
+    """Raises NotHere for more ranks than visible GPUs, or if GPUs are needed and there are none."""
+    if gpus and (nproc or 0) > len(gpus):
+        raise NotHere(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
+    if needed and not gpus:
+        raise NotHere("nvidia-smi shows no GPU, which the record's sizes are for")
 
 
 def check_values(
@@ -46,23 +60,31 @@ def check_values(
             least = _least(name, value, defaults.get(name))
             if not (value >= least and math.isfinite(value)):
                 raise UserError(f"{name}={value} is out of range; give a number from {least} on")
+            if type(value) is int and value >= 2**63:  # no tensor, no generator takes it
+                raise UserError(f"{name}={value} is out of range; give a number below 2**63")
     glossary = load_glossary()
     for key, (kind, fit, words) in PAIRS.items():
         for a, b in glossary.column(key).items():
             known = type(values.get(a)) is kind and _known(values, b)
             if known and not fit(values[a], values[b]):
                 raise UserError(words.format(a=a, one=values[a], b=b, other=values[b]))
-    for name in glossary.of_kind("pattern"):
+    for name, alphabet in glossary.column("alphabet").items():
         pattern, layers = values.get(name), values.get("num_layers")
-        if type(pattern) is str and type(layers) is int and len(pattern) < layers:
+        if type(pattern) is not str:
+            continue
+        if type(layers) is int and len(pattern) < layers:
             raise UserError(f"{name}={pattern} has fewer letters than num_layers={layers}; change"
                             " one of them")
+        if "." not in (defaults.get(name) or "."):  # a script in which no layer goes without
+            alphabet = alphabet.replace(".", "")
+        if foreign := "".join(dict.fromkeys(c for c in pattern if c not in alphabet)):
+            raise UserError(f"{name}={pattern} holds {foreign}; its letters are {alphabet}")
     for name, length in zip(("total_batch_size", "val_tokens"), length_names(values), strict=True):
         sizes = values.get("micro_batch_size"), values.get(length), world_size
         if _known(values, name, "micro_batch_size", length) and values[name] % math.prod(sizes):
             raise UserError(f"{name}={values[name]} is not a multiple of micro_batch_size *"
-                            f" {length} * ranks = {' * '.join(map(str, sizes))}; change one of"
-                            " them")
+                            f" {length} * ranks = {' * '.join(map(str, sizes))};"
+                            f" {_what_divides(values, world_size)}")
     _check_windows(values)
     _check_attention(values, on_gpu)
     if on_gpu and values.get("use_fp8", False) is not False:  # not known: on where the GPU has it
@@ -72,12 +94,23 @@ def check_values(
                                 " in FP8 need; change it, or add --set use_fp8=False")
 
 
+def _what_divides(values, world_size):
+    """What to change so that a step and a validation divide among the ranks."""
+    if fitting := micro_batches(values, world_size):
+        return f"micro_batch_size may be {', '.join(map(str, fitting[:MOST_RANKS]))}"
+    fitting = [ranks for ranks in range(1, MOST_RANKS + 1) if micro_batches(values, ranks)]
+    if fitting:
+        return f"the number of ranks may be {', '.join(map(str, fitting))}"
+    return "each batch has to be a multiple of its sequences' tokens"
+
+
 def check_shards(
     values: dict[str, object], read_ratio: float = 1.0, tokens: bool = False
 ) -> int | None:
-    """Raises UserError where train_files or val_files name no shards, something else, a shard that
-    is not whole or none that is longer than a step. Reads the shards' headers alone. Returns how
-    many steps the training shards serve before they begin again, None where that is not known.
+    """Raises UserError where train_files or val_files name no shards (NotHere), something else, a
+    shard that is not whole or none that is longer than a step. Reads only the shards' headers.
+    Returns how many steps the training shards serve before they begin again, None where that is not
+    known.
 
     values: hyperparameters as for check_values. read_ratio: see Milestone. tokens: whether to read
     also every token that the run will read, which takes numpy, and to refuse one that is beyond
@@ -94,8 +127,17 @@ def check_shards(
         if not files:
             needed = _known(values, "train_steps", "total_batch_size") and shards_read(
                 values["train_steps"], round(values["total_batch_size"] * read_ratio))
-            command = fetch_command(Path(pattern).parent, needed or None)
-            raise UserError(f"no shards match {name}={pattern}; get some: {command}")
+            folder = folder_of(pattern)
+            try:
+                os.listdir(folder)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise UserError(f"{name}={pattern}: {folder} cannot be read as a folder:"
+                                f" {error.strerror}; change its permissions or choose another"
+                                ) from None
+            raise NotHere(f"no shards match {name}={pattern}; get some:"
+                          f" {fetch_command(folder, needed or None)}")
         lengths = {file: shard_length(file) for file in files}
         if not _known(values, step):
             continue

@@ -1,9 +1,13 @@
 """Shows a run while it goes on: one live line on a terminal, plain lines elsewhere."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from speedrun.base.errors import UserError
+from speedrun.base.text import visible
+from speedrun.history.glossary import load_glossary
 from speedrun.run.log import RULE, RunLog, Step
 from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Plan
@@ -11,19 +15,31 @@ from speedrun.run.plan import Plan
 WIDE = 70  # columns from which on the live line also has a bar and tokens/s
 
 
+class NotFinite(UserError):
+    """A loss that is NaN or infinite, from which no run comes back; `text` names the rates."""
+
+
 @contextmanager
 def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
     """Inside the block, its value shows each line that rank 0 printed on the text stream, and after
-    the hyperparameters which paths they mean."""
+    the hyperparameters which paths they mean. It raises NotFinite after such a loss."""
     log, source = RunLog(), plan.script.path.read_text(encoding="utf-8")
 
     def paths():
         on_gpu = log.environment.get("device", "cpu") != "cpu"
         return paths_taken(source, log.hyperparameters, on_gpu, chosen=plan.options)
 
+    def read(line):
+        told = log.feed(line)
+        for name in ("val_loss", "train_loss") if isinstance(told, Step) else ():
+            if not math.isfinite(getattr(told, name) or 0):
+                raise NotFinite(f"{name} is {getattr(told, name)} at step {told.step}, so the run"
+                                f" was stopped; lower a learning rate: {_rates(plan)}")
+        return told
+
     def pass_on(line):
-        print(line, file=stream, flush=True)
-        if log.feed(line) == "hyperparameters":
+        print(visible(line), file=stream, flush=True)
+        if read(line) == "hyperparameters":
             print(paths(), file=stream, flush=True)
 
     if not stream.isatty():
@@ -44,9 +60,9 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
 
     def show(line):
         nonlocal val_loss
-        told = log.feed(line)
+        told = read(line)
         if told is None and line.strip() and line != RULE:  # facts are in the log and the summary
-            console.print(line, markup=False)
+            console.print(visible(line), markup=False)
         if told == "hyperparameters":
             console.print(paths(), markup=False)
         if not isinstance(told, Step):
@@ -64,3 +80,10 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
 
     with bar:
         yield show
+
+
+def _rates(plan):
+    """The run's learning rates, as `--set` takes them."""
+    rates = load_glossary().of_kind("rate")
+    return ", ".join(f"{name}={value}" for name, value in plan.hyperparameters.items()
+                     if name in rates)

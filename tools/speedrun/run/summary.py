@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.files import read_json
+from speedrun.base.text import visible
 from speedrun.history.manifest import slug_in
 from speedrun.run.data import fingerprint
 from speedrun.run.gpus import peak_flops
@@ -114,7 +115,7 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = {**vars(summary), "data": summary.data and Path(summary.data).name,
+    shown = {**vars(summary), "data": summary.data and visible(Path(summary.data).name),
              "device": summary.device and f"{summary.world_size} x {summary.device}"}
     official = summary.official and {**summary.official, "device": "8 x H100"}
     columns = 3 if official else 2

@@ -2,13 +2,21 @@
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
+
+LOOPBACK = Path(__file__).with_name("loopback.py")
+NODES_PATIENCE_S = 600  # in which all machines of a run must have met
 RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
 RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own default is 30
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
@@ -20,6 +28,57 @@ RENAMED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 QUIET = [f"ignore:`torch.distributed.{name}` is deprecated:FutureWarning" for name in RENAMED]
 # Settings of PyTorch's GPU memory, under today's name and an older one, which wins if both are set.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a run: how many, which one this is, and host:port of machine 0."""
+
+    count: int = 1
+    rank: int = 0
+    endpoint: str | None = None
+
+    @property
+    def ranks(self) -> str:
+        """The name of the launcher's folder on this machine, as machines may share the run's."""
+        return "ranks" if self.count == 1 else f"ranks_node{self.rank}"
+
+
+def check_nodes(nodes: Nodes) -> None:
+    """Raises UserError for a machine that is not in the run, and for an address without a port."""
+    if nodes.rank >= nodes.count:
+        raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
+    host, _, port = (nodes.endpoint or "").rpartition(":")
+    if nodes.count > 1 and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise UserError(f"--rdzv-endpoint {nodes.endpoint}: --nnodes needs HOST:PORT, an address of"
+                        " node 0 and a free port there, such as first-machine:29500")
+
+
+def announce_nodes(nodes: Nodes, stream: TextIO) -> None:
+    """Prints for whom a run on several machines waits; UserError where none could come."""
+    if nodes.count == 1:
+        return
+    host, _, port = nodes.endpoint.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), port)
+        if nodes.rank == 0:
+            socket.create_server(("", int(port))).close()
+    except socket.gaierror as error:
+        raise UserError(f"--rdzv-endpoint {nodes.endpoint}: {host} has no address"
+                        f" ({error.strerror}); name node 0 as this machine knows it") from None
+    except OSError as error:
+        raise UserError(f"--rdzv-endpoint {nodes.endpoint}: port {port} cannot be opened here"
+                        f" ({os.strerror(error.errno)}); give all nodes another") from None
+    print(f"waiting for all {nodes.count} nodes at {nodes.endpoint}, at most"
+          f" {NODES_PATIENCE_S // 60} minutes", file=stream, flush=True)
+
+
+def launcher(nodes: Nodes) -> list[str]:
+    """The arguments of Python that start torch's launcher, up to where the machines meet."""
+    if nodes.count == 1:
+        return [short(LOOPBACK), "--standalone", "--local-addr=127.0.0.1"]
+    return ["-m", "torch.distributed.run", f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}",
+            f"--rdzv-endpoint={nodes.endpoint}", f"--rdzv-conf=timeout={NODES_PATIENCE_S}"]
 
 
 class Stop:
@@ -68,6 +127,7 @@ def launch(command: list[str], report: Path, on_line: Callable[[str], None], sto
         "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
         RUN_MARK: mark,
     }
+    environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
     if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
         environment[ALLOCATOR[0]] = "expandable_segments:True"
     with open(report, "wb") as stderr:

@@ -12,6 +12,8 @@ from speedrun.history.glossary import load_glossary
 BYTE_VOCABULARIES = (257, 264)
 LONGEST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
 
+MOST_SEQUENCES = 2**20  # of a micro-batch; no memory holds more
+
 
 def length_names(hyperparameters: Container[str]) -> tuple[str, str]:
     """The names of the hyperparameters that tell how many tokens a sequence of training and one of
@@ -46,7 +48,7 @@ def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[i
     if not (batch and all(lengths)):
         return []
     train, val = (length * world_size for length in lengths)  # tokens of one sequence per rank
-    return [n for n in range(1, batch // train + 1)
+    return [n for n in range(1, min(batch // train, MOST_SEQUENCES) + 1)
             if batch % (n * train) == 0 and (val_tokens or 0) % (n * val) == 0]
 
 
