@@ -9,7 +9,7 @@ Changed: no biases; RMSNorm without parameters; exact GELU; a constant factor on
          branch; 2.5x the learning rate, decayed linearly; every gradient tensor at unit norm
 Record:  commit 4a452a2 and the gradient scaling 90 seconds later, by @kellerjordan0, 2024-06-01:
          val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  00 baseline
 Changed: after the warm-up the rate stays at its peak until the last sixth of the run, then falls in
          a straight line to zero, instead of falling to 1/11 from the start
 Record:  part of #2 by @kellerjordan0, 2024-06-06
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

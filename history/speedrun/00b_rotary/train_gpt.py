@@ -9,7 +9,7 @@ Changed: rotary positions replace the table of learned ones; twice the batch at 
          fewer steps; all matrices keep nn.Linear's init
 Record:  #2 by @kellerjordan0, 2024-06-06: val loss 3.2760 after 5.00B tokens in 31.4 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -10,7 +10,7 @@ Changed: Muon for the blocks' matrices, with queries, keys and values separate a
          decay or unit-norm gradients; fewer steps
 Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in 22.3
          minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

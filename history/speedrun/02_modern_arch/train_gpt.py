@@ -10,7 +10,7 @@ Changed: matrices that write to the residual stream start at zero, so no attenti
          in the norm; fewer steps
 Record:  #5 by @Grad62304977 and @kellerjordan0, 2024-10-14: val loss 3.2741 after 2.67B tokens in
          15.2 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

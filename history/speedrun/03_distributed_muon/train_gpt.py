@@ -9,7 +9,7 @@ Changed: each matrix has one owner, which keeps its momentum and orthogonalises 
          over the ranks delivers all updates to everyone; the mathematics stays the same
 Record:  #6 by @kellerjordan0, 2024-10-18: val loss 3.2747 after 2.67B tokens in 13.1 minutes on
          8xH100 (#7, the same script under PyTorch 2.5.0: 12.0 minutes)
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

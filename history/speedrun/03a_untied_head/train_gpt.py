@@ -10,7 +10,7 @@ Changed: head and embedding have separate matrices, so each has the start and th
          its updates except the MLP c_proj's; fewer steps
 Record:  #8 by @Grad62304977 and @kellerjordan0, 2024-11-03: val loss 3.2762 after 2.40B tokens in
          10.8 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

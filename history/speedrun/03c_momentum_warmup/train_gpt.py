@@ -8,7 +8,7 @@ Parent:  03b value residual
 Changed: Muon's momentum rises linearly from 0.85 to 0.95 over the first 500 steps, instead of being
          0.95 from the start
 Record:  part of #9 by @Grad62304977 and @kellerjordan0, 2024-11-06
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  03c momentum warmup
 Changed: each logit z becomes 30 tanh(z / 30); the loss of such logits needs no maximum
 Record:  #9 by @Grad62304977 and @kellerjordan0, 2024-11-06: val loss 3.2791 after 1.68B tokens in
          8.2 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: the embedding is stored in bfloat16, so all activations are bfloat16; e
          its own float32 weight, and autocast is removed; a few more steps make up for the precision
 Record:  #10 by @kellerjordan0, 2024-11-08: val loss 3.2781 after 1.70B tokens in 7.8 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: U-net skips with learned weights, from the first layer to the last and 
          learning rates doubled, the head's quadrupled; fewer steps
 Record:  #11 by @brendanh0gan, 2024-11-10: val loss 3.2753 after 1.57B tokens in 7.2 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

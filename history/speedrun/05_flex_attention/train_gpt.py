@@ -9,7 +9,7 @@ Changed: one sequence of 65,536 tokens per GPU instead of 64 rows of 1,024; a to
          document within its last 1,024 tokens; FlexAttention skips what is masked; fewer steps
 Record:  #12 by @KoszarskyB, 2024-11-19: val loss 3.2783 after 0.98B tokens in 5.03 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: the window grows from 64 to 1,792 tokens; a smaller beta1 for Adam, a h
          shorter momentum warm-up for Muon, a longer cooldown; fewer steps
 Record:  #13 by @fernbear.bsky.social, 2024-11-24: val loss 3.2759 after 0.92B tokens in 4.66
          minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

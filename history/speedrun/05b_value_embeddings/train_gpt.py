@@ -9,7 +9,7 @@ Changed: in place of the first layer's values, each layer mixes in its table's r
          layer and its mirror image share a table; steps and cooldown are retuned
 Record:  #14 by @KoszarskyB and part of #15 by @leloykun and @YouJiacheng, 2024-12-08: val loss
          3.2785 after 0.78B tokens in 3.95 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  05d tile mask
 Changed: three tables feed the first three layers and again the last three, not all twelve; the
          eighth layer has no attention, only an MLP
 Record:  part of #17 by @YouJiacheng, 2024-12-17
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

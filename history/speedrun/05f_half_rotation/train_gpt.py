@@ -9,7 +9,7 @@ Changed: half of a head's pairs rotate, 1 to 1/1024 radian per token, the rest n
          is computed in float32; a few more steps
 Record:  #17 by @YouJiacheng, 2024-12-17: val loss 3.2794 after 0.78B tokens in 3.57 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: each logit z becomes 15 tanh(z / 15); the cooldown is a fraction of the
          fewer steps
 Record:  #18 by @KoszarskyB, 2025-01-04: val loss 3.2785 after 0.73B tokens in 3.40 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

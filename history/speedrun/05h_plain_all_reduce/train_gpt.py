@@ -8,7 +8,7 @@ Parent:  05g tighter cap
 Changed: after the backward pass one all-reduce per parameter averages its gradient over the ranks;
          no buckets and no hooks, so the compiled graph stays whole
 Record:  part of #19 by @YouJiacheng, 2025-01-13
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -10,7 +10,7 @@ Changed: the head's forward and backward products are FP8; the loss is summed ov
          more steps
 Record:  #19 by @YouJiacheng, 2025-01-13: val loss 3.2770 after 0.73B tokens in 3.14 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: queries, keys and values are stored as one (3, C, C) parameter and come
          Muon takes it as a batch of three matrices
 Record:  part of #20 by @leloykun, @fernbear.bsky.social, @YouJiacheng, @brendanh0gan, @scottjmaddox
          and @Grad62304977, 2025-01-16
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

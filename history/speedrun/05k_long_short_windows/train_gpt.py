@@ -9,7 +9,7 @@ Changed: eight of the eleven attention layers see half as many tiles as the othe
          scaled by 0.12; Adam's eps is 100 times smaller; a few steps fewer
 Record:  #20 by @leloykun, @fernbear.bsky.social, @YouJiacheng, @brendanh0gan, @scottjmaddox and
          @Grad62304977, 2025-01-16: val loss 3.2785 after 0.73B tokens in 2.99 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  05k long short windows
 Changed: smaller batches, and more of them; validation on sequences four times as long; new FP8
          scales for weights and gradients; no search for faster kernels, as the new rules require
 Record:  #21 by @leloykun, 2025-01-26: val loss 3.2808 after 0.70B tokens in 2.93 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -10,7 +10,7 @@ Changed: a row starts at the first document after the previous row, and whatever
          eps for Adam
 Record:  #25 by @kellerjordan0 and #26 by @classiclarryd, 2025-07-13: val loss 3.2771 after 0.69B
          tokens in 2.86 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

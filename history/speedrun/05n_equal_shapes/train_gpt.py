@@ -8,7 +8,7 @@ Parent:  05m aligned documents
 Changed: queries, keys, values and output are stored as one parameter; the MLP's first matrix is
          stored transposed, so no matrix is tall and Muon's rate is the same for all
 Record:  part of #27 by @byronxu99, 2025-07-18
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  05n equal shapes
 Changed: two of the three products in a Newton-Schulz step are symmetric: only tiles on and below
          the diagonal are computed, and each is stored twice
 Record:  #27 by @byronxu99, 2025-07-18: val loss 3.2780 after 0.69B tokens in 2.82 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: each head's output is multiplied by a sigmoid of 12 channels of its inp
          finds nothing need not look at a harmless token; fewer steps
 Record:  #28 by @classiclarryd, 2025-08-23: val loss 3.2772 after 0.67B tokens in 2.81 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  05p attention gate
 Changed: a row takes at most the first 2,048 tokens of each document, so a batch holds more
          documents; fewer steps
 Record:  part of #29 by @varunneal, 2025-09-03
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -8,7 +8,7 @@ Parent:  05q packed documents
 Changed: the window has three values, each with its own compiled kernels, and starts wide; it is
          exact to the token instead of ending with a tile
 Record:  part of #29 by @varunneal, 2025-09-03
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

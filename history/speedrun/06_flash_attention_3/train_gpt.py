@@ -8,7 +8,7 @@ Parent:  05r staged windows
 Changed: Hopper GPUs use FlashAttention-3, which takes documents of any length, end to end; others
          use FlashAttention-2 or a fallback
 Record:  #29 by @varunneal, 2025-09-03: val loss 3.2755 after 0.66B tokens in 2.73 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

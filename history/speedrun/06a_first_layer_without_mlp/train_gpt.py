@@ -8,7 +8,7 @@ Parent:  06 flash attention 3
 Changed: the first layer's MLP is removed, so a step is cheaper; a few more steps make up for it
 Record:  #30 by @EmelyanenkoK, 2025-09-05: val loss 3.2806 after 0.67B tokens in 2.72 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

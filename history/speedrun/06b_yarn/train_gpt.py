@@ -9,7 +9,7 @@ Changed: when the window grows, slow rotary frequencies slow down and scores are
          last validation can see further still; a longer cooldown; fewer steps
 Record:  #31 by @classiclarryd, 2025-09-10: val loss 3.2785 after 0.66B tokens in 2.66 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

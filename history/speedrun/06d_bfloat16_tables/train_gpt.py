@@ -8,7 +8,7 @@ Parent:  06c scalar bank
 Changed: the head's matrix and the rotary tables are bfloat16, not float32; so are the head's
          gradient and Adam's moments for it, and the rotation of queries and keys
 Record:  part of #32 by @bernard24, 2025-09-11
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

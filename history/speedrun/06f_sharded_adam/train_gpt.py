@@ -8,7 +8,7 @@ Parent:  06e sigmoid skips
 Changed: for embeddings, head and scalars, a rank receives only its own rows' gradients, updates
          those rows and sends them out; Adam's state is sharded too
 Record:  part of #32 by @bernard24, 2025-09-11; in #24 by @vagrawal already
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

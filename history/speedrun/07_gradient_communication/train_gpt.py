@@ -10,7 +10,7 @@ Changed: Muon is sharded too: shape by shape, a rank receives only its own matri
 Record:  #32 by @bernard24, 2025-09-11, after #22 by @KonstantinWilleke, @alexrgilbert, @adricarda,
          @tuttyfrutyee and @vdlad, #23 by @ryanyang0 and #24 by @vagrawal: val loss 3.2767 after
          0.66B tokens in 2.63 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: in the validation after the last step, layers with a long window see 2,
          of 1,664; training stays as it was
 Record:  part of #33 by @classiclarryd, 2025-09-15: val loss 3.2769 after 0.65B tokens in 2.57
          minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -9,7 +9,7 @@ Changed: a gate on 12 channels of each embedding decides how much of the previou
          is added, times a learned weight; fewer steps
 Record:  #34 by @classiclarryd, 2025-09-18: val loss 3.2796 after 0.65B tokens in 2.55 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

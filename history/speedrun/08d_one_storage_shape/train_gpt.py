@@ -9,7 +9,7 @@ Changed: an attention's four matrices are stored in the shape of an MLP's; Muon 
          batches, which 8 ranks share without padding; the gates are sent first
 Record:  #36 by @classiclarryd, 2025-09-23: val loss 3.2792 after 0.66B tokens in 2.50 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

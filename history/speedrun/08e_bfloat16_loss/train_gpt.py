@@ -8,7 +8,7 @@ Parent:  08d one storage shape
 Changed: the training loss is computed from bfloat16 logits, without a cast to float32; validation
          keeps the cast
 Record:  #37 by @Gusarich, 2025-09-27: val loss 3.2799 after 0.66B tokens in 2.48 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -10,7 +10,7 @@ Changed: a third fewer tokens per step, and more steps; Adam (embeddings, head, 
          shorter cooldown
 Record:  #39 by @classiclarryd, 2025-09-30: val loss 3.2747 after 0.63B tokens in 2.45 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """

@@ -7,7 +7,7 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 Parent:  08g adam every second step
 Changed: a learned share of the eighth layer's output is subtracted before the head; retunes
 Record:  #40 by @classiclarryd, 2025-10-04: val loss 3.2781, 0.61B tokens, 2.36 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py           (data, once; run all from the repository root)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
 """
