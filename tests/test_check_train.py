@@ -473,6 +473,12 @@ RIGHT = {
          "import create_block_mask\n"
          "from torch.nn.attention import flex_attention as flex\n"),
         ("y = flex_attention(q", "y = flex.flex_attention(q")]),
+    "another line in the log": ("09", {}, [
+        ("    log.clock_start = log.now()\n",
+         "    log.clock_start = log.now()\n    log.print0(f'batches:{args.total_batch_size}')\n")]),
+    "the head's gradient from a product the other way round": ("09", {}, [
+        ("x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T",
+         "grad8.T.contiguous(), grad_scale, x8.T.contiguous(), x_scale, torch.float32)")]),
     "the window's schedule in other words": ("05a", {}, [
         ("(args.window_start + growth) // args.window_start * args.window_start",
          "args.window_start + growth - (args.window_start + growth) % args.window_start")]),
@@ -559,6 +565,8 @@ SEEN_BY_ONE_LOOK = [
     ("01", "model", [("torch.outer(torch.arange(seq_len)",
                       "torch.outer(torch.arange(seq_len).bfloat16().float()")],
      "the tables at the record's lengths, without signs"),
+    ("09", "two ranks", [("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)")],
+     "all ranks begin with the same weights"),
     ("05i", "training", [("bound = 0.5 * (3", "bound = 0.55 * (3")], "the initial weights"),
     ("05i", "model", [("dtype, fast=False)", "dtype, fast=True)")],
      "products of eight bits in call 1 of the model with use_fp8=True"),
