@@ -229,6 +229,11 @@ def model(module, values, note, calls, machine, paths, **_):
         with note.guard("logits with the record's windows"), torch.no_grad():
             logits = make(**windows, **lengths).eval()(longer)
             note.note("logits with the record's windows", "tensors", {"logits": logits}, 1e-4)
+    many = longer[:1].clone()  # documents, more than eight bits with a sign can count
+    many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
+    with note.guard("logits of many documents"), torch.no_grad():
+        logits = make(**lengths).eval()(many)
+        note.note("logits of many documents", "tensors", {"logits": logits}, 1e-4)
     for field, value in [*((field, True) for field in machine), *paths]:
         path = f"{field}={value}"
         what = f"logits with {path}"
@@ -249,6 +254,9 @@ def model(module, values, note, calls, machine, paths, **_):
             loose = logits.dtype == torch.bfloat16 or "bf16" in field
             note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
             note.fact(f"{what} are rounded to bfloat16", _is_rounded(logits))
+            logits = make(**switched).eval()(many)
+            note.note(f"logits of many documents with {path}", "tensors", {"logits": logits},
+                      4e-2 if loose else 1e-3)
             note.fact(f"flex_attention is called with {path}", bool(spy.masks))
             note.fact(f"varlen_attn is called with {path}", spy.packs)
             if spy.masks:
