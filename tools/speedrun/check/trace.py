@@ -254,14 +254,16 @@ def model(module, values, note, calls, machine, paths, **_):
             loose = logits.dtype == torch.bfloat16 or "bf16" in field
             note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
             note.fact(f"{what} are rounded to bfloat16", _is_rounded(logits))
-            logits = make(**switched).eval()(many)
-            note.note(f"logits of many documents with {path}", "tensors", {"logits": logits},
-                      4e-2 if loose else 1e-3)
             note.fact(f"flex_attention is called with {path}", bool(spy.masks))
             note.fact(f"varlen_attn is called with {path}", spy.packs)
             if spy.masks:
                 note.fact("rows and tiles of FlexAttention's mask", spy.masks[-1])
                 note.note("tiles that FlexAttention's mask lists", "at most", spy.tiles, (1, 0))
+            logits = make(**switched).eval()(many)
+            note.note(f"logits of many documents with {path}", "tensors", {"logits": logits},
+                      4e-2 if loose else 1e-3)
+            note.note("tiles that FlexAttention's mask lists for many documents", "at most",
+                      spy.tiles, (1, 0))
         where = f"call 1 of the model with {path}"
         if _note_call(note, where, make, calls[0], {field: value, "compile": True}):
             where += ", out of the range of eight bits"
