@@ -262,8 +262,9 @@ def model(module, values, note, calls, machine, paths, **_):
             logits = make(**switched).eval()(many)
             note.note(f"logits of many documents with {path}", "tensors", {"logits": logits},
                       4e-2 if loose else 1e-3)
-            note.note("tiles that FlexAttention's mask lists for many documents", "at most",
-                      spy.tiles, (1, 0))
+            if spy.masks:
+                note.note("tiles that FlexAttention's mask lists for many documents", "at most",
+                          spy.tiles, (1, 0))
         where = f"call 1 of the model with {path}"
         if _note_call(note, where, make, calls[0], {field: value, "compile": True}):
             where += ", out of the range of eight bits"
