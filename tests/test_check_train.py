@@ -578,8 +578,8 @@ SEEN_BY_ONE_LOOK = [
      "results of Triton's kernels by the optimizers with use_triton=True"),
     ("09", "two ranks", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
      "sets of Python numbers for each of which a function is compiled"),
-    ("09", "four ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
-                           "len(grads)))")], "the weights after two steps on four ranks, rank 0"),
+    ("09", "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
+                           "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
     ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],
      "a run with the record's token ids"),
 ]
@@ -1250,8 +1250,8 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
     monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
     ran = []
     monkeypatch.setattr(examine.Examination, "_choose_options", lambda *_: None)
-    monkeypatch.setattr(examine.Examination, "_find_wanted", lambda self, calls: ran.append(
-        self.text) or dict(seen={"contract": {}}, seconds={"contract": 1.0}, calls=[]))
+    monkeypatch.setattr(examine.Examination, "_find_wanted", lambda self: ran.append(
+        self.text) or dict(seen={"contract": {}}, seconds={"contract": 1.0}, run={}))
 
     def look(number, milestone, more=""):
         (tmp_path / str(number)).mkdir()

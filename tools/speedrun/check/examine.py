@@ -42,31 +42,33 @@ class Examination:
         """What the milestone's own script shows in each job."""
         file = kept.file_of(self.milestone.slug, self.text, self.values)
         found = kept.load(file)
-        calls = self.folder / "calls.pt"
         if found:
-            torch.save(found["calls"], calls)
-            self._choose_options(found["seen"]["contract"], calls)
+            self._choose_options(found["seen"]["contract"], found["run"])
         else:
             try:
-                found = self._find_wanted(calls)
+                found = self._find_wanted()
             except TimeoutError:
                 raise TimeoutError("the milestone's own script") from None
             kept.save(file, found)
         self.limits = {job: LIMIT_S + SLOWER * s for job, s in found["seconds"].items()}
         return found["seen"]
 
-    def _find_wanted(self, calls):
+    def _find_wanted(self):
         script = self.write(self.text)
         found = self._run([script], ("contract", "updates"))[0]
-        (found["updates"].folder / "calls.pt").rename(calls)
-        self._choose_options(found["contract"].observations, calls)
+        shown = torch.load(found["updates"].folder / trace.RUN, weights_only=True)
+        self._choose_options(found["contract"].observations, shown)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
-        return dict(seen={job: task.observations for job, task in found.items()},
-                    seconds={job: task.seconds for job, task in found.items()},
-                    calls=torch.load(calls, weights_only=True))
+        return dict(run=shown, seen={job: task.observations for job, task in found.items()},
+                    seconds={job: task.seconds for job, task in found.items()})
 
-    def _choose_options(self, contract, calls):
-        """What else the jobs need, from what the milestone's script shows in the first."""
+    def _choose_options(self, contract, shown):
+        """What else the jobs need, from what the milestone's script shows in the first and in a run
+        with gradients from outside."""
+        calls = self.folder / trace.RUN
+        torch.save(shown, calls)
+        world = next((ranks for ranks in (4, 5) if any(
+            size > ranks and size % ranks for size in shown["groups"])), 4)
         here, there = (contract[what][1] for what in (
             "the fields of Hyperparameters", "the defaults on a machine with a GPU"))
         glossary = load_glossary()
@@ -77,7 +79,7 @@ class Examination:
         trials = {why: {name: value} for name, some in glossary.column("refused").items()
                   for why, value in some.items()}
         self.options = {
-            "precision": dict(machine=machine),
+            "more ranks": dict(world=world), "precision": dict(machine=machine),
             "refusals": dict(machine=machine, paths=paths, trials=trials | BROKEN_SHARDS),
             "model": dict(calls=calls, machine=machine, paths=paths)}
 

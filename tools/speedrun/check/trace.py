@@ -31,7 +31,7 @@ from speedrun.scripts.sizes import length_names
 
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
-VAL_TOKENS, VOCABULARY = 256, 64  # what four ranks can share
+RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 LONGER = 32  # sequences, where a machine's switches are tried
 UNMASKED = 16_640  # tokens: a dense mask for so many takes gigabytes
 # What tools call by name in any milestone; schedules, functions of (step, args), come on top.
@@ -183,7 +183,7 @@ def model(module, values, note, calls, machine, paths, **_):
             for name, tensor in net.state_dict().items()})
         note.fact("the number of parameters at the record's sizes",
                   f"{sum(p.numel() for p in net.parameters()):,}")
-    calls = torch.load(calls, weights_only=True)
+    calls = torch.load(calls, weights_only=True)["calls"]
     inputs = calls[0][0][0]
     for number, (args, kwargs) in enumerate(calls, start=1):
         where = f"call {number} of the model"
@@ -324,8 +324,9 @@ def updates(module, values, note, folder, **_):
     note.note("batches that are ready when the model takes the third", "at least", spy.ready, 1.0)
     note.note("batches that wait when the model takes the third", "at most", spy.ready, (2, 0))
     note.fact("a thread starts after the first training pass", spy.started_late > 0)
-    torch.save([spy.calls[i] for i in sorted({0, len(spy.calls) - 1})],
-               Path(folder).with_name("calls.pt"))
+    groups = [len(group["params"]) for optimizer in spy.steps for group in optimizer.param_groups]
+    torch.save(dict(calls=[spy.calls[i] for i in sorted({0, len(spy.calls) - 1})], groups=groups),
+               Path(folder).with_name(RUN))
 
 
 def _note_run(note, spy, which, lines):
@@ -447,12 +448,15 @@ def ranks(module, values, note, folder, rank, **_):
         for name, value in spy.states()})
 
 
-def four_ranks(module, values, note, folder, rank, **_):
-    """Two steps on four ranks, among which the weights do not divide, with given gradients."""
+def more_ranks(module, values, note, folder, rank, world, **_):
+    """Two steps with given gradients on ranks among which weights do not divide."""
+    seq_len, val_seq_len = (values[name] for name in length_names(values))
     spy = Spy(gradients=True)
-    run(module, {**values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), VOCABULARY),
-                 "train_steps": 2, "val_loss_every": 0, "val_tokens": VAL_TOKENS}, folder, spy)
-    note.note(f"the weights after two steps on four ranks, rank {rank}", "tensors",
+    run(module, {
+        **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), 16 * world),
+        "micro_batch_size": 1, "total_batch_size": world * seq_len,
+        "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0}, folder, spy)
+    note.note(f"the weights after two steps on {world} ranks, rank {rank}", "tensors",
               _weights(spy), 4e-3)
 
 
@@ -576,7 +580,8 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A function that observes, what it is called in messages, and on how many ranks it runs."""
+    """A function that observes, what it is called in messages, and on how many ranks it runs where
+    its options do not say."""
 
     function: Callable
     what: str
@@ -590,7 +595,7 @@ JOBS = {  # in the order in which they are shown
     "updates": Job(updates, "a run with gradients from outside"),
     "training": Job(training, "a run after a kernel warm-up"),
     "two ranks": Job(ranks, "a run on two ranks", world=2),
-    "four ranks": Job(four_ranks, "a run on four ranks", world=4),
+    "more ranks": Job(more_ranks, "a run on more ranks"),
     "precision": Job(precision, "runs as on a GPU"),
     "refusals": Job(refusals, "runs that must be refused"),
 }

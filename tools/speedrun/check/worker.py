@@ -57,8 +57,8 @@ def run(tasks: list["Task"], deadline: float) -> None:
     waiting, running = list(tasks), []
     try:
         while waiting or running:
-            while waiting and (not running or waiting[0].job.world + sum(
-                    task.job.world for task in running) <= min(4, cores)):
+            while waiting and (not running or waiting[0].world + sum(
+                    task.world for task in running) <= min(4, cores)):
                 running.append(waiting.pop(0))
                 running[-1].start()
             running = [task for task in running if not task.ended()]
@@ -81,6 +81,7 @@ class Task:
     def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
         self.script, self.job, self.values = script, trace.JOBS[job], values
         self.limit, self.options, self.ranks, self.hung = limit, options, [], False
+        self.world = options.get("world", self.job.world)
 
     def start(self) -> None:
         """Starts the processes."""
@@ -88,7 +89,7 @@ class Task:
         self.started = time.monotonic()
         self.end = self.started + self.limit + GRACE_S
         gc.freeze()
-        for rank in range(self.job.world):
+        for rank in range(self.world):
             process = FORK.Process(target=_work, args=(self, rank))
             process.start()
             os.setpgid(process.pid, process.pid)  # with all that it starts, out of Ctrl-C's reach
@@ -166,7 +167,7 @@ class Task:
 
 def _work(task, rank):
     """What a forked process does: the job, then its end."""
-    folder, world = task.folder, task.job.world
+    folder, world = task.folder, task.world
     os.chdir(folder)
     output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
     for stream in (1, 2):
