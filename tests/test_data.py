@@ -86,7 +86,7 @@ def test_what_cannot_begin_is_one_line(script, tmp_path):
 def test_a_package_that_is_missing_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.setattr(sys, "argv", ["cached", "--out", str(tmp_path), "1"])
-    with pytest.raises(SystemExit, match="^error: huggingface_hub.* is not installed here: pip"):
+    with pytest.raises(SystemExit, match="^error: huggingface_hub.* is not installed here: make"):
         cached_fineweb10B.main()
 
 

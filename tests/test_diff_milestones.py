@@ -452,7 +452,7 @@ def test_syntax_error_is_one_line_and_a_plain_diff(files):
     assert "\ncompared line by line: b.py is not Python: line 13: invalid syntax\n" in ended.stdout
     assert "\n-     y = x + 1\n+     y = = 1\n" in ended.stdout
     (files / "\x1b[2J.py").write_text("def", encoding="utf-8")
-    assert "\ncompared line by line: \\x1b[2J.py is" in diff("a.py", "\x1b[2J.py", cwd=files).stdout
+    assert "\ncompared line by line: ␛[2J.py is" in diff("a.py", "\x1b[2J.py", cwd=files).stdout
 
 
 def test_nothing_to_show_is_said(files):

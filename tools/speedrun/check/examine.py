@@ -65,7 +65,7 @@ class Examination:
     def _choose_options(self, contract, shown):
         """What else the jobs need, from what the milestone's script shows in the first and in a run
         with gradients from outside."""
-        calls = self.folder / trace.RUN
+        calls = self.folder / f"{self.milestone.slug}.pt"
         torch.save(shown, calls)
         world = next((ranks for ranks in (4, 5) if any(
             size > ranks and size % ranks for size in shown["groups"])), 4)
