@@ -448,6 +448,14 @@ def stand_in(monkeypatch, log="", stderr="", report_text="", exit_code=0, signum
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
 
 
+def test_a_script_that_leaves_early_has_not_finished(monkeypatch, script, shards, tmp_path):
+    stand_in(monkeypatch, log=LOG)
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    with pytest.raises(UserError, match="^the script ended after step 1 of 2; the log so far: "):
+        execute.run(plan, io.StringIO())
+    assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
+
+
 @pytest.mark.parametrize("log", ["", "hyperparameters:{}\n"])
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, existed, log):

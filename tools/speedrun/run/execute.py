@@ -175,6 +175,10 @@ def _sum_up(plan):
         raise UserError(f"the script ended without a log: {error}") from None
     if log.last is None:
         raise UserError(f"no step was logged in {short(file)}")
+    step, length = log.last.step, log.last.train_steps
+    if length and step < length:
+        raise UserError(f"the script ended after step {step} of {length}; the log so far:"
+                        f" {short(file)}")
     summary = summarize(plan, log)
     try:
         replace_file(plan.out / "summary.json", (to_json(summary) + "\n").encode())
