@@ -836,6 +836,22 @@ def test_nothing_outlives_the_launcher(tmp_path):
     assert len(pids) == 2 and gone(pids[1])
 
 
+@posix
+def test_a_killed_command_ends_its_ranks(tmp_path):
+    script, pid = tmp_path / "silent.py", tmp_path / "pid"
+    script.write_text("import os, pathlib, time\n"
+                      f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(99)")
+    loopback = [sys.executable, str(LOOPBACK), "--standalone", "--local-addr=127.0.0.1", script]
+    code = f"import subprocess; subprocess.run({[*map(str, loopback)]}, start_new_session=True)"
+    killed = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    while not (pid.exists() and pid.read_text()):
+        assert killed.poll() is None
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    assert any(gone(int(pid.read_text())) for _ in range(5))
+
+
 def start(*arguments, **options):
     """Starts the command in a process group of its own."""
     return subprocess.Popen(
