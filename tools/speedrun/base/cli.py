@@ -61,6 +61,7 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     enter_venv()
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     try:
+        _check_folder()
         status = main()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,6 +84,14 @@ def _open_closed_streams():
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             setattr(sys, name, open(number, "w" if number else "r"))
+
+
+def _check_folder():
+    """Raises UserError if the current folder was removed: libraries fail there in riddles."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the current folder was removed; change to another") from None
 
 
 def _at_least(least, text):
