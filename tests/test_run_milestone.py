@@ -448,6 +448,16 @@ def stand_in(monkeypatch, log="", stderr="", report_text="", exit_code=0, signum
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
 
 
+def test_too_few_open_files_are_refused(monkeypatch, script, shards, tmp_path):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 1024))
+    stand_in(monkeypatch, log=LOG)
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    with pytest.raises(UserError, match="^a process may open only 20 files here; .*ulimit -n 1024"):
+        execute.run(plan, io.StringIO())
+    assert not plan.out.exists()
+
+
 def test_a_script_that_leaves_early_has_not_finished(monkeypatch, script, shards, tmp_path):
     stand_in(monkeypatch, log=LOG)
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")

@@ -18,7 +18,7 @@ from speedrun.run.plan import Plan, check_out, make_fresh_out
 from speedrun.run.preflight import check_shards
 from speedrun.run.progress import NotFinite, follow
 from speedrun.run.summary import Summary, summarize, to_json
-from speedrun.run.torchrun import announce_nodes, launch, stop_signals
+from speedrun.run.torchrun import announce_nodes, check_open_files, launch, stop_signals
 
 PROBE_BYTES = 2**16  # to find out whether a disk is full
 
@@ -32,6 +32,7 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
     Raises UserError if the run cannot start or fails, Stopped if a signal to this process ends it;
     a log is kept if it has steps, or if the error alone does not explain the end.
     """
+    check_open_files()
     announce_nodes(plan.nodes, stream)
     plan, out_is_new = _make_out(plan)
     log = plan.out / "log.txt"
