@@ -1,6 +1,7 @@
 """What the commands have in common: arguments, and errors in one line."""
 
 import argparse
+import errno
 import math
 import os
 import signal
@@ -71,6 +72,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
         message = f"{error.name} is not installed here: {install_command()}"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
+        if getattr(error, "errno", 0) == errno.ENOSPC and not error.filename:  # mostly a temporary
+            message = f"{error.strerror}; make room, or set TMPDIR to a folder with more"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing but the exit is left to interrupt
     if message is not None:
         print(f"error: {visible(str(message))}", file=sys.stderr)
