@@ -50,19 +50,23 @@ def atomic_file(path):
 def filling(folder, stopped):
     """Ends the process with one line where the block, which writes into `folder`, fails.
 
-    Arguments: the folder, refused if it is a file, and what to say after Ctrl-C. The exit code is 1
+    Arguments: the folder, refused if it is none, and what to say after Ctrl-C. The exit code is 1
     for an OSError, a ValueError or a package that is not installed, 130 for Ctrl-C.
     """
     try:
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--out {folder} is a file; name a folder")
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise ValueError(f"--out {folder} is not a folder; name one")
         yield
     except KeyboardInterrupt:
         print(f"\nstopped; {stopped}", file=sys.stderr)
         sys.exit(130)
     except ModuleNotFoundError as error:
         sys.exit(MISSING.format(error.name))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        if error.errno and not error.filename:  # a full disk's error names no file
+            error = f"{folder}: {error.strerror}"
+        sys.exit(f"error: {error}")
+    except ValueError as error:
         sys.exit(f"error: {error}")
 
 

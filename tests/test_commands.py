@@ -77,6 +77,23 @@ def test_a_python_without_requirements_gives_way_to_the_venv(clone, version):
 
 
 @posix
+def test_a_folder_that_was_removed_is_one_line(tmp_path):
+    command = f"rmdir $PWD; {sys.executable} {REPOSITORY / 'tools' / 'doctor.py'} --json"
+    ended = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        1, "error: the current folder was removed; change to another\n")
+
+
+def test_a_full_disk_for_temporary_files_is_one_line():
+    code = (f"import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})\n"
+            "from speedrun.base.cli import run_command\n"
+            "def main(): raise OSError(28, 'No space left on device')\nrun_command(main)")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        1, "error: No space left on device; make room, or set TMPDIR to a folder with more\n")
+
+
+@posix
 def test_closed_streams_are_no_fault():
     command = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
     for arguments, status in (("00 --dry-run --scale tiny", 0), ("00 --steps 0", 2)):

@@ -416,6 +416,7 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
     (["01", "--repeat", "0"], 2, "--repeat"),
+    (["01", "--repeat", "1001"], 2, "--repeat: 1001 runs of each script; at most 1,000"),
     ([], 2, "TARGET"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message):

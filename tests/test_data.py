@@ -1,5 +1,6 @@
 """Data preparation, without a network. Run: .venv/bin/python -m pytest tests/test_data.py"""
 
+import errno
 import hashlib
 import json
 import os
@@ -80,7 +81,16 @@ def test_what_cannot_begin_is_one_line(script, tmp_path):
     file.touch()
     arguments = ["1"] if script.startswith("cached") else []
     ended = command(script, *arguments, "--out", file)
-    assert_one_line(ended, 1, f"error: --out {file} is a file; name a folder")
+    assert_one_line(ended, 1, f"error: --out {file} is not a folder; name one")
+    (tmp_path / "link").symlink_to("nowhere")
+    ended = command(script, *arguments, "--out", tmp_path / "link")
+    assert_one_line(ended, 1, "link is not a folder; name one")
+
+
+def test_a_full_disk_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended, shards.filling(tmp_path, ""):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(ended.value) == f"error: {tmp_path}: No space left on device"
 
 
 def test_a_package_that_is_missing_is_one_line(tmp_path, monkeypatch):

@@ -246,6 +246,17 @@ def test_a_notebook_that_fails_keeps_its_outputs(folder, capsys, cell, said):
     assert "02_good.ipynb" in seen.out
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+def test_a_damaged_notebook_is_one_line(folder, capsys, text):
+    write, run = folder
+    write("01_bad.ipynb", "1").write_text(text, encoding="utf-8")
+    write("02_good.ipynb", "1")
+    assert run() == 1
+    seen = capsys.readouterr()
+    assert seen.err == "01_bad.ipynb failed: it is not a notebook; git restore it\n"
+    assert "02_good.ipynb" in seen.out
+
+
 def test_an_unknown_notebook_is_one_line(folder):
     with pytest.raises(run_lessons.UserError, match="no notebook in lessons/ begins with 77"):
         folder[1]("77")

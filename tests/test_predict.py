@@ -68,6 +68,8 @@ FAULTS = {
         "two devices"),
     "bfloat16 times float32": (
         "03e", "self.weight.to(x.dtype)", "self.weight", "bfloat16"),
+    "an exit without a word": (
+        "01", "    log = Log(args)", "    os._exit(0)", "GPU ended with exit code 0 before its"),
 }
 
 

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_propagate.py
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -105,6 +106,26 @@ def test_a_script_that_is_none_stops_it_before_anything_is_written(clone):
     diff = ["git", "-C", str(clone), "diff", "--name-only", "--", "history"]
     assert subprocess.check_output(diff, encoding="utf-8").split() == [
         "history/speedrun/00_baseline/train_gpt.py"]
+    first.write_text("def broken(:\n", encoding="utf-8")
+    ended = propagate(clone, "00")
+    assert ended.returncode == 1 and re.fullmatch(
+        "error: history/speedrun/00_baseline/train_gpt.py: .*line 1.*\n", ended.stderr)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no ulimit")
+def test_what_could_not_be_written_is_not_called_carried(clone):
+    scripts = {path: path.read_text(encoding="utf-8") for path in clone.glob("*/**/train_gpt.py")}
+    first = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
+    repaired = scripts[first].replace('help=f"default: {default}")', 'help=str(default))')
+    first.write_text(repaired, encoding="utf-8")
+    ended = subprocess.run(["bash", "-c", f"ulimit -f 24; {sys.executable} tools/propagate.py 00"],
+                           cwd=clone, capture_output=True, encoding="utf-8")
+    changed = {path for path, text in scripts.items() if path.read_text(encoding="utf-8") != text}
+    said = {clone / line.split()[1] for line in ended.stdout.splitlines()}
+    assert ended.returncode == 1 and len(scripts) > len(changed) and said == changed - {first}
+    assert re.fullmatch("error: .*train_gpt.py cannot be written: File too large\n", ended.stderr)
+    assert all(path.read_text(encoding="utf-8").endswith(text[-40:])
+               for path, text in scripts.items())  # none is cut short
 
 
 def test_another_chain_needs_no_more_than_its_folders(clone):

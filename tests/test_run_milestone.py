@@ -448,6 +448,24 @@ def stand_in(monkeypatch, log="", stderr="", report_text="", exit_code=0, signum
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
 
 
+def test_too_few_open_files_are_refused(monkeypatch, script, shards, tmp_path):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 1024))
+    stand_in(monkeypatch, log=LOG)
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    with pytest.raises(UserError, match="^a process may open only 20 files here; .*ulimit -n 1024"):
+        execute.run(plan, io.StringIO())
+    assert not plan.out.exists()
+
+
+def test_a_script_that_leaves_early_has_not_finished(monkeypatch, script, shards, tmp_path):
+    stand_in(monkeypatch, log=LOG)
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    with pytest.raises(UserError, match="^the script ended after step 1 of 2; the log so far: "):
+        execute.run(plan, io.StringIO())
+    assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
+
+
 @pytest.mark.parametrize("log", ["", "hyperparameters:{}\n"])
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, existed, log):
@@ -464,7 +482,7 @@ def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, exist
 
 def run_within(monkeypatch, first, second):
     """Carries out two plans, the second while the first one trains."""
-    stand_in(monkeypatch, log=LOG)
+    stand_in(monkeypatch, log=LOG.replace("/2", "/1"))
     trains, outcomes = execute.launch, []
 
     def launch(*arguments):
@@ -826,6 +844,22 @@ def test_nothing_outlives_the_launcher(tmp_path):
     with pytest.raises(BrokenPipeError):
         launch([*command, "wait"], tmp_path / "report", broken, Stop())
     assert len(pids) == 2 and gone(pids[1])
+
+
+@posix
+def test_a_killed_command_ends_its_ranks(tmp_path):
+    script, pid = tmp_path / "silent.py", tmp_path / "pid"
+    script.write_text("import os, pathlib, time\n"
+                      f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(99)")
+    loopback = [sys.executable, str(LOOPBACK), "--standalone", "--local-addr=127.0.0.1", script]
+    code = f"import subprocess; subprocess.run({[*map(str, loopback)]}, start_new_session=True)"
+    killed = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    while not (pid.exists() and pid.read_text()):
+        assert killed.poll() is None
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    assert any(gone(int(pid.read_text())) for _ in range(5))
 
 
 def start(*arguments, **options):

@@ -385,7 +385,7 @@ def test_damaged_files_are_refused(fake):
     refuse(run, "is not a snapshot's checkpoint")
 
 
-def test_missing_files_are_refused(fake, tmp_path):
+def test_missing_files_are_refused(fake, tmp_path, monkeypatch):
     run = fake()
     refuse(tmp_path / "none", "is neither a run's folder nor a checkpoint")
     (run / "train_gpt.py").unlink()
@@ -394,6 +394,10 @@ def test_missing_files_are_refused(fake, tmp_path):
     refuse(run, r"holds no checkpoint.pt; .*run_milestone.py ID --save-checkpoint")
     with pytest.raises(UserError, match="--prompt-file .*: No such file"):
         sample.main([str(fake()), "--prompt-file", str(tmp_path / "none")])
+    monkeypatch.setattr(sample, "MOST_BYTES", 3)
+    (tmp_path / "long").write_bytes(b"four")
+    with pytest.raises(UserError, match="the prompt is longer than 3 bytes"):
+        sample.main([str(fake()), "--prompt-file", str(tmp_path / "long")])
 
 
 def test_a_checkpoint_of_another_script_is_refused(fake):

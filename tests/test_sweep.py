@@ -25,7 +25,7 @@ def test_learning_rates_are_those_of_the_tiny_scale():
 
 
 def test_factors():
-    assert sweep.factors("0.5,2") == [0.5, 2.0]
+    assert sweep.factors("0.5,2") == [0.5, 2.0] == sweep.factors("0.5,2,2.0")
     for text in ("0,1", "-1", "x", "", "inf"):
         with pytest.raises(argparse.ArgumentTypeError):
             sweep.factors(text)

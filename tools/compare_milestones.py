@@ -24,6 +24,7 @@ from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
+MOST_REPEATS = 1000
 
 
 def main() -> int:
@@ -73,7 +74,7 @@ def parse_args() -> argparse.Namespace:
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
     add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
-    add("--repeat", type=positive, default=1, metavar="N", help="runs of each script, by seed")
+    add("--repeat", type=repeats, default=1, metavar="N", help="runs of each script, by seed")
     add("--seed", type=natural, default=0, metavar="N", help="seed of the first of them")
     add("--set", action="append", default=[], metavar="NAME=VALUE",
         help="a hyperparameter of all scripts; may be repeated")
@@ -87,6 +88,13 @@ def parse_args() -> argparse.Namespace:
     for name in (*WRITERS, "png"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"also write the result as {name}")
     return parser.parse_args()
+
+
+def repeats(text: str) -> int:
+    """The value of --repeat; every run is planned before the first one starts."""
+    if positive(text) > MOST_REPEATS:
+        raise argparse.ArgumentTypeError(f"{text} runs of each script; at most {MOST_REPEATS:,}")
+    return int(text)
 
 
 if __name__ == "__main__":

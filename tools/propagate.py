@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 from speedrun.base.cli import Parser, run_command
+from speedrun.base.files import replace_file
 from speedrun.base.text import short
 from speedrun.history.carry import DIFFERS, carry, repairs
 from speedrun.history.manifest import REPOSITORY, load_manifest
@@ -37,21 +38,26 @@ def main() -> int:
         scripts.append(learners)
 
     before = committed(milestone.script.relative_to(REPOSITORY).as_posix(), args.since)
-    found = repairs(before, milestone.script.read_text(encoding="utf-8"), args.block)
+    try:
+        found = repairs(before, milestone.script.read_text(encoding="utf-8"), args.block)
+    except SyntaxError as error:
+        raise ValueError(f"{short(milestone.script)}: {error}") from None
     if not found:
         raise ValueError(f"{short(milestone.script)} has no changed block since {args.since}")
     missed, texts = 0, {}  # all of them before the first is written
     for script in scripts:
-        texts[script] = script.read_text(encoding="utf-8")
+        text, lines = script.read_text(encoding="utf-8"), []
         for repair in found:
             try:
-                fate, texts[script] = carry(repair, texts[script])
+                fate, text = carry(repair, text)
             except (SyntaxError, ValueError) as error:
                 raise ValueError(f"{short(script)}: {error}; nothing is written") from None
-            print(f"{fate:<13}  {short(script)}  {repair.block}")
+            lines.append(f"{fate:<13}  {short(script)}  {repair.block}")
             missed += fate == DIFFERS
-    for script, text in texts.items():
-        script.write_text(text, encoding="utf-8", newline="\n")
+        texts[script] = text, lines
+    for script, (text, lines) in texts.items():
+        replace_file(script, text.encode(), script.stat().st_mode)
+        print(*lines, sep="\n")
     if missed:
         print(f"{missed} to look at by hand", file=sys.stderr)
     return 0

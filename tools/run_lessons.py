@@ -37,7 +37,12 @@ def main() -> int:
 
     failed = 0
     for path in notebooks:
-        notebook = nbformat.read(path, as_version=4)
+        try:
+            notebook = nbformat.read(path, as_version=4)
+        except (ValueError, AttributeError, nbformat.ValidationError):
+            failed += 1
+            print(f"{path.name} failed: it is not a notebook; git restore it", file=sys.stderr)
+            continue
         start = time.perf_counter()
         client = NotebookClient(notebook, timeout=SECONDS, record_timing=False,
                                 resources={"metadata": {"path": str(LESSONS)}})

@@ -15,10 +15,13 @@ import codecs
 import os
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from speedrun.base.cli import Parser, natural, not_negative, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import short, visible
+
+MOST_BYTES = 2**24  # of a prompt; a model sees its end only
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,13 +94,22 @@ def read_prompt(text: str | None, file: Path | None) -> bytes:
     neither, on stdin unless that is a terminal. Raises UserError if the file cannot be read."""
     if text == "-" or file == Path("-") or (text is None and file is None):
         asked = text or file
-        return sys.stdin.buffer.read() if asked or not sys.stdin.isatty() else b""
+        return read_some(sys.stdin.buffer) if asked or not sys.stdin.isatty() else b""
     if file is not None:
         try:
-            return file.read_bytes()
+            with open(file, "rb") as stream:
+                return read_some(stream)
         except OSError as error:
             raise UserError(f"--prompt-file {file}: {error.strerror}") from None
     return text.encode("utf-8", "surrogateescape")  # bytes of the command line that are no UTF-8
+
+
+def read_some(stream: BinaryIO) -> bytes:
+    """All of a stream; UserError if that is more than MOST_BYTES, as of /dev/urandom."""
+    prompt = stream.read(MOST_BYTES + 1)
+    if len(prompt) > MOST_BYTES:
+        raise UserError(f"the prompt is longer than {MOST_BYTES:,} bytes; give a shorter one")
+    return prompt
 
 
 def note(line: str) -> None:

@@ -77,7 +77,7 @@ def factors(text: str) -> list[float]:
         numbers = [0.0]
     if not all(0 < number < math.inf for number in numbers):
         raise argparse.ArgumentTypeError(f"{text}: not numbers above 0, separated by commas")
-    return numbers
+    return list(dict.fromkeys(numbers))  # each trains once
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the commands have in common: arguments, and errors in one line."""
 
 import argparse
+import errno
 import math
 import os
 import signal
@@ -61,6 +62,7 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     enter_venv()
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     try:
+        _check_folder()
         status = main()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,6 +72,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
         message = f"{error.name} is not installed here: {install_command()}"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
+        if getattr(error, "errno", 0) == errno.ENOSPC and not error.filename:  # mostly a temporary
+            message = f"{error.strerror}; make room, or set TMPDIR to a folder with more"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing but the exit is left to interrupt
     if message is not None:
         print(f"error: {visible(str(message))}", file=sys.stderr)
@@ -83,6 +87,14 @@ def _open_closed_streams():
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             setattr(sys, name, open(number, "w" if number else "r"))
+
+
+def _check_folder():
+    """Raises UserError if the current folder was removed: libraries fail there in riddles."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the current folder was removed; change to another") from None
 
 
 def _at_least(least, text):

@@ -18,7 +18,7 @@ from speedrun.run.plan import Plan, check_out, make_fresh_out
 from speedrun.run.preflight import check_shards
 from speedrun.run.progress import NotFinite, follow
 from speedrun.run.summary import Summary, summarize, to_json
-from speedrun.run.torchrun import announce_nodes, launch, stop_signals
+from speedrun.run.torchrun import announce_nodes, check_open_files, launch, stop_signals
 
 PROBE_BYTES = 2**16  # to find out whether a disk is full
 
@@ -32,6 +32,7 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
     Raises UserError if the run cannot start or fails, Stopped if a signal to this process ends it;
     a log is kept if it has steps, or if the error alone does not explain the end.
     """
+    check_open_files()
     announce_nodes(plan.nodes, stream)
     plan, out_is_new = _make_out(plan)
     log = plan.out / "log.txt"
@@ -175,6 +176,10 @@ def _sum_up(plan):
         raise UserError(f"the script ended without a log: {error}") from None
     if log.last is None:
         raise UserError(f"no step was logged in {short(file)}")
+    step, length = log.last.step, log.last.train_steps
+    if length and step < length:
+        raise UserError(f"the script ended after step {step} of {length}; the log so far:"
+                        f" {short(file)}")
     summary = summarize(plan, log)
     try:
         replace_file(plan.out / "summary.json", (to_json(summary) + "\n").encode())

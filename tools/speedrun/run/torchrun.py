@@ -20,6 +20,7 @@ NODES_PATIENCE_S = 600  # in which all machines of a run must have met
 RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
 RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own default is 30
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
+LEAST_FILES = 64  # open at once; 20 are too few, 32 do for one rank
 STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them all
                 if signum.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
 # torch 2.13 has new names for these, and warns on every rank; torch 2.11 knows the old ones alone,
@@ -71,6 +72,17 @@ def announce_nodes(nodes: Nodes, stream: TextIO) -> None:
                         f" ({os.strerror(error.errno)}); give all nodes another") from None
     print(f"waiting for all {nodes.count} nodes at {nodes.endpoint}, at most"
           f" {NODES_PATIENCE_S // 60} minutes", file=stream, flush=True)
+
+
+def check_open_files() -> None:
+    """Raises UserError where torch's launcher, which then waits forever, cannot open its files."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= limit < LEAST_FILES:  # infinity is -1
+        raise UserError(f"a process may open only {limit} files here; first type: ulimit -n 1024")
 
 
 def launcher(nodes: Nodes) -> list[str]:
