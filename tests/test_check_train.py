@@ -752,6 +752,17 @@ def test_blocks_that_fit_only_together_are_right_beside_a_fault(ask):
     assert {"CausalSelfAttention", "Block", "GPT", "main"} <= right
 
 
+def test_a_pair_that_is_right_together_is_not_blamed_for_another_block(ask):
+    text = edited("01", ("[:, None]  # (T, 1, D)", "  # (T, D)"),
+                  ("[: x.size(1)].to(x.dtype)", "[: x.size(2)].to(x.dtype)"),
+                  ("        q, k = self.rotary(q), self.rotary(k)\n", ""),
+                  ("        y = F.", "        q, k = self.rotary(q), self.rotary(k)\n        y = F."),
+                  ("X.norm(dim=(-2, -1), keepdim=True)", "X.norm()"))
+    outcomes = ask(id="01", text=text)
+    assert list(failures(outcomes)) == ["newton_schulz"]
+    assert {"Rotary", "CausalSelfAttention"} <= {o.name for o in outcomes if o.passed}
+
+
 def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
     text = edited("01", ("def __init__(self, args, rotary)", "def __init__(self, rotary, args)"),
                   ("Block(args, rotary)", "Block(rotary, args)"),
