@@ -756,7 +756,8 @@ def test_a_pair_that_is_right_together_is_not_blamed_for_another_block(ask):
     text = edited("01", ("[:, None]  # (T, 1, D)", "  # (T, D)"),
                   ("[: x.size(1)].to(x.dtype)", "[: x.size(2)].to(x.dtype)"),
                   ("        q, k = self.rotary(q), self.rotary(k)\n", ""),
-                  ("        y = F.", "        q, k = self.rotary(q), self.rotary(k)\n        y = F."),
+                  ("        y = F.",
+                   "        q, k = self.rotary(q), self.rotary(k)\n        y = F."),
                   ("X.norm(dim=(-2, -1), keepdim=True)", "X.norm()"))
     outcomes = ask(id="01", text=text)
     assert list(failures(outcomes)) == ["newton_schulz"]
