@@ -35,6 +35,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"
                "reduce_scatter_single", "all_to_all_single", "all_to_all", "reduce", "gather",
                "scatter", "send", "recv", "isend", "irecv")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
+LATE = 12  # calls of the model, after which used batches are gone
 CLOCKS = ("perf_counter", "time", "monotonic", "process_time")
 # Every process group of this process. Nothing may free one: the destructor of a gloo group waits,
 # with Python's lock, for a thread that may be waiting for that lock (pytorch issue 56297).
@@ -160,7 +161,7 @@ class Spy:
         self.written = set()  # paths of files that are written
         self.threads = set()  # others than the main one, in which the script's code runs
         self.started_late = 0  # threads, after the first training pass
-        self.ready = 0  # batches that waited for the model at a look
+        self.ready = []  # batches that waited for the model, or were kept, at two calls
         self.masks = []  # of each call of flex_attention
         self.tiles = 0  # that its mask lists
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
@@ -209,8 +210,8 @@ class Spy:
         self.kinds[self.phase].add(", ".join(map(_kind, given)))
         self.modes[self.phase].add(net.training)
         if training:
-            if len(self.calls) == 2 and threading.active_count() > 1:
-                self.ready = self.batches_ready(*given)
+            if len(self.calls) in (2, LATE) and threading.active_count() > 1:
+                self.ready.append(self.batches_ready(*given))
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
         held = [value for part in net.modules() for value in vars(part).values()]
         self.settings[self.phase].append(tuple(

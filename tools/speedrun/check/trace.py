@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from speedrun.check.spy import Spy, arguments, dtype_name, fill, run, triton
+from speedrun.check.spy import LATE, Spy, arguments, dtype_name, fill, run, triton
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import length_names
@@ -321,8 +321,10 @@ def updates(module, values, note, folder, **_):
               ", ".join(sorted(name for name, some in spy.places.items() if len(some) > 1)))
     note.note("threads besides the main one that run the script's code", "at least",
               len(spy.threads), 0.01)
-    note.note("batches that are ready when the model takes the third", "at least", spy.ready, 1.0)
-    note.note("batches that wait when the model takes the third", "at most", spy.ready, (2, 0))
+    early, late = spy.ready[0] if spy.ready else 0, spy.ready[-1] if spy.ready else 0
+    note.note("batches that are ready when the model takes the third", "at least", early, 1.0)
+    note.note("batches that wait when the model takes the third", "at most", early, (2, 0))
+    note.note(f"batches that wait, or are kept, after {LATE}", "at most", late, (2, 0))
     note.fact("a thread starts after the first training pass", spy.started_late > 0)
     groups = [len(group["params"]) for optimizer in spy.steps for group in optimizer.param_groups]
     torch.save(dict(calls=[spy.calls[i] for i in sorted({0, len(spy.calls) - 1})], groups=groups),
