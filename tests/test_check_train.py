@@ -567,8 +567,8 @@ SEEN_BY_ONE_LOOK = [
      "the tables at the record's lengths, without signs"),
     ("09", "two ranks", [("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)")],
      "all ranks begin with the same weights"),
-    ("09", "updates", [("        return ready.popleft().result()", "        kept.append(ready.popleft())"
-                        "\n        return kept[-1].result()"),
+    ("09", "updates", [("return ready.popleft().result()",
+                        "kept.append(ready.popleft())\n        return kept[-1].result()"),
                        ("    def next_batch():", "    kept = []\n\n    def next_batch():")],
      "batches that wait, or are kept, after 12"),
     ("05i", "training", [("bound = 0.5 * (3", "bound = 0.55 * (3")], "the initial weights"),
