@@ -571,6 +571,10 @@ SEEN_BY_ONE_LOOK = [
                         "kept.append(ready.popleft())\n        return kept[-1].result()"),
                        ("    def next_batch():", "    kept = []\n\n    def next_batch():")],
      "batches that wait, or are kept, after 12"),
+    ("09", "precision", [("            (loss * targets.numel()).backward()",
+                          "            assert loss.isfinite()\n"
+                          "            (loss * targets.numel()).backward()")],
+     "numbers read from tensors between the model's calls"),
     ("05i", "training", [("bound = 0.5 * (3", "bound = 0.55 * (3")], "the initial weights"),
     ("05i", "model", [("dtype, fast=False)", "dtype, fast=True)")],
      "products of eight bits in call 1 of the model with use_fp8=True"),

@@ -95,11 +95,11 @@ class Message:
 
 class Meter(TorchDispatchMode):
     """Counts matrix products, those in bfloat16, those in compiled code and those beside messages,
-    and readings of numbers inside the model."""
+    and numbers read from tensors."""
 
     def __init__(self, spy):
         super().__init__()
-        self.spy, self.readings = spy, 0
+        self.spy, self.readings = spy, Counter()  # {phase: numbers read from tensors}
         self.work, self.low = Counter(), Counter()  # {phase: operations}
         self.compiled, self.beside = Counter(), Counter()
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
@@ -120,7 +120,7 @@ class Meter(TorchDispatchMode):
             self.compiled[phase] += operations * (self.spy.compiled > 0)
             self.beside[phase] += operations * bool(self.spy.under_way)
         elif name == "_local_scalar_dense":
-            self.readings += phase in self.spy.kinds
+            self.readings[phase] += 1
         if func.namespace == "aten" and not func.is_view and "empty" not in name:
             if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
                 part = self.spy.parts[-1]

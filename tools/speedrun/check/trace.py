@@ -494,7 +494,10 @@ def precision(module, values, note, folder, machine, **_):
                       round(meter.compiled[phase] / work, 2), 0.7)
     note.note("share of calls of the model that are compiled", "numbers",
               {"": spy.compiled_calls / max(spy.all_calls, 1)}, 0.01)
-    note.fact("numbers that the model reads from tensors", meter.readings)
+    note.fact("numbers that the model reads from tensors",
+              sum(meter.readings[phase] for phase in spy.kinds))
+    note.note("numbers read from tensors between the model's calls", "at most",
+              meter.readings["backward pass"], (1, 4))  # each waits for the device
     note.note("weights whose optimizer calls compiled code", "at least", len(spy.compiling), 0.9)
     states = {}
     for name, value in spy.states():

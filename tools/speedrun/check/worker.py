@@ -48,7 +48,8 @@ BROKEN_SHARDS = {
 
 
 def run(tasks: list["Task"], deadline: float) -> None:
-    """Runs tasks to their end, as many at a time as there are cores, four at most.
+    """Runs tasks to their end, as many at a time as there are cores, four at most; a task's ranks
+    wait for each other, so they count as one.
 
     Raises TimeoutError at the deadline, a point in time of time.monotonic. When it returns or
     raises, nothing runs any more.
@@ -57,8 +58,7 @@ def run(tasks: list["Task"], deadline: float) -> None:
     waiting, running = list(tasks), []
     try:
         while waiting or running:
-            while waiting and (not running or waiting[0].world + sum(
-                    task.world for task in running) <= min(4, cores)):
+            while waiting and len(running) < min(4, cores):
                 running.append(waiting.pop(0))
                 running[-1].start()
             running = [task for task in running if not task.ended()]
