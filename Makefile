@@ -8,7 +8,7 @@ run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile  # a file shares its runs
+	$(BIN)/python -m pytest -n 3 --dist loadfile  # a file shares its runs; some wait
 
 lessons: .venv/installed  ## open the notebooks (on rented GPUs one is often root)
 	$(BIN)/jupyter lab --allow-root --ServerApp.root_dir=. lessons/start_here.ipynb
