@@ -585,7 +585,7 @@ SEEN_BY_ONE_LOOK = [
     ("05o", "precision", [("if row + ROWS <= column:", "if row < column:")],
      "results of Triton's kernels by the optimizers with use_triton=True"),
     ("09", "two ranks", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
-     "sets of Python numbers for each of which a function is compiled"),
+     "sets of Python numbers that compiled functions are called with"),
     ("09", "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
                            "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
     ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],

@@ -478,7 +478,7 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
     (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
     (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),
-    (["03", "04", "--html", "."], 1, "is no regular file"),
+    (["03", "04", "--html", "."], 1, "is not a regular file"),
     (["03", "04", "--html", "link.html"], 1, "link.html: it is a link to target.html; name a file"),
     (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),

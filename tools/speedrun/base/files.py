@@ -45,7 +45,7 @@ def check_output(option: str, file: Path, suffix: str = "") -> None:
     if file.is_symlink():
         raise UserError(f"{option} {file}: it is a link to {os.readlink(file)}; name a file")
     if file.exists() and not file.is_file():
-        raise UserError(f"{option} {file}: it exists and is no regular file")
+        raise UserError(f"{option} {file}: it exists and is not a regular file")
 
 
 def read_json(file: Path) -> object:

@@ -30,7 +30,7 @@ def file_of(slug: str, text: str, values: dict[str, object]) -> Path:
 
 
 def load(file: Path) -> dict | None:
-    """What `save` was given, or None where there is no such file, or a damaged one."""
+    """The content that `save` was given, or None if the file is missing or damaged."""
     with suppress(Exception):  # damage shows in many ways
         return torch.load(file, weights_only=True)
 

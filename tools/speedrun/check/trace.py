@@ -272,8 +272,8 @@ def model(module, values, note, calls, machine, paths, **_):
 
 
 def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
-    """Loss and gradients of a call, weights and gradients so many times as large as usual; returns
-    whether there are products of eight bits."""
+    """Notes loss and gradients of a call, with weights and gradients times these factors; returns
+    whether any product is in eight bits."""
     with note.guard(where), Spy().meter as meter:
         args, kwargs = call
         net = make(weights, **changes)
@@ -428,7 +428,7 @@ def ranks(module, values, note, folder, rank, **_):
         _note_checkpoint(note, spy, folder, "the checkpoint of two ranks")
     note.fact(f"buffers that DistributedDataParallel sends from rank {rank} before a pass",
               sum(len(net.modules_buffers) for net in spy.parallel if net.broadcast_buffers))
-    note.note("sets of Python numbers for each of which a function is compiled", "at most",
+    note.note("sets of Python numbers that compiled functions are called with", "at most",
               sum(map(len, spy.given.values())), (1, 0))
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",

@@ -57,7 +57,7 @@ def shard_length(file: str | Path) -> int:
     if Path(file).absolute().parent == BUILTIN:
         again = f"make it again: {fetch_command(BUILTIN)}"
     if not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would wait for its writer
-        raise UserError(f"{file} is no regular file, so it is no token shard; remove it")
+        raise UserError(f"{file} is not a regular file, so it is not a token shard; remove it")
     with open(file, "rb") as shard:
         header = shard.read(HEADER_BYTES)
         size = os.fstat(shard.fileno()).st_size
