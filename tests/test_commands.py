@@ -111,20 +111,21 @@ def test_control_characters_are_shown_and_not_sent():
         assert "\N{SYMBOL FOR ESCAPE}[31m" in ended.stderr and "\x1b" not in ended.stderr
 
 
-PACKAGES = ["base", "history", "scripts", "run", "compare", "diff", "predict", "check", "sample",
-            "doctor", "figures"]  # lowest first
+PACKAGES = ["base", "compat", "history", "scripts", "run", "compare", "diff", "predict", "check",
+            "sample", "doctor", "figures"]  # lowest first
 LIBRARY = REPOSITORY / "tools" / "speedrun"
 
 
 def test_every_package_has_its_place():
-    assert sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")) == sorted(PACKAGES)
-    assert [path.name for path in LIBRARY.glob("*.py")] == ["__init__.py"]
+    modules = [path.stem for path in LIBRARY.glob("*.py") if path.name != "__init__.py"]
+    folders = [path.parent.name for path in LIBRARY.glob("*/__init__.py")]
+    assert sorted(folders + modules) == sorted(PACKAGES)
 
 
-@pytest.mark.parametrize("file", sorted(LIBRARY.glob("*/*.py")),
+@pytest.mark.parametrize("file", [LIBRARY / "compat.py", *sorted(LIBRARY.glob("*/*.py"))],
                          ids=lambda file: f"{file.parent.name}.{file.stem}")
 def test_imports_point_down(file):
-    here = PACKAGES.index(file.parent.name)
+    here = PACKAGES.index(file.relative_to(LIBRARY).parts[0].removesuffix(".py"))
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         assert not isinstance(node, ast.Import) or all(
             alias.name.partition(".")[0] != "speedrun" for alias in node.names), "import its names"

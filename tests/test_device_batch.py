@@ -25,7 +25,7 @@ from speedrun.run.log import RULE, read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
 from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
-from test_roofline import invented
+from test_predictions import invented
 
 GPU = "NVIDIA Simulated"
 

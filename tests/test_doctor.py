@@ -30,7 +30,7 @@ from speedrun.doctor.software import NEEDED, REQUIREMENTS, pins
 from speedrun.history import manifest
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, load_manifest
-from test_roofline import invented
+from test_predictions import invented
 
 H100 = "NVIDIA H100 80GB HBM3"
 # On invented machines the report is about these milestones alone, so that it is short.

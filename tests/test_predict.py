@@ -4,6 +4,7 @@ torch.compile makes it, and faults that only CUDA would show are caught.
 Run: .venv/bin/python -m pytest tests/test_predict.py
 """
 
+import multiprocessing
 import os
 
 import pytest
@@ -11,26 +12,27 @@ import torch
 
 import predict as command
 from snapshots import known_values, load_snapshot
+from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
-from speedrun.predict import fake_compiler
+from speedrun.predict import runs
 from speedrun.predict.attention import keys_per_query
 from speedrun.predict.cards import CARDS
-from speedrun.predict.fake_cuda import reason_against
 from speedrun.predict.fake_run import short_run
-from speedrun.predict.observer import Observer
-from speedrun.predict.prediction import STEPS, largest_micro_batch, observe, predict
-from speedrun.predict.silent_kernel import SilentKernel
+from speedrun.predict.observer import Observer, SilentKernel
+from speedrun.predict.prediction import STEPS
+from speedrun.predict.runs import largest_micro_batch, observe, predict
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
 
-pytestmark = pytest.mark.skipif(reason_against() is not None, reason=reason_against() or "")
+# In another version of torch or triton these tests fail, and say so.
+pytestmark = pytest.mark.skipif(bool(compat.missing()), reason=compat.missing() or "")
+compiles = pytest.mark.skipif(
+    bool(compat.missing(compiled=True)), reason=compat.missing(compiled=True) or "")
 
 MILESTONES = load_manifest().milestones
 H100 = CARDS["h100"]
 SMALL = dict(num_layers=2, micro_batch_size=8, total_batch_size=65_536)
-compiles = pytest.mark.skipif(
-    fake_compiler.reason_against() is not None, reason=fake_compiler.reason_against() or "")
 
 
 # By default the first, one from the middle, the last; each takes ten seconds.
@@ -70,6 +72,8 @@ FAULTS = {
         "03e", "self.weight.to(x.dtype)", "self.weight", "bfloat16"),
     "an exit without a word": (
         "01", "    log = Log(args)", "    os._exit(0)", "GPU ended with exit code 0 before its"),
+    "a model beyond all memory": (
+        "01", "    model_dim: int = 768", "    model_dim: int = 768 * 10**9", "Storage size"),
 }
 
 
@@ -287,19 +291,42 @@ def test_bytes_of_a_kernel_are_those_that_it_touches(change, moved):
 
 
 def test_without_triton_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr("speedrun.predict.fake_compiler.TRITON", "0.0")
-    assert "pip install --no-deps triton==0.0" in fake_compiler.reason_against()
+    monkeypatch.setattr(compat, "_triton", lambda: None)
+    assert compat.reason_against() is None
+    assert "is missing: pip install --no-deps triton==" in compat.reason_against(compiled=True)
 
 
 # ---- where it cannot be ----
 
 
-def test_what_prevents_a_prediction_is_one_line():
-    with pytest.raises(UserError, match="524288 tokens do not divide into 3 x 65536") as refused:
-        command.main(["05", "--device-batch", "3"])
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("05 --device-batch 3", r"total_batch_size=524288 is not a multiple of .* 3 \* 65536 \* 8"),
+    (f"04 --device-batch {10**20}", "micro_batch_size=1[0]{20} is out of range"),
+    (f"04 --nproc {10**11}", "524288 is not a multiple of .* = 64 [*] 1024 [*] 100000000000; "),
+])
+def test_sizes_that_no_run_takes_are_refused(arguments, words):
+    with pytest.raises(UserError, match=words) as refused:
+        command.main(arguments.split())
     assert "\n" not in str(refused.value)
 
 
-def test_another_torch_is_refused(monkeypatch):
-    monkeypatch.setattr("speedrun.predict.fake_cuda.TORCH", "2.12.0")
-    assert reason_against().startswith("predictions need torch 2.12.0; this is ")
+def test_more_tokens_than_a_shard_counts_are_refused():
+    sizes = dict(seq_len=2**28, micro_batch_size=1, total_batch_size=2**31, val_tokens=2**31)
+    with pytest.raises(UserError, match="4,294,967,297 tokens, more than"):
+        predict(find_script("01"), H100, 8, sizes)
+
+
+def test_a_run_that_does_not_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(runs, "LONGEST", {False: 0.1})
+    with pytest.raises(UserError, match="muon on the fake GPU has not ended after 0.1 seconds"):
+        predict(find_script("01"), H100, 8, SMALL)
+    assert not multiprocessing.active_children()
+
+
+def test_another_torch_or_triton_is_refused(monkeypatch):
+    assert compat.other_version(compiled=True) is None  # else all tests here fail
+    monkeypatch.setattr(compat, "TORCH", "2.12.0")
+    assert compat.reason_against().startswith("predictions need torch 2.12.0; this is ")
+    monkeypatch.undo()
+    monkeypatch.setattr(compat, "TRITON", "0.0")
+    assert "need triton 0.0; here it is" in compat.reason_against(compiled=True)

@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from PIL import Image
 
 import make_figures
-import test_roofline
+import test_predictions
 from speedrun.figures import causes, records_plot, tables
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
@@ -149,7 +149,7 @@ def fresh(tmp_path_factory):
         "__pycache__", "*.md", "*.png"))
     lines = [line_of(m, seed) for m in load_manifest().milestones for seed in range(3)]
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
-    predicted = test_roofline.invented(*(m.id for m in load_manifest().milestones))
+    predicted = test_predictions.invented(*(m.id for m in load_manifest().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
     for table in make_figures.TABLES:
         path = tmp_path / table.file

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.load import load_snapshot
 from speedrun.scripts.sizes import LONGEST_DENSE, length_names
