@@ -102,7 +102,8 @@ def _guides(block, milestone) -> Iterator[Guide]:
 
 @cache
 def _blocks(text):
-    return {block.name: block.text for block in split_blocks(text)}
+    """{name: text} of a script's blocks, without headings."""
+    return {b.name: b.text for b in split_blocks(text) if not b.name.startswith("heading: ")}
 
 
 def hint_of(name: str, milestone: Milestone) -> Hint:
@@ -114,7 +115,7 @@ def hint_of(name: str, milestone: Milestone) -> Hint:
     name = name.strip()
     if hint := find_hint(name, milestone):
         return hint
-    blocks = {block.casefold(): block for block in _blocks(milestone)}
+    blocks = {block.casefold(): block for block in _blocks(milestone.script.read_text("utf-8"))}
     if name.casefold() in blocks:
         return Hint(blocks[name.casefold()])
     names = ", ".join(blocks.values())
@@ -147,12 +148,6 @@ def print_hint(hint: Hint, milestone: Milestone, level: int) -> None:
                     "names.")
 
 
-def _blocks(milestone):
-    """{name: text} of the milestone's blocks, without headings."""
-    source = milestone.script.read_text(encoding="utf-8")
-    return {b.name: b.text for b in split_blocks(source) if not b.name.startswith("heading: ")}
-
-
 def _print_block(name, milestone):
     """Prints how the block changed last, in this milestone or the nearest ancestor, or the block of
     the root; returns whether there is one."""
@@ -166,7 +161,7 @@ def _print_block(name, milestone):
             console.print(f"\n{parent.name} → {child.name}", style="bold")
             print_changes(console, find_difference(*texts).only([name]))
             return True
-    text = _blocks(line[-1]).get(name)
+    text = _blocks(line[-1].script.read_text("utf-8")).get(name)
     if text:
         console.print(f"\n{line[-1].name}: {name}", style="bold")
         console.print(text, markup=False, highlight=False)
