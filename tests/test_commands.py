@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_commands.py
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,3 +132,12 @@ def test_imports_point_down(file):
             alias.name.partition(".")[0] != "speedrun" for alias in node.names), "import its names"
         if isinstance(node, ast.ImportFrom) and node.module.startswith("speedrun."):
             assert PACKAGES.index(node.module.split(".")[1]) <= here, node.module
+
+
+def test_private_names_of_torch_stand_in_one_module():
+    private = re.compile(r'(?<!["\w])torch(\.\w+)*\._[a-zA-Z]|\._(schema|cdata|opname)\b'
+                         r"|^ *(from|import) triton\b", re.MULTILINE)
+    files = {path.relative_to(LIBRARY).as_posix(): path.read_text(encoding="utf-8")
+             for path in LIBRARY.rglob("*.py")}
+    assert private.search(files.pop("compat.py"))
+    assert [name for name, text in files.items() if private.search(text)] == []

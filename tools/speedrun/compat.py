@@ -79,7 +79,7 @@ def _triton():
         return None
 
 
-# ---- what dispatch modes ask ----
+# ---- what observers of a run ask ----
 
 
 def is_tracing() -> bool:
@@ -92,9 +92,22 @@ def arguments_of(operator: torch._ops.OpOverload) -> list[torch.Argument]:
     return operator._schema.arguments
 
 
+def is_in_backward() -> bool:
+    """Whether autograd is at work in this thread."""
+    return torch._C._current_graph_task_id() >= 0
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors of one storage share, for as long as it lives."""
     return tensor.untyped_storage()._cdata
+
+
+def optimized_module() -> type[nn.Module]:
+    """The class of what torch.compile makes of a module, from the module and from a function that
+    compiles a call. Importing it takes a second."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return OptimizedModule
 
 
 # ---- a CUDA device that is not there ----

@@ -16,10 +16,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.attention import flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from speedrun.check.kernels import as_compiled, varlen_attn
+from speedrun.compat import (
+    TorchDispatchMode,
+    arguments_of,
+    is_in_backward,
+    tree_leaves,
+    tree_map_only,
+)
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 LATE = 12  # calls of the model, after which used batches are gone
@@ -297,7 +302,7 @@ class Spy:
             size = largest.numel() * largest.element_size()
             what = "optimizers" if self.depth else "gradients and losses"
             self.sent[what, dtype_name(largest.dtype)] += size
-            if torch._C._current_graph_task_id() >= 0:  # autograd is at work
+            if is_in_backward():
                 self.sent_in_backward += size
         self.messages += self.depth > 0
         handle = function(*args, **kwargs)
@@ -372,7 +377,7 @@ class Spy:
 
 def _eight_bits(a, b, func, args, kwargs):
     """A scaled product in words: dtypes, how it sums, and what a GPU would not take."""
-    names = (argument.name for argument in func._schema.arguments)
+    names = (argument.name for argument in arguments_of(func))
     fast = {**dict(zip(names, args, strict=False)), **kwargs}.get("use_fast_accum", False)
     taken = a.stride(1) == 1 and b.stride(0) == 1
     return (f"{' and '.join(sorted(map(dtype_name, (a.dtype, b.dtype))))}{', summed fast' * fast}"

@@ -18,11 +18,11 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speedrun.check import trace_model, trace_runs
 from speedrun.check.launch import run, triton
 from speedrun.check.spy import Spy, arguments
+from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.sizes import length_names
 
