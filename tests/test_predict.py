@@ -122,11 +122,13 @@ def test_largest_micro_batch_fits_and_the_next_does_not():
 # ---- compiled ----
 
 
+ASSEMBLED = bool(os.environ.get("RUN_SLOW"))  # takes as long again
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """05a with two of its layers: FlexAttention forward and backward, a window that grows."""
-    assembled = bool(os.environ.get("RUN_SLOW"))  # takes as long again
-    return observe(find_script("05a"), H100, 8, dict(num_layers=2), True, assembled)
+    return observe(find_script("05a"), H100, 8, dict(num_layers=2), True, ASSEMBLED)
 
 
 @compiles
@@ -154,22 +156,6 @@ def test_compiled_code_keeps_no_logits_in_float32(compiled):
     assert compiled.memory["parameters"] == 4 * 2 * 12 * 768**2 + (4 + 2) * 50_304 * 768 + 4 * 7
 
 
-def names_of_kernels(found):
-    """The names of the Triton kernels that a step launches, each assembled and fit for the card."""
-    launched = {launch.name for launch in found.launches if launch.kind == "triton"}
-    assert launched <= {kernel.name for kernel in found.kernels}
-    for kernel in found.kernels:
-        assert 0 < kernel.registers <= 255 and kernel.shared <= H100.shared
-    return launched
-
-
-@compiles
-@pytest.mark.slow
-def test_flex_attention_is_assembled(compiled):
-    launched = names_of_kernels(compiled)
-    assert sum("tem_fused" in name for name in launched) >= 2  # forward and backward
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A small 06b with two layers and a warm-up that leaves out the later windows."""
@@ -180,7 +166,7 @@ def small(tmp_path_factory):
     script.write_text(source.replace(right, "step = 0"), encoding="utf-8")
     settings = dict(num_layers=2, layer_without_mlp=2, value_embed_pattern="..", vocab_size=512,
                     total_batch_size=1024, train_seq_len=1024, val_seq_len=2048)
-    return predict(find_script(str(script)), H100, 1, settings, compiled=True)
+    return observe(find_script(str(script)), H100, 1, settings, True, ASSEMBLED)
 
 
 @compiles
@@ -228,10 +214,20 @@ def test_a_kernel_of_the_scripts_own_is_compiled(small):
     rows, columns, matrix = 768, 3072, 2 * 4 * 768 * 768  # of four matrices; bytes
     assert (first.flops, second.flops) == (4 * rows**2 * columns, 4 * rows**3)
     assert (first.moved, second.moved) == (2 * 4 * rows * columns + matrix, 3 * matrix)
-    assert "symmetric_kernel" in names_of_kernels(small)
-    assembled = [k for k in small.kernels if k.name == "symmetric_kernel"]
+
+
+@compiles
+@pytest.mark.slow
+def test_every_kernel_that_is_launched_is_assembled(compiled, small):
+    for found in (compiled, small):
+        launched = {launch.name for launch in found.launches if launch.kind == "triton"}
+        assert launched <= {kernel.name for kernel in found.kernels}
+        for kernel in found.kernels:
+            assert 0 < kernel.registers <= 255 and kernel.shared <= H100.shared
+    assert sum("tem_fused" in kernel.name for kernel in compiled.kernels) >= 2  # FlexAttention's
+    symmetric = [kernel for kernel in small.kernels if kernel.name == "symmetric_kernel"]
     # with a summand or without, for large matrices or for gates
-    assert len(assembled) == 4 and all(kernel.shared > 0 for kernel in assembled)
+    assert len(symmetric) == 4 and all(kernel.shared > 0 for kernel in symmetric)
 
 
 @pytest.mark.parametrize(("milestone", "step", "keys"), [

@@ -106,6 +106,7 @@ def _apart(script, compiled, *arguments):
     try:
         if not ours.poll(longest):
             process.kill()
+            process.join()
             raise UserError(f"{script.name} on the fake GPU has not ended after {longest} seconds,"
                             f" though a run there has {STEPS} steps; is there a loop without end?")
         seen, failure = ours.recv()
