@@ -160,7 +160,7 @@ class Trials:
 def machine(monkeypatch, tmp_path, shards):
     """Makes plans for a machine whose GPUs have the given MiB, and the trials on it."""
     monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "runs" / "answers")
-    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: {})
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: {})
 
     def make(*memory, settings=(), trials=None, milestone=MILESTONES[1], **options):
         names = [GPU] * len(memory)
@@ -279,8 +279,8 @@ def test_a_dry_run_tries_nothing(machine):
 def predicted(monkeypatch):
     """Predictions of 2 GiB, and 16 MiB for each sequence of 32 tokens, whatever the settings."""
     stored = invented(*(milestone.id for milestone in MILESTONES[:2]))
-    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
-    monkeypatch.setattr("speedrun.run.predicted.MAY_DIFFER", KINDS)
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: stored)
+    monkeypatch.setattr("speedrun.run.fit_batch.MAY_DIFFER", KINDS)
     return stored
 
 

@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -27,13 +28,13 @@ from speedrun.base.text import short
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus
-from speedrun.run.failure import explain, last_words
+from speedrun.run.failure import FAILURES, REPORT, error_line, explain
 from speedrun.run.log import RunLog, read_log
-from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
-from speedrun.run.torchrun import ALLOCATOR, LOOPBACK, Stop, announce_nodes, launch, stop_signals
+from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, launch, stop_signals
+from speedrun.scripts.find import paths_taken
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
@@ -148,7 +149,7 @@ def test_command_of_a_milestone(tmp_path):
     plan = make_plan("00", nproc=2, out=tmp_path / "run", steps=20, settings=["seed=3"])
     ranks = tmp_path / "run" / "ranks"
     assert plan.command[:8] == [
-        sys.executable, short(LOOPBACK), "--standalone", "--local-addr=127.0.0.1",
+        sys.executable, short(LAUNCHER), "--standalone", "--local-addr=127.0.0.1",
         "--nproc-per-node=2", "--redirects=2", f"--log-dir={ranks}", plan.command[7],
     ]
     assert Path(plan.command[7]).resolve() == load_manifest().get("00").script
@@ -160,7 +161,7 @@ def test_command_of_a_milestone(tmp_path):
 def test_several_nodes_are_handed_to_the_launcher(script, shards, tmp_path):
     nodes = Nodes(2, 1, "host:29500")
     plan = make_plan(str(script), data=shards, nodes=nodes, out=tmp_path / "run")
-    assert plan.command[3:6] == ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500"]
+    assert plan.command[2:5] == ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500"]
     assert "--standalone" not in plan.command
 
 
@@ -330,23 +331,19 @@ def test_peak_flops(name, peak):
 # ---- why a run failed ----
 
 
-def report(*ranks, closed=()):
-    """What the launcher writes about failed (rank, exit code) pairs; a pid is 100 + rank."""
-    lines = [f"W] Sending process {100 + rank} closing signal SIGTERM" for rank in closed]
-    for rank, code in ranks:
-        lines += [f"  rank      : {rank} (local_rank: {rank})",
-                  f"  exitcode  : {code} (pid: {100 + rank})", "  error_file: <N/A>"]
-    return "\n".join(lines)
-
-
-def stderr_files(tmp_path, texts):
-    """One stderr file per {rank: text}, each written later than the one before."""
-    files = {}
-    for second, (rank, text) in enumerate(texts.items()):
-        files[rank] = tmp_path / f"{rank}.txt"
-        files[rank].write_text(text, encoding="utf-8")
-        os.utime(files[rank], (second, second))
-    return files
+def failure_of(tmp_path, *failures, stderr=None, report="", exit_code=1):
+    """The Failure of these (rank, exit code) pairs in a fresh folder. stderr: {rank: text}, each
+    written later than the previous."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    (folder / REPORT).write_text(report, encoding="utf-8")
+    if failures:
+        (folder / FAILURES).write_text(json.dumps([(rank, rank, code) for rank, code in failures]))
+    for second, (rank, text) in enumerate((stderr or {}).items()):
+        file = folder / "id" / "attempt_0" / str(rank) / "stderr.log"
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
+        os.utime(file, (second, second))
+    return explain(folder, exit_code)
 
 
 def traceback(words):
@@ -371,72 +368,59 @@ def traceback(words):
     ("a warning\nkilled\n\n", "killed"),
     ("", ""),
 ])
-def test_last_words(stderr, words):
-    assert last_words(stderr) == words
+def test_the_reason_in_a_stderr(stderr, words):
+    assert error_line(stderr) == words
 
 
 @pytest.mark.parametrize("stderr", [
     traceback("AssertionError: bad, mend it"), "a warning\nerror: bad, mend it\nbye\n",
     "usage: x\ntrain_gpt.py: error: bad, mend it\n",
 ])
-def test_what_the_script_says_itself_stands_alone(tmp_path, stderr):
-    failure = explain(report((0, 1)), stderr_files(tmp_path, {0: stderr}), 1)
-    assert (failure.text, failure.exit_code, failure.spoken) == ("bad, mend it", 1, True)
-    several = stderr_files(tmp_path, {0: traceback("OSError: lost peer"), 1: stderr})
-    failure = explain(report((0, 1), (1, 1)), several, 1)
-    assert failure.text == "rank 1: bad, mend it"
+def test_a_reason_that_the_script_gives_stands_alone(tmp_path, stderr):
+    failure = failure_of(tmp_path, (0, 1), stderr={0: stderr})
+    assert (failure.text, failure.exit_code, failure.explained) == ("bad, mend it", 1, True)
+    texts = {0: traceback("OSError: lost peer"), 1: stderr}
+    assert failure_of(tmp_path, (0, 1), (1, 1), stderr=texts).text == "rank 1: bad, mend it"
 
 
-def test_the_first_traceback_counts_not_its_consequences(tmp_path):
+def test_the_first_cause_counts_not_its_consequences(tmp_path):
     texts = {2: "", 1: traceback("ValueError: x"), 0: traceback("OSError: lost peer")}
-    files = stderr_files(tmp_path, texts)
-    failure = explain(report((0, 1), (1, 1), (2, -15), closed=[2]), files, 1)
+    failure = failure_of(tmp_path, (0, 1), (1, 1), stderr=texts)
     assert (failure.text, failure.exit_code) == ("rank 1: ValueError: x", 1)
-    assert failure.rank == 1 and not failure.spoken
-
-
-def test_a_killed_rank_is_the_cause_of_the_other_failures(tmp_path):
-    texts = {0: traceback("RuntimeError: connection closed by peer"), 1: "a warning\n"}
-    failure = explain(report((0, 1), (1, -9)), stderr_files(tmp_path, texts), 1)
+    assert failure.rank == 1 and not failure.explained
+    failure = failure_of(tmp_path, (0, 1), (1, -9), stderr={0: texts[0], 1: "a warning\n"})
     assert failure.text == "rank 1 was killed by SIGKILL (out of memory?)"
     assert failure.exit_code == 128 + 9
-
-
-def test_a_rank_closed_by_the_launcher_is_never_the_cause(tmp_path):
-    files = stderr_files(tmp_path, {0: "", 1: ""})
-    failure = explain(report((0, -9), (1, 3), closed=[0]), files, 1)
+    failure = failure_of(tmp_path, (1, 3), stderr={0: "", 1: ""})
     assert (failure.text, failure.exit_code) == ("rank 1 ended with exit code 3", 3)
 
 
-def test_a_failure_of_the_launcher_itself():
-    failure = explain("some lines\nRendezvousError: no endpoint\n", {}, 1)
-    assert failure.text == "the launcher ended with exit code 1: RendezvousError: no endpoint"
-    assert failure.exit_code == 1 and not failure.spoken
-
-
-@pytest.mark.parametrize("words", [
-    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"
-    " joined.",
-    "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while"
-    " trying to connect to (host, 29500).",
+@pytest.mark.parametrize("words, text, explained", [
+    ("RendezvousError: no endpoint",
+     "the launcher ended with exit code 1: RendezvousError: no endpoint", False),
+    ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 "
+     "joined.", "not all nodes met at --rdzv-endpoint within 10 minutes; start", True),
+    ("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while",
+     "not all nodes met at --rdzv-endpoint within 10 minutes; start", True),
 ])
-def test_a_node_that_never_comes(words):
-    failure = explain(traceback(words), {}, 1)
-    assert failure.text.startswith("not all nodes met at --rdzv-endpoint within 10 minutes; start")
-    assert failure.exit_code == 1 and failure.spoken
+def test_a_failure_of_the_launcher_itself(tmp_path, words, text, explained):
+    failure = failure_of(tmp_path, report=traceback(words))
+    assert failure.text.startswith(text)
+    assert (failure.exit_code, failure.explained) == (1, explained)
 
 
 # ---- a run, with a stand-in for the launcher ----
 
 
-def stand_in(monkeypatch, log="", stderr="", report_text="", exit_code=0, signum=None):
-    def fake_launch(command, report_file, on_line, stop):
-        folder = report_file.parent / "id" / "attempt_0" / "0"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text(stderr, encoding="utf-8")
-        report_file.write_text(report_text, encoding="utf-8")
+def stand_in(monkeypatch, log="", stderr="", failures=(), report="", exit_code=0, signum=None):
+    def fake_launch(command, folder, on_line, stop):
+        rank = folder / "id" / "attempt_0" / "0"
+        rank.mkdir(parents=True)
+        (rank / "stderr.log").write_text(stderr, encoding="utf-8")
+        (folder / FAILURES).write_text(json.dumps(failures))
+        (folder / REPORT).write_text(report, encoding="utf-8")
         if log:
-            (report_file.parents[1] / "log.txt").write_text(log, encoding="utf-8")
+            (folder.parent / "log.txt").write_text(log, encoding="utf-8")
         for line in log.splitlines():
             on_line(line)
         stop.signum = signum
@@ -473,7 +457,7 @@ def test_a_bad_input_leaves_nothing(monkeypatch, script, shards, tmp_path, exist
     if existed:
         plan.out.mkdir()
     words = traceback("AssertionError: bad")
-    stand_in(monkeypatch, log, words, report((0, 1)), exit_code=1)
+    stand_in(monkeypatch, log, words, [(0, 0, 1)], exit_code=1)
     with pytest.raises(UserError, match="^bad$") as error:
         execute.run(plan, io.StringIO())
     assert error.value.status == 1
@@ -527,7 +511,7 @@ def test_a_folder_that_was_asked_for_is_taken_once(monkeypatch, script, shards, 
 
 def test_a_launcher_that_cannot_start_leaves_nothing(monkeypatch, script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
-    stand_in(monkeypatch, report_text="RendezvousError: no endpoint\n", exit_code=1)
+    stand_in(monkeypatch, report="RendezvousError: no endpoint\n", exit_code=1)
     with pytest.raises(UserError, match="^the launcher ended with exit code 1: Rend"):
         execute.run(plan, io.StringIO())
     assert not plan.out.exists()
@@ -571,8 +555,7 @@ def test_nodes_that_cannot_meet(monkeypatch):
 
 def test_a_failed_run_tells_where_to_look(monkeypatch, script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
-    stand_in(monkeypatch, log=LOG, stderr=traceback("ValueError: x"), report_text=report((0, 1)),
-             exit_code=1)
+    stand_in(monkeypatch, LOG, traceback("ValueError: x"), [(0, 0, 1)], exit_code=1)
     with pytest.raises(UserError) as error:
         execute.run(plan, io.StringIO())
     log, stderr = plan.out / "log.txt", plan.out / "stderr_rank0.txt"
@@ -582,7 +565,7 @@ def test_a_failed_run_tells_where_to_look(monkeypatch, script, shards, tmp_path)
 
 def test_an_error_before_the_first_step_keeps_the_log(monkeypatch, script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
-    stand_in(monkeypatch, "hyperparameters:{}\n", traceback("KeyError: 1"), report((0, 1)), 1)
+    stand_in(monkeypatch, "hyperparameters:{}\n", traceback("KeyError: 1"), [(0, 0, 1)], "", 1)
     with pytest.raises(UserError, match="^KeyError: 1\nthe log so far: .*log.txt; stderr: "):
         execute.run(plan, io.StringIO())
     assert (plan.out / "log.txt").exists()
@@ -762,50 +745,42 @@ def gone(pid):
     return False
 
 
-def test_launch_hands_on_lines_and_exit_code(tmp_path):
-    lines = []
-    code = "import sys; print('a\\nb'); print('why', file=sys.stderr); sys.exit(3)"
-    with stop_signals() as stop:
-        assert launch([sys.executable, "-c", code], tmp_path / "report", lines.append, stop) == 3
-    assert lines == ["a", "b"] and stop.signum is None
-    assert (tmp_path / "report").read_text(encoding="utf-8").strip() == "why"
+PROBE = f"""
+import os, sys
+from warnings import warn
+print(*(os.environ.get(name) for name in {ALLOCATOR}), sep="\\n")
+for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "another"):
+    warn(f"`torch.distributed.{{name}}` is deprecated. Please", FutureWarning)
+try:
+    assert False, "checked"
+except AssertionError:
+    print("checks are on")
+try:
+    warn("x", DeprecationWarning)
+except DeprecationWarning as error:
+    print(error)
+sys.exit(3)
+"""
 
 
 @pytest.mark.parametrize("own, expected", [
     ({}, ["expandable_segments:True", "None"]),
-    ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, ["max_split_size_mb:64", "None"]),
     ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, ["None", "backend:native"]),
 ])
-def test_segments_of_gpu_memory_grow_unless_the_user_chose(tmp_path, monkeypatch, own, expected):
+def test_what_a_launched_process_is_given(tmp_path, monkeypatch, own, expected):
     for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    code = f"import os\nfor name in {ALLOCATOR}: print(os.environ.get(name))"
-    lines = []
-    launch([sys.executable, "-c", code], tmp_path / "report", lines.append, Stop())
-    assert lines == expected
-
-
-def test_checks_of_scripts_are_not_skipped(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
-    lines = []
-    code = "assert False, 'checked'"
-    assert launch([sys.executable, "-c", code], tmp_path / "report", lines.append, Stop()) == 1
-    assert make_plan("00", out=tmp_path / "run").notes[-1].startswith("PYTHONOPTIMIZE: the ranks")
-
-
-def test_old_names_of_collectives_are_used_in_silence(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")
-    code = "from warnings import warn\n" + "".join(
-        f"warn('`torch.distributed.{name}` is deprecated. Please', FutureWarning)\n"
-        for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "another"))
+    lines = []
     with stop_signals() as stop:
-        command = [sys.executable, "-c", f"{code}warn('x', DeprecationWarning)"]
-        launch(command, tmp_path / "report", print, stop)
-    report = (tmp_path / "report").read_text(encoding="utf-8")
+        assert launch([sys.executable, "-c", PROBE], tmp_path, lines.append, stop) == 3
+    assert lines == [*expected, "checks are on", "x"] and stop.signum is None
+    report = (tmp_path / REPORT).read_text(encoding="utf-8")
     assert "_tensor` is" not in report and ".another` is" in report
-    assert report.endswith("DeprecationWarning: x\n")
+    assert make_plan("00", out=tmp_path / "run").notes[-1].startswith("PYTHONOPTIMIZE: the ranks")
 
 
 @posix
@@ -825,7 +800,7 @@ def test_a_stop_lets_the_launcher_end_its_ranks(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)  # impatience changes nothing
 
     with stop_signals() as stop:
-        assert launch([sys.executable, "-c", code], tmp_path / "report", on_line, stop) == 0
+        assert launch([sys.executable, "-c", code], tmp_path, on_line, stop) == 0
     assert lines == ["ready", "ranks ended"] and stop.signum == signal.SIGINT
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -834,7 +809,7 @@ def test_a_stop_lets_the_launcher_end_its_ranks(tmp_path):
 def test_nothing_outlives_the_launcher(tmp_path):
     pids = []
     command = [sys.executable, "-c", LEAVES_A_CHILD]
-    launch(command, tmp_path / "report", lambda line: pids.append(int(line)), Stop())
+    launch(command, tmp_path, lambda line: pids.append(int(line)), Stop())
     assert len(pids) == 1 and gone(pids[0])
 
     def broken(line):
@@ -842,7 +817,7 @@ def test_nothing_outlives_the_launcher(tmp_path):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        launch([*command, "wait"], tmp_path / "report", broken, Stop())
+        launch([*command, "wait"], tmp_path, broken, Stop())
     assert len(pids) == 2 and gone(pids[1])
 
 
@@ -851,8 +826,8 @@ def test_a_killed_command_ends_its_ranks(tmp_path):
     script, pid = tmp_path / "silent.py", tmp_path / "pid"
     script.write_text("import os, pathlib, time\n"
                       f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(99)")
-    loopback = [sys.executable, str(LOOPBACK), "--standalone", "--local-addr=127.0.0.1", script]
-    code = f"import subprocess; subprocess.run({[*map(str, loopback)]}, start_new_session=True)"
+    launcher = [sys.executable, str(LAUNCHER), "--standalone", "--local-addr=127.0.0.1", script]
+    code = f"import subprocess; subprocess.run({[*map(str, launcher)]}, start_new_session=True)"
     killed = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     while not (pid.exists() and pid.read_text()):
         assert killed.poll() is None

@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     which.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
-    from speedrun.doctor.judge import examine
+    from speedrun.doctor.checks import examine
     from speedrun.doctor.report import print_report, to_json
     from speedrun.history.manifest import load_manifest
 

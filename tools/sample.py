@@ -30,9 +30,12 @@ def main(argv: list[str] | None = None) -> int:
     prompt = read_prompt(args.prompt, args.prompt_file)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads give a shared CPU away sooner
 
-    from speedrun.sample.checkpoint import load_run  # torch, which takes seconds
-    from speedrun.sample.draw import generate, random_stream
-    from speedrun.sample.vocabulary import vocabulary_of
+    from speedrun.sample import (
+        generate,
+        load_run,  # torch, which takes seconds
+        random_stream,
+        vocabulary_of,
+    )
 
     trained = load_run(args.run)
     vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speedrun.check.spy import LATE, Spy, arguments, dtype_name, fill, run, triton
 from speedrun.history.glossary import load_glossary
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
 
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted

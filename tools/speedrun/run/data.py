@@ -14,7 +14,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
-from speedrun.run.failure import last_words
+from speedrun.run.failure import error_line
 
 FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
@@ -106,7 +106,7 @@ def make_builtin() -> None:
         capture_output=True, encoding="utf-8", errors="replace",
     )
     if made.returncode:
-        reason = last_words(made.stderr).removeprefix("error: ")
+        reason = error_line(made.stderr).removeprefix("error: ")
         raise UserError(f"cannot make the embedded corpus: {reason or 'no reason given'}")
 
 

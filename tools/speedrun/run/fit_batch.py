@@ -1,8 +1,8 @@
-"""Finds the largest micro batch that fits into the memory of the GPUs, by short trials.
+"""Finds the largest micro batch that fits into the memory of the GPUs: by short trials or, if
+none can run, from the stored predictions.
 
-A trial is the run itself, on all of its ranks, cut to two steps: a process of its own for each
-micro batch, so that nothing of one that failed lies in the memory of the next. It fits if no rank
-runs out of memory and rank 0's tensors take no more than MARGIN of the smallest GPU.
+A trial is the run itself, on all of its ranks, cut to two steps, in processes of its own. It fits
+if no rank runs out of memory and rank 0's tensors take no more than MARGIN of the smallest GPU.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -22,17 +22,21 @@ from speedrun.base.errors import UserError
 from speedrun.base.files import read_json, replace_file
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY
+from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
 from speedrun.run.log import read_log
 from speedrun.run.plan import Plan
-from speedrun.run.predicted import SIZES, find_prediction, largest_predicted
+from speedrun.scripts.find import Script, code_hash
 from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
 
-# Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
-MARGIN = 0.85
+MARGIN = 0.85  # the rest is for CUDA, NCCL, the gaps between tensors, a desktop
+SIZES = (12, 16, 24, 32, 80)  # GiB of GPUs; the records' have the last
 CACHE = REPOSITORY / "runs" / ".device_batch"  # a file [micro batch, its peak in MiB] per answer
 TAKE_NO_MEMORY = ("files", "seed", "phase")  # kinds of hyperparameters
+# Kinds of hyperparameters that leave a prediction's bytes per token as they are.
+MAY_DIFFER = ("files", "batch", "length", "train length", "val length", "steps", "phase",
+              "interval", "output", "seed")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED", re.IGNORECASE)
 
 
@@ -211,3 +215,60 @@ def _key(plan, candidates, memory):
     facts = [plan.script.path.read_text(encoding="utf-8"), options, candidates,
              plan.gpus[: plan.nproc], memory, MARGIN, importlib.metadata.version("torch")]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+# ---- predictions ----
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A micro batch that is predicted to fit: its sequences, {hyperparameter: tokens of a sequence}
+    of training and then of validation, and bytes at their peak."""
+
+    sequences: int
+    lengths: dict[str, int]
+    peak: float
+
+    def __str__(self):
+        """Sequences x tokens; of training / of validation where those differ."""
+        return f"{self.sequences} x " + " / ".join(f"{n:,}" for n in self.lengths.values())
+
+    def shortened(self, own: dict[str, object]) -> str:
+        """The options that bring sequences to these lengths, a space before each."""
+        return "".join(f" --set {name}={length}" for name, length in self.lengths.items()
+                       if length < own[name])
+
+
+def find_prediction(script: Script, options: dict[str, object]) -> StoredPrediction | None:
+    """The prediction of a milestone's code of today with these hyperparameters in place of its own;
+    None if there is none, or if one of them changes the memory."""
+    try:
+        found = script.milestone and load_predictions().get(script.milestone.slug)
+    except (OSError, ValueError):  # make_figures.py says what is wrong
+        return None
+    if not found:
+        return None
+    changed = {name for name, value in options.items()
+               if script.typed(name, value) != script.hyperparameters[name]}
+    fits = changed <= {*load_glossary().of_kind(*MAY_DIFFER)}
+    return found if fits and found.code == code_hash(script.path) else None
+
+
+def largest_predicted(prediction: StoredPrediction, hyperparameters: dict[str, object],
+                      world_size: int, room: float) -> Fitting | None:
+    """The largest micro batch that divides the batch among the ranks and is predicted to take no
+    more than `room` bytes.
+
+    Where not even one sequence fits, those that are too long are halved until it does: sequences of
+    training, and of validation where they have a length of their own. None if nothing fits.
+    """
+    train, val = length_names(hyperparameters)
+    lengths = {name: hyperparameters[name] for name in (train, val)}
+    while all(lengths.values()):
+        peaks = {n: prediction.alone(n * lengths[train], n * lengths[val])
+                 for n in micro_batches({**hyperparameters, **lengths}, world_size)}
+        fitting = [n for n, peak in peaks.items() if peak <= room]
+        if fitting:
+            return Fitting(fitting[-1], lengths, peaks[fitting[-1]])
+        lengths[train if prediction.alone(lengths[train]) > room else val] //= 2
+    return None

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.history.glossary import load_glossary
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
 
