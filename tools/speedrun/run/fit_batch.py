@@ -12,8 +12,7 @@ import json
 import math
 import re
 import tempfile
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -45,11 +44,11 @@ def fit_micro_batch(
 ) -> Plan:
     """The plan with the largest micro_batch_size that fits its GPUs, if the plan asks for it.
 
-    search: whether trials may run, or else a stored prediction has to do; use_cache: whether an
-    earlier answer will do. The answer, each trial, what is predicted, and why the plan's own micro
-    batch stays (no GPU, neither search nor prediction) are lines on the stream.
-    Raises UserError where not even one sequence fits, where a trial fails for another reason or is
-    stopped, and for a plan that cannot be tried.
+    search: whether trials may run, instead of using a stored prediction; use_cache: whether to use
+    an earlier answer. The answer, each trial, what is predicted, and why the plan's own micro batch
+    stays (no GPU, neither search nor prediction) are lines on the stream. Raises UserError if not
+    even one sequence fits, if a trial fails for another reason or is stopped, and for a plan that
+    cannot be tried.
     """
     if not plan.auto_batch:
         return plan
@@ -86,28 +85,6 @@ def fit_micro_batch(
     return _with_micro_batch(plan, best)
 
 
-def largest_fitting(
-    fits: Callable[[int], bool], candidates: Sequence[int], start: int = 1
-) -> int | None:
-    """The largest of the ascending candidates that fits, or None; what is larger fits less.
-
-    The first trial is of the largest candidate up to `start`. While all fit, the next one is of
-    twice as much; after the first that does not, each halves the candidates that are left.
-    """
-    fitting, failing = -1, len(candidates)  # positions that enclose the answer
-    trial = max(0, bisect_right(candidates, start) - 1)
-    while failing - fitting > 1:
-        if fits(candidates[trial]):
-            fitting = trial
-        else:
-            failing = trial
-        if failing < len(candidates):
-            trial = (fitting + failing) // 2
-        else:
-            trial = max(trial + 1, bisect_right(candidates, 2 * candidates[trial]) - 1)
-    return candidates[fitting] if fitting >= 0 else None
-
-
 def trial_options(plan: Plan, micro_batch: int) -> dict[str, object]:
     """The hyperparameters that the script gets in a trial of `micro_batch` sequences."""
     return {**plan.options, **trial_sizes(plan.hyperparameters, micro_batch, plan.nproc)}
@@ -119,8 +96,7 @@ def _with_micro_batch(plan, micro_batch):
 
 
 def _predict(plan, memory):
-    """The micro batch that is predicted to fit into `memory` MiB, None without any, and the words
-    for it."""
+    """The micro batch that is predicted to fit into `memory` MiB, or None, and a remark on it."""
     prediction = find_prediction(plan.script, plan.options)
     if prediction is None:
         return None, "there is no prediction for this script with its settings"
@@ -149,7 +125,7 @@ def _for_others(plan):
 
 def _candidates(plan):
     """The micro batches to choose from, and the memory in MiB of the smallest GPU of the run;
-    UserError where the plan cannot be tried."""
+    UserError if the plan cannot be tried."""
     known = plan.script.hyperparameters
     needed = ("micro_batch_size", "total_batch_size", "train_steps", *length_names(known))
     missing = [name for name in dict.fromkeys(needed) if name not in known]
@@ -159,13 +135,12 @@ def _candidates(plan):
         raise UserError("--device-batch auto tries one machine; give all of them the same number")
     memory = min(visible_memory()[: plan.nproc], default=0)
     if not memory:
-        raise UserError("--device-batch auto: nvidia-smi does not tell how much memory there is; "
-                        "give a number")
+        raise UserError("--device-batch auto: nvidia-smi does not report the memory; give a number")
     return micro_batches(plan.hyperparameters, plan.nproc), memory
 
 
 def _search(plan, candidates, memory, names, stream):
-    """The answer and its peak memory in MiB; UserError where nothing fits."""
+    """The largest candidate that fits and its peak memory in MiB; UserError if nothing fits."""
     peaks, limit = {}, MARGIN * memory
 
     def fits(micro_batch):
@@ -180,13 +155,14 @@ def _search(plan, candidates, memory, names, stream):
         finally:
             print(outcome, file=stream, flush=True)
 
-    best = largest_fitting(fits, candidates, plan.hyperparameters["micro_batch_size"])
-    if best is None:
+    fitting = bisect_left(candidates, True, key=lambda n: not fits(n))  # what is larger fits less
+    if not fitting:
         lengths = {name: plan.hyperparameters[name] for name in length_names(plan.hyperparameters)}
         shorter = " ".join(f"--set {name}={length // 2}" for name, length in lengths.items())
         raise UserError(
             f"not even one sequence of {max(lengths.values())} tokens fits into {MARGIN:.0%} of the"
             f" {memory / 1024:.1f} GiB of {names}; try {shorter} or a smaller model_dim")
+    best = candidates[fitting - 1]
     return best, peaks[best]
 
 
@@ -208,7 +184,7 @@ def _peak_memory(plan, micro_batch):
 
 
 def _key(plan, candidates, memory):
-    """A text that stands for all that the answer depends on."""
+    """A hash of everything that the answer depends on."""
     without = load_glossary().of_kind(*TAKE_NO_MEMORY)
     options = {name: str(value) for name, value in trial_options(plan, candidates[-1]).items()
                if name not in without}
@@ -244,7 +220,7 @@ def find_prediction(script: Script, options: dict[str, object]) -> StoredPredict
     None if there is none, or if one of them changes the memory."""
     try:
         found = script.milestone and load_predictions().get(script.milestone.slug)
-    except (OSError, ValueError):  # make_figures.py says what is wrong
+    except (OSError, ValueError):  # make_figures.py reports it
         return None
     if not found:
         return None
