@@ -327,7 +327,7 @@ def test_shards_that_begin_again_are_told(tmp_path):
         shard_files.write(tmp_path / f"x_{split}_0.bin", [1] * 70_000)
     plans = [make_plan("01", data=tmp_path, steps=steps, scale="tiny") for steps in (17, 18)]
     told = [[note for note in plan.notes if note.startswith("training shards")] for plan in plans]
-    assert told == [[], ["training shards: they serve 17 of 18 steps, then begin again"]]
+    assert told == [[], ["training shards: they serve 17 of 18 steps, then start over"]]
 
 
 @pytest.mark.parametrize("setting, message", [

@@ -309,7 +309,7 @@ def test_an_unknown_vocabulary_prints_numbers(fake, text_of):
     run = fake(vocab_size=64)
     out, err = text_of(run, "--prompt", "61", "--tokens", 4)
     assert out == "61 62 63 0 1 \n" and "no known vocabulary has 64 tokens" in err
-    with pytest.raises(UserError, match="prompt must not be empty"):
+    with pytest.raises(UserError, match="has no start of a document; give a prompt"):
         sample.main([str(run), "--prompt", ""])
 
 

@@ -1,5 +1,5 @@
-"""The library behind the commands in tools/, and the environment that they run in: a Python that is
-too old or lacks a requirement gives way to the .venv that make fills."""
+"""The library behind the commands in tools/, and the environment that they run in: if Python is
+too old or a requirement is missing, a command continues in the .venv that make fills."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ NEEDED = ("torch", "numpy", "rich")
 
 def enter_venv(is_old: bool = False) -> None:
     """Restarts this command in the repository's .venv, if that exists and this Python is too old
-    or lacks a requirement; else returns. Not under -S, which excludes all packages."""
+    or a requirement is missing; else returns. Not under -S, which excludes all packages."""
     python = os.path.join(VENV, "bin", "python")
     if (os.access(python, os.X_OK) and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
             and not sys.flags.no_site

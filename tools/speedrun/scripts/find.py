@@ -33,7 +33,7 @@ _SWITCH = re.compile(
 class Script:
     """A train_gpt.py: name for its runs, file, the milestone it is (or None), the defaults of its
     hyperparameters and the names of their types, the overrides {name: value} that make it tiny, and
-    whose overrides they are."""
+    the milestone that they are from."""
 
     name: str
     path: Path
@@ -63,9 +63,9 @@ def find_script(target: str) -> Script:
     """The Script for a milestone's id, for `train` (the learner's script), or for the path of a
     train_gpt.py or of its folder.
 
-    A script that is no milestone gets the tiny overrides of the milestone whose hyperparameters
-    have the most names in common with its own, as far as it has their names. Raises UserError or
-    ManifestError, both with one line, where there is no such script.
+    A script that is no milestone gets the tiny overrides of the milestone with the most similar
+    set of hyperparameters, except those that it does not have. Raises UserError or ManifestError,
+    both with one line, if there is no such script.
     """
     manifest = load_manifest()
     path, milestone = locate(target, manifest)
@@ -103,7 +103,7 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
 
 
 def code_hash(script: Path) -> str:
-    """A hash of a script that comments, docstrings, messages of asserts and layout do not change.
+    """A hash of a script that comments, docstrings, asserts' messages and layout do not change.
 
     Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
     """
@@ -123,7 +123,7 @@ def _code_hash(source):
 
 
 def _shape(syntax):
-    """Syntax as nested lists, without what is empty or absent: Python's versions differ in that."""
+    """Syntax as nested lists, without empty fields: Python's versions differ in them."""
     if isinstance(syntax, ast.AST):
         return [type(syntax).__name__, *(
             (name, _shape(value)) for name, value in ast.iter_fields(syntax)
