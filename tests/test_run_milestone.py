@@ -266,13 +266,8 @@ def test_a_read_only_folder(script, shards, tmp_path):
         make_plan(str(script), data=shards, out=folder / "run")
 
 
-def test_default_hyperparameters(script):
-    defaults = default_hyperparameters(script)
-    assert defaults["total_batch_size"] == 1024 and defaults["seed"] == -1
-    assert defaults["compile"] is None and list(defaults)[0] == "train_files"
-
-
 def test_an_endless_default_is_not_computed(script):
+    assert default_hyperparameters(script)["compile"] is None  # the machine decides
     text = "class Hyperparameters:\n    a: int = {}\n"
     for default, value in (("9**9**9**9", None), ("1 << 9**9", None), ("2**20", 2**20),
                            ("3 * 10**-2", 0.03), ("(9**9)**99", None), ("1 << 'a'", None)):
@@ -744,31 +739,10 @@ def test_what_a_launched_process_is_given(tmp_path, monkeypatch, own, expected):
     with stop_signals() as stop:
         assert launch([sys.executable, "-c", PROBE], tmp_path, lines.append, stop) == 3
     assert lines == [*expected, "checks are on", "x"] and stop.signum is None
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     report = (tmp_path / REPORT).read_text(encoding="utf-8")
     assert "_tensor` is" not in report and ".another` is" in report
     assert make_plan("00", out=tmp_path / "run").notes[-1].startswith("PYTHONOPTIMIZE: the ranks")
-
-
-@posix
-def test_a_stop_lets_the_launcher_end_its_ranks(tmp_path):
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('ranks ended')))\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(40)"
-    )
-    lines = []
-
-    def on_line(line):
-        lines.append(line)
-        if line == "ready":
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)  # impatience changes nothing
-
-    with stop_signals() as stop:
-        assert launch([sys.executable, "-c", code], tmp_path, on_line, stop) == 0
-    assert lines == ["ready", "ranks ended"] and stop.signum == signal.SIGINT
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")

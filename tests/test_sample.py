@@ -213,7 +213,9 @@ def test_a_sample_does_not_depend_on_how_many_there_are(fake, text_of):
     (alone,) = samples(text_of(run, *options)[0])
     three = samples(text_of(run, *options, "--num-samples", 3)[0])
     assert len(three) == 3 and three[0] == alone
-    assert len({text.split()[1] for text in three}) == 3  # they part at the first new token
+    assert len({text.split()[1] for text in three}) == 3  # they differ from the first new token on
+    greedy = text_of(run, *options[:-1], 0, "--num-samples", 2)
+    assert "all samples are the same" in greedy[1]
     assert samples(text_of(run, *options, "--num-samples", 3)[0]) == three
     other = samples(text_of(run, *options, "--num-samples", 3, "--seed", 1)[0])
     assert not set(other) & set(three)
@@ -251,34 +253,17 @@ def test_a_cold_sample_is_greedy(temperature):
     assert frequencies([0.0, 30.0, -30.0, 29.0], temperature, count=50) == {1: 1.0}
 
 
-def test_equal_samples_are_announced(fake, text_of):
-    options = ["--prompt", "a", "--tokens", 2, "--num-samples", 2]
-    assert "all samples are the same" in text_of(fake(), *options, "--temperature", 0)[1]
-    assert "all samples are the same" not in text_of(fake(), *options)[1]
-
-
 # ---- vocabularies ----
 
 
 @pytest.mark.parametrize("top_k", [0, 60_000, 50_300])
-def test_padding_is_never_drawn(fake, top_k):
+def test_padding_is_never_drawn(fake, byte_gpt2, top_k):
     run = load_run(fake(vocab_size=50304, favourite=50300, certainty=9.0))
+    assert [vocabulary_of(size, None).size for size in (50304, 50257, 257, 64)] == [
+        50257, 50257, 257, 64]
     for temperature in (0, 1, 100):
         new = generate(run, [50256], 50257, temperature, top_k, random_stream(0, 0))
         assert all(next(new) < 50257 for _ in range(30))
-
-
-def test_the_command_knows_where_padding_begins(fake, text_of, byte_gpt2, monkeypatch):
-    sizes = []
-
-    def recording(trained, prompt, size, *options):
-        sizes.append(size)
-        return iter([65, 50256])
-
-    monkeypatch.setattr("speedrun.sample.generate", recording)
-    for vocab_size in (50304, 50257, 257, 64):
-        text_of(fake(vocab_size=vocab_size), "--prompt", "1", "--tokens", 1)
-    assert sizes == [50257, 50257, 257, 64]
 
 
 def test_gpt2_text(fake, text_of, byte_gpt2):
@@ -411,9 +396,8 @@ def test_scripts_that_are_no_snapshots_are_refused(fake, script, message):
     refuse(run, message)
 
 
-@pytest.mark.parametrize("certainty", [float("nan"), float("inf")])
-def test_a_diverged_model_is_refused(fake, certainty):
-    refuse(fake(certainty=certainty), "logits are not finite")
+def test_a_diverged_model_is_refused(fake):
+    refuse(fake(certainty=float("nan")), "logits are not finite")
 
 
 @pytest.mark.parametrize("option", [
