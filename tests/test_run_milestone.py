@@ -75,6 +75,8 @@ if rank == 1 and args.ending == "killed":
     while not dying.exists():
         time.sleep(0.01)
     raise RuntimeError("connection closed by peer")
+if rank == 0 and args.ending == "killed":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so the launcher has to kill it, too
 if args.ending == "hang":
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -808,7 +810,8 @@ def test_ctrl_c(script, shards, tmp_path):
 @posix
 def test_a_killed_rank(script, shards, tmp_path):
     out = tmp_path / "run"
-    process = start(script, "--data", shards, "--nproc", 3, "--out", out, "--set", "ending=killed")
+    process = start(script, "--data", shards, "--nproc", 3, "--out", out, "--set", "ending=killed",
+                    env=os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"})
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 128 + 9
     assert stderr == ("error: rank 2 was killed by SIGKILL (out of memory?)\n"

@@ -34,11 +34,12 @@ class LoopbackStore(torch.distributed.TCPStore):
         super().__init__(host_name, port, *args, is_master=is_master, **options)
 
 
-def close(context, *arguments, close=SubprocessContext.close, **options):
-    """Ends the ranks of a context as torch does, and notes which were running until then."""
+def close(context, death_sig=None, timeout=30, close=SubprocessContext.close):
+    """Ends the ranks of a context as torch does, and notes which were running until then. After a
+    failure torch itself would wait for 30 seconds, whatever its environment variable says."""
     processes = [handler.proc for handler in context.subprocess_handlers.values()]
     stopped.update(process.pid for process in processes if process.poll() is None)
-    close(context, *arguments, **options)
+    close(context, death_sig, int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", timeout)))
 
 
 def end_with_parent():

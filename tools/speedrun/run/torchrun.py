@@ -138,7 +138,7 @@ def launch(command: list[str], folder: Path, on_line: Callable[[str], None], sto
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
         "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
         RUN_MARK: mark,
-        "SPEEDRUN_FAILURES": str(folder.absolute() / FAILURES),
+        "SPEEDRUN_FAILURES": str(folder.absolute() / FAILURES),  # as launcher.py calls it
     }
     environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
     if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
