@@ -17,7 +17,8 @@ from speedrun.base.text import short
 from speedrun.run.failure import FAILURES, NODES_PATIENCE_S, REPORT
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
-RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
+# environment variable: launcher.py writes the failed ranks there; it also marks a run's processes
+MARK = "SPEEDRUN_FAILURES"
 RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own default is 30
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
 LEAST_FILES = 64  # open at once; 20 are too few, 32 do for one rank
@@ -130,15 +131,14 @@ def launch(command: list[str], folder: Path, on_line: Callable[[str], None], sto
     stop ends the run. When this returns or raises (also an exception of on_line), all processes of
     the run have ended. Raises OSError if the command or the report cannot be started.
     """
-    mark = f"{os.getpid()}-{time.time_ns()}"
+    failures = str(folder.absolute() / FAILURES)
     environment = {
         "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
         **os.environ,
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
         "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
-        RUN_MARK: mark,
-        "SPEEDRUN_FAILURES": str(folder.absolute() / FAILURES),  # as launcher.py calls it
+        MARK: failures,
     }
     environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
     if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
@@ -151,7 +151,7 @@ def launch(command: list[str], folder: Path, on_line: Callable[[str], None], sto
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
-        reaper = threading.Thread(target=_reap, args=(launcher, mark), daemon=True)
+        reaper = threading.Thread(target=_reap, args=(launcher, failures), daemon=True)
         reaper.start()
         try:
             if stop.signum is not None:  # the signal came before there was a launcher
@@ -175,13 +175,13 @@ def _end(launcher):
     killer.start()
 
 
-def _reap(launcher, mark):
+def _reap(launcher, failures):
     """Waits for the launcher, then kills the processes of the run that outlived it (on Linux).
 
     Some do only if the launcher was killed, or was stopped while it started its ranks. Killing them
     also closes the pipe that they hold open.
     """
-    variable = f"{RUN_MARK}={mark}".encode()
+    variable = os.fsencode(f"{MARK}={failures}")
     launcher.wait()
     empty_looks = 0
     while empty_looks < 3:  # for a moment, a process that starts shows no environment
