@@ -15,10 +15,11 @@ def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     """Return the README's first paragraph, in bold: how far the record fell, and how far the
     scripts follow it."""
     last = min(m.minutes for m in manifest.milestones if m.minutes)
-    return ("**In May 2024, training to the validation loss of llm.c's GPT-2 (124M), 3.28 on FineWeb,"
-            f" took\n{records[0].minutes:g} minutes on eight H100s. The record has since fallen to "
-            f"{records[-1].minutes:g}. The {len(manifest.milestones)} scripts here retell\nevery step "
-            f"down to {last:.2f}: read them, compare them, run them.**")
+    return (
+        "**In May 2024, training to the validation loss of llm.c's GPT-2 (124M), 3.28 on FineWeb,\n"
+        f"took {records[0].minutes:g} minutes on eight H100s. The record has since fallen to "
+        f"{records[-1].minutes:g}. The {len(manifest.milestones)} scripts here\nretell every step "
+        f"down to {last:.2f}: read them, compare them, run them.**")
 
 
 def station_table(manifest: Manifest) -> str:

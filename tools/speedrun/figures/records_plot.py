@@ -128,7 +128,7 @@ def save_grey(figure, path: Path, digest: str) -> None:
 
 
 def _draw_mark(axes, mark):
-    """Draw the point of a milestone and a station's label, with a line between where they are apart."""
+    """Draw a milestone's point and a station's label, with a line between where they are apart."""
     point = (date.fromisoformat(mark.date), mark.minutes)
     axes.scatter(*point, s=42 if mark.text else 18, color="black", linewidth=1, zorder=4)
     if not mark.text:
