@@ -142,6 +142,11 @@ def test_the_readme_is_short():
     assert text.count("\n") <= 120
 
 
+def test_the_readme_says_how_large_09_is(manifest):
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f" 09 has {manifest.get('09').parameters:,} parameters," in text
+
+
 def test_record_table_has_every_record(manifest, records):
     rows = tables.record_table(records, manifest).splitlines()[2:]
     assert [int(row.split("|")[1]) for row in rows] == list(range(1, 90))

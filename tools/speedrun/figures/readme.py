@@ -16,9 +16,9 @@ def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     scripts follow it."""
     last = min(m.minutes for m in manifest.milestones if m.minutes)
     return (
-        "**In May 2024, training to the validation loss of llm.c's GPT-2 (124M), 3.28 on FineWeb,\n"
-        f"took {records[0].minutes:g} minutes on eight H100s. The record has since fallen to "
-        f"{records[-1].minutes:g}. The {len(manifest.milestones)} scripts here\nretell every step "
+        "**In May 2024, training a model to the validation loss of llm.c's GPT-2 (124M), 3.28 on\n"
+        f"FineWeb, took {records[0].minutes:g} minutes on eight H100s. The record has since fallen "
+        f"to {records[-1].minutes:g}.\nThe {len(manifest.milestones)} scripts here retell every step "
         f"down to {last:.2f}: read them, compare them, run them.**")
 
 
