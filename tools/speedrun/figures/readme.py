@@ -18,8 +18,8 @@ def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     return (
         "**In May 2024, training a model to the validation loss of llm.c's GPT-2 (124M), 3.28 on\n"
         f"FineWeb, took {records[0].minutes:g} minutes on eight H100s. The record has since fallen "
-        f"to {records[-1].minutes:g}.\nThe {len(manifest.milestones)} scripts here retell every step "
-        f"down to {last:.2f}: read them, compare them, run them.**")
+        f"to {records[-1].minutes:g}.\nThe {len(manifest.milestones)} scripts here retell every "
+        f"step down to {last:.2f}: read them, compare them, run them.**")
 
 
 def station_table(manifest: Manifest) -> str:
