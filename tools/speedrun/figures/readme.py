@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from datetime import date
 
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.figures.tables import cell, records_of
@@ -15,9 +16,10 @@ def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     """Return the README's first paragraph, in bold: how far the record fell, and how far the
     scripts follow it."""
     last = min(m.minutes for m in manifest.milestones if m.minutes)
+    day = date.fromisoformat(records[0].date)
     return (
-        "**In May 2024, training a model to the validation loss of llm.c's GPT-2 (124M), 3.28 on\n"
-        f"FineWeb, took {records[0].minutes:g} minutes on eight H100s. The record has since fallen "
+        f"**In {day:%B %Y}, training a model to the validation loss of llm.c's GPT-2 (124M), 3.28\n"
+        f"on FineWeb, took {records[0].minutes:g} minutes on eight H100s. The record has since fallen "
         f"to {records[-1].minutes:g}.\nThe {len(manifest.milestones)} scripts here retell every "
         f"step down to {last:.2f}: read them, compare them, run them.**")
 
