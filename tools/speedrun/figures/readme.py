@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from datetime import date
+from textwrap import fill
 
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.figures.tables import cell, records_of
@@ -15,13 +16,13 @@ EXCERPT = "01", ("NormalizedAdamW", "newton_schulz")  # a milestone, and blocks 
 def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     """Return the README's first paragraph, in bold: how far the record fell, and how far the
     scripts follow it."""
-    last = min(m.minutes for m in manifest.milestones if m.minutes)
-    day = date.fromisoformat(records[0].date)
-    return (
-        f"**In {day:%B %Y}, training a model to the validation loss of llm.c's GPT-2 (124M), 3.28\n"
-        f"on FineWeb, took {records[0].minutes:g} minutes on eight H100s. The record has since fallen "
-        f"to {records[-1].minutes:g}.\nThe {len(manifest.milestones)} scripts here retell every "
-        f"step down to {last:.2f}: read them, compare them, run them.**")
+    first, last = records[0], records[-1]
+    shown = min(m.minutes for m in manifest.milestones if m.minutes)
+    return fill(
+        f"**In {date.fromisoformat(first.date):%B %Y}, training a model to the validation loss of "
+        f"llm.c's GPT-2 (124M), 3.28 on FineWeb, took {first.minutes:g} minutes on eight H100s. "
+        f"The record has since fallen to {last.minutes:g}. The {len(manifest.milestones)} scripts "
+        f"here retell every step down to {shown:.2f}: read them, compare them, run them.**", 106)
 
 
 def station_table(manifest: Manifest) -> str:
