@@ -17,12 +17,13 @@ import traceback
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
+from unittest import mock
 
 import torch.distributed as dist
 
-# What takes time to import.
+# What takes time to import; test_smoke also makes snapshots.py read all milestones, once for all.
 WARM = ["torch._dynamo", "torch.nn.attention.flex_attention", "torch.nn.attention.varlen", "numpy",
-        "pytest"]
+        "pytest", "test_smoke"]
 
 
 def start_ranks(world_size, job, *arguments, timeout=120):
@@ -36,13 +37,18 @@ def start_ranks(world_size, job, *arguments, timeout=120):
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload(WARM)
+    path = os.environ.get("PYTHONPATH", "")
+    if method == "forkserver":
+        from multiprocessing import forkserver
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+            forkserver.ensure_running()  # it imports before it knows this process's path
     with tempfile.TemporaryDirectory() as folder:
         ranks, answers = [], {}
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
-            environment = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size)
+            world = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size)
             process = context.Process(target=_rank, daemon=True, args=(
-                job, arguments, environment if world_size > 1 else {}, str(Path(folder, "store")),
+                job, arguments, world if world_size > 1 else {}, path, str(Path(folder, "store")),
                 theirs, timeout))
             process.start()
             theirs.close()
@@ -88,10 +94,10 @@ def _tool(words):
     return status, errors.getvalue()
 
 
-def _rank(job, arguments, environment, store, answer, timeout):
+def _rank(job, arguments, environment, path, store, answer, timeout):
     """What one rank runs; the ranks meet at a file, which needs no free port."""
     gc.freeze()  # what the server imported is no garbage: a collection need not walk through it
-    os.environ.update({name: str(value) for name, value in environment.items()})
+    os.environ.update({name: str(value) for name, value in environment.items()}, PYTHONPATH=path)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     init, groups = dist.init_process_group, []  # kept: freeing one can wait for ever (spy.GROUPS)
