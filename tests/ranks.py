@@ -26,6 +26,19 @@ WARM = ["torch._dynamo", "torch.nn.attention.flex_attention", "torch.nn.attentio
         "pytest", "test_smoke"]
 
 
+def warm_context(get_context=multiprocessing.get_context):
+    """The context whose processes are forks of the server, where there is one."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return get_context("spawn")
+    from multiprocessing import forkserver
+
+    context = get_context("forkserver")
+    context.set_forkserver_preload(WARM)
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()  # it imports before it knows this process's path
+    return context
+
+
 def start_ranks(world_size, job, *arguments, timeout=120):
     """Calls job(*arguments) in that many ranks and returns what each returned and what it printed,
     [(result, text), ...] in the order of ranks.
@@ -34,14 +47,7 @@ def start_ranks(world_size, job, *arguments, timeout=120):
     Raises AssertionError with a rank's traceback if one fails, or if they take longer than
     `timeout` seconds; then all of them are ended.
     """
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    context.set_forkserver_preload(WARM)
-    path = os.environ.get("PYTHONPATH", "")
-    if method == "forkserver":
-        from multiprocessing import forkserver
-        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
-            forkserver.ensure_running()  # it imports before it knows this process's path
+    context, path = warm_context(), os.environ.get("PYTHONPATH", "")
     with tempfile.TemporaryDirectory() as folder:
         ranks, answers = [], {}
         for rank in range(world_size):
