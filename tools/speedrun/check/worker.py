@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speedrun.check import spy, trace
+from speedrun.check import launch, trace
 from speedrun.run.failure import ending, last_words
 from speedrun.scripts.load import load_snapshot
 
@@ -31,6 +31,7 @@ torch.set_num_threads(1)  # here too: differences are looked for between the for
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
 POLL_S = 0.01
+ENDING = {signal.SIGINT, signal.SIGTERM}
 GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by itself
 
 
@@ -89,11 +90,15 @@ class Task:
         self.started = time.monotonic()
         self.end = self.started + self.limit + GRACE_S
         gc.freeze()
-        for rank in range(self.world):
-            process = FORK.Process(target=_work, args=(self, rank))
-            process.start()
-            os.setpgid(process.pid, process.pid)  # with all that it starts, out of Ctrl-C's reach
-            self.ranks.append(process)
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until `stop` knows the processes
+        try:
+            for rank in range(self.world):
+                process = FORK.Process(target=_work, args=(self, rank))
+                process.start()
+                os.setpgid(process.pid, process.pid)  # with all it starts, out of Ctrl-C's reach
+                self.ranks.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def ended(self) -> bool:
         """Whether it has ended, if need be by force; it has its observations then."""
@@ -167,6 +172,7 @@ class Task:
 
 def _work(task, rank):
     """What a forked process does: the job, then its end."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     folder, world = task.folder, task.world
     os.chdir(folder)
     output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -193,7 +199,7 @@ def _observe(task, rank):
     note, shards = trace.Observations(), task.folder.parent / "shards"
     files = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
     try:
-        spy.stand_ins()
+        launch.stand_ins()
         task.job.function(load_snapshot(task.script), {**files, **task.values}, note, rank=rank,
                           folder=task.folder / "log", shards=shards, **task.options)
     except BaseException as error:  # the learner's script may do anything
