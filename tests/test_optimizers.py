@@ -307,32 +307,6 @@ def test_rows_of_adam_are_dealt_to_all_ranks(milestone, monkeypatch):
         adam.step()
 
 
-@where("ShardedAdam")
-def test_two_ranks_step_as_adam_does(milestone):
-    gradients = torch.randn(5, 2, 8, 3, generator=torch.Generator().manual_seed(0))
-    param = torch.nn.Parameter(torch.zeros(8, 3))
-    adam = torch.optim.Adam([param], lr=0.04, betas=(0.8, 0.95), eps=1e-20)
-    for of_ranks in gradients:
-        param.grad = of_ranks.sum(0)
-        adam.step()
-    for (found, state), _ in start_ranks(2, steps_of_a_rank, milestone.id, gradients.tolist()):
-        torch.testing.assert_close(torch.tensor(found), param.detach(), rtol=1e-5, atol=1e-7)
-        assert state == [4, 3]
-
-
-def steps_of_a_rank(milestone_id, gradients):
-    """What this rank's parameter becomes, and the shape of Adam's mean."""
-    module = load_snapshot(MANIFEST.get(milestone_id))
-    module.dist.init_process_group("gloo")
-    param = torch.nn.Parameter(torch.zeros(8, 3))
-    adam = make_adam(module, [param], lr=0.04)
-    for of_ranks in gradients:
-        param.grad = torch.tensor(of_ranks[module.dist.get_rank()])
-        adam.step()
-    module.dist.destroy_process_group()
-    return param.tolist(), list(adam.state[param]["mean"].shape)
-
-
 @where("ShardedAdam", "Muon", known="traffic")
 def test_what_a_rank_of_eight_exchanges_and_keeps(milestone, monkeypatch, request):
     module, known = load_snapshot(milestone), known_values(milestone.id)["traffic"]

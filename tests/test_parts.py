@@ -190,7 +190,7 @@ def test_small_loss(milestone):
         assert loss == pytest.approx(case["loss"], abs=max(0.6 * 10**-digits, 1.5e-6)), case
 
 
-@where("Model", "Optimizer", "make_optimizers")
+@where("Model", "Optimizer", "make_optimizers", "train")
 def test_small_training(milestone, tmp_path):
     known = known_values(milestone.id)
     losses, (before, after) = train_small(
@@ -462,17 +462,17 @@ def test_parameters_and_gradients_are_contiguous(milestone, fresh):
 @where("Rotary", "all_windows", known="yarn")
 def test_turns_and_scale_in_each_window(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)["yarn"]
-    rotary, args, turns = module.Rotary(head_dim=128, seq_len=2), module.Hyperparameters(), {}
+    rotary, args = module.Rotary(head_dim=128, seq_len=2), module.Hyperparameters()
 
-    def set_window(window, args=args):
+    def set_window(window):
         rotary.set_window(window, args)
         return torch.atan2(rotary.sin[1, 0], rotary.cos[1, 0])[:64]  # of position 1
 
     for window, scale, expected in known["windows"]:
-        turns[window] = set_window(window)
+        turns = set_window(window)
         assert rotary.scale == pytest.approx(scale, abs=1e-9)
-        assert turns[window][known["pairs"]].tolist() == pytest.approx(expected, rel=2e-5)
-        assert not turns[window][32:].any()
+        assert turns[known["pairs"]].tolist() == pytest.approx(expected, rel=2e-5)
+        assert not turns[32:].any()
     args.window_stages = 1  # from the first window to the last in one step
     jump = set_window(known["windows"][-1][0])[known["pairs"]]
     assert jump.tolist() == pytest.approx(known["jump"], rel=1e-5)
