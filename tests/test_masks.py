@@ -144,9 +144,10 @@ def flex_attention_by_tiles(request, monkeypatch):
 
 
 def some_documents(milestone, window):
-    """Inputs (3, 384) with few, some and many documents, and which tokens see which."""
+    """Inputs (3, 384) with two, some and many documents, and which tokens see which."""
     torch.manual_seed(0)
-    inputs = (torch.rand(3, 384) < torch.tensor([[0.002], [0.02], [0.3]])).long()
+    inputs = (torch.rand(3, 384) < torch.tensor([[0.0], [0.02], [0.3]])).long()
+    inputs[0, 200] = 1  # within a tile, while the tile before has one document
     module = load_snapshot(milestone)
     tile_size = TILE if rounds(module) else 1
     return inputs, by_definition(inputs, window + is_staged(module), tile_size)
