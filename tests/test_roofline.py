@@ -33,7 +33,7 @@ from speedrun.predict.roofline import (
     note,
     step_ms,
 )
-from speedrun.run.predicted import find_prediction, largest_predicted
+from speedrun.run.fit_batch import find_prediction, largest_predicted
 from speedrun.scripts.find import code_hash, find_script
 from speedrun.scripts.sizes import length_names
 
@@ -208,6 +208,8 @@ def test_memory_decides_the_micro_batch():
         "| 01 | 16 x 1,024 | 16 x 1,024 | 32 x 1,024 | 32 x 1,024 | 128 x 1,024 |",
         "| 05 | 1 x 16,384 | 1 x 16,384 | 1 x 32,768 | 1 x 32,768 | 2 x 65,536 |",
     ]
+    table = memory_table(invented("01", "02", "03", "05"), MANIFEST)  # neighbours share a row
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| 01, 02, 03", "| 05"]
     assert memory_table(invented("01", fixed=30 * 2**30), MANIFEST).endswith(  # of 27.2 and 68 GiB
         "\n| 01 | none | none | none | none | 64 x 1,024 |")
     (found,) = invented("01").values()
@@ -249,7 +251,7 @@ def test_two_runs_tell_the_memory_of_one_gpu(own, stored, monkeypatch):
 
 def test_a_prediction_holds_for_its_code_and_settings(monkeypatch, tmp_path):
     stored = invented("01")
-    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: stored)
     script = find_script("01")
     assert find_prediction(script, {}) is stored["muon"]
     assert find_prediction(script, {"seed": "3", "seq_len": 512, "model_dim": "768"})

@@ -13,7 +13,7 @@ from speedrun.check.launch import run, triton
 from speedrun.check.spy import LATE, Spy, dtype_name
 from speedrun.check.trace_model import counted, is_rounded
 from speedrun.history.glossary import load_glossary
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
 
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted

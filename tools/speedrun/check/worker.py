@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from speedrun.check import launch, trace
-from speedrun.run.failure import ending, last_words
-from speedrun.scripts.load import load_snapshot
+from speedrun.run.failure import describe_exit, error_line
+from speedrun.scripts.find import load_snapshot
 
 FORK = multiprocessing.get_context("fork")
 torch.set_num_threads(1)  # here too: differences are looked for between the forks
@@ -139,7 +139,7 @@ class Task:
                 how = f"no end: still running after {self.limit:.0f} s"
                 errors.append((2, ["error", how, *self._place(output)]))
             else:
-                how, words = ending(code), last_words(output)[:200]
+                how, words = describe_exit(code), error_line(output)[:200]
                 how += f"; the last line that it wrote: {words}" if words else ""
                 errors.append((1, ["error", f"the process {how}", 0, ""]))
         if errors:
