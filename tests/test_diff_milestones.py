@@ -18,11 +18,15 @@ import diff_milestones
 from snapshots import MILESTONES, by_id
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
-from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, passages
+from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, folded_line, passages
 from speedrun.diff.difference import find_difference
-from speedrun.diff.facts import moved, moved_hyperparameters, read_side, told_by
+from speedrun.diff.facts import (
+    changed_hyperparameters,
+    changed_values,
+    ideas_between,
+    read_side,
+)
 from speedrun.diff.terminal import make_console, print_changes
-from speedrun.diff.words import folded_line
 from speedrun.history.blocks import FREE, UNCOUNTED, diff_size, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
@@ -287,7 +291,7 @@ def test_a_form_feed_does_not_shift_the_lines():
 def test_figures_and_hyperparameters_that_moved(tmp_path):
     old, new = read_side("03"), read_side("04")
     m, n = old.milestone, new.milestone
-    assert moved(old, new)["official figures"] == [
+    assert changed_values(old, new)["official figures"] == [
         ("minutes", f"{m.minutes:g}", f"{n.minutes:g}"),
         ("steps", f"{m.train_steps:,}", f"{n.train_steps:,}"),
         ("tokens", f"{m.train_steps * m.tokens_per_step:,}",
@@ -295,26 +299,27 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
-    numbers = moved(old, new)["hyperparameters"]
+    numbers = changed_values(old, new)["hyperparameters"]
     assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(numbers)
-    numbers = moved_hyperparameters(read_side("00b"), read_side("01"))
+    numbers = changed_hyperparameters(read_side("00b"), read_side("01"))
     assert {("adam_lr", "1.8e-3", None), ("embed_lr", None, "3.6e-3")} <= set(numbers)
     copy = tmp_path / "copy.py"
     copy.write_text(old.text.replace("524_288", "512 * 1024").replace("0.95", "0.9"), "utf-8")
-    assert [name for name, _, _ in moved_hyperparameters(old, read_side(str(copy)))] == [
+    assert [name for name, _, _ in changed_hyperparameters(old, read_side(str(copy)))] == [
         "muon_momentum", "adam_beta2"]
-    assert moved(old, read_side(str(copy))).keys() == {"hyperparameters"}
-    assert moved(read_side(str(copy)), old).keys() == {"hyperparameters"}
+    assert changed_values(old, read_side(str(copy))).keys() == {"hyperparameters"}
+    assert changed_values(read_side(str(copy)), old).keys() == {"hyperparameters"}
 
 
 def test_the_ideas_between_two_milestones_are_told():
     sides = {id: read_side(id) for id in ("02", "04")} | {"train": read_side("train")}
     between = [(f"{m.id} {m.title}.", m) for m in MILESTONES if "03" <= m.id <= "04"]
-    assert told_by(sides["02"], sides["04"]) == between
-    assert told_by(sides["04"], sides["02"]) == [
+    assert ideas_between(sides["02"], sides["04"]) == between
+    assert ideas_between(sides["04"], sides["02"]) == [
         (f"Undoes {title}", m) for title, m in reversed(between)]
-    assert told_by(sides["train"], sides["04"]) == between[-1:]
-    assert told_by(sides["04"], sides["train"]) == told_by(sides["04"], sides["04"]) == []
+    assert ideas_between(sides["train"], sides["04"]) == between[-1:]
+    assert ideas_between(sides["04"], sides["train"]) == []
+    assert ideas_between(sides["04"], sides["04"]) == []
 
 
 # ---- the command ----

@@ -66,7 +66,7 @@ def train_in_turn(args: argparse.Namespace):
 def show(args: argparse.Namespace, old, new, comparison) -> None:
     """Prints the comparison in the view that was asked for."""
     from speedrun.diff import terminal
-    from speedrun.diff.words import summary_line
+    from speedrun.diff.facts import summary_line
 
     console = terminal.make_console(sys.stdout)
     if args.view == "full":

@@ -86,6 +86,12 @@ def counts(rows: Sequence[Row]) -> tuple[int, int, int]:
     return marks.count(ADDED) + changed, marks.count(REMOVED) + changed, marks.count(INDENTED)
 
 
+def folded_line(rows: Sequence[Row]) -> str:
+    """The note that replaces lines that are not shown, all of them with the same mark."""
+    fate = "re-indented" if rows[0].mark == INDENTED else "the same"
+    return f"{FOLDED} {len(rows)} lines {fate}"
+
+
 def _kept(old, new):
     """The row of lines that are equal but for the indentation."""
     return Row(SAME if old.text == new.text else INDENTED, old, new)
