@@ -181,7 +181,7 @@ def test_a_ladder_with_runs_missing_has_dashes(tmp_path):
     del ladder.entries[2].runs[1:]
     rows = [line.split("|")[5].strip() for line in ladder_table(ladder, MANIFEST).splitlines()[2:5]]
     assert rows == ["2.0100 ± 0.0100", "—", "1.8000"]
-    draw_ladder(ladder, tmp_path / "tiny.png")
+    draw_ladder(ladder).savefig(tmp_path / "tiny.png")
     assert (tmp_path / "tiny.png").stat().st_size
 
 

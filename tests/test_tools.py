@@ -13,7 +13,9 @@ from PIL import Image
 
 import make_figures
 import test_roofline
-from speedrun.figures import causes, records_plot, tables
+from speedrun.compare.plot import stored_hash
+from speedrun.figures import causes, tables
+from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 from speedrun.history.records import load_records
@@ -63,7 +65,7 @@ def test_milestones_of_one_record_share_a_gain(manifest):
 
 def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
     split = sum(gain.tokens is not None for gain in causes.gains(manifest))
-    digest, known = causes.data_hash(manifest), Milestone.tokens
+    before, known = causes.shown_in(manifest), Milestone.tokens
     monkeypatch.setattr(Milestone, "tokens", property(
         lambda m: None if m.slug == "untied_head" else known.fget(m)))
     found = causes.gains(manifest)
@@ -71,7 +73,7 @@ def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
     axes = pyplot.subplots()[1]
     causes.panel(axes, found)
     assert len(axes.patches) == len(found) + split - 2  # one bar instead of two
-    assert causes.data_hash(manifest) != digest
+    assert causes.shown_in(manifest) != before
 
 
 def test_text_between_markers_is_replaced():
@@ -151,7 +153,7 @@ def fresh(tmp_path_factory):
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
     predicted = test_roofline.invented(*(m.id for m in load_manifest().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
-    for table in make_figures.TABLES:
+    for table in TABLES:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
@@ -208,13 +210,13 @@ def test_unreadable_history_is_an_error_line(copy):
 
 def test_stored_hash_of_something_else_is_none(tmp_path):
     file = tmp_path / "x.png"
-    assert records_plot.stored_hash(file) is None
+    assert stored_hash(file) is None
     picture = (REPOSITORY / "history" / "records.png").read_bytes()
     for content in (b"", b"not a picture", picture[:40], picture[:-4000]):
         file.write_bytes(content)
-        assert records_plot.stored_hash(file) is None
+        assert stored_hash(file) is None
     Image.new("L", (2, 2)).save(file, "JPEG")  # of a kind that has no texts
-    assert records_plot.stored_hash(file) is None
+    assert stored_hash(file) is None
 
 
 def test_a_hash_of_code_that_every_python_makes(tmp_path):

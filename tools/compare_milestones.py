@@ -47,9 +47,10 @@ def main() -> int:
         if path := getattr(args, name):
             replace_file(path, write(comparison).encode())
     if args.png and any(entry.runs for entry in comparison.entries):
-        from speedrun.compare.plot import draw_comparison
+        from speedrun.compare.plot import draw_comparison, save, shown_in
 
-        draw_comparison(comparison, args.png, official_curves(comparison, args.official))
+        curves = official_curves(comparison, args.official)
+        save(draw_comparison(comparison, curves), args.png, shown_in(comparison, curves))
     if stopped:
         raise UserError(f"{stopped}\nthe table holds what had finished", stopped.status)
     return 1 if any(entry.failures for entry in comparison.entries) else 0

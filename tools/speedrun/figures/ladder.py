@@ -12,9 +12,8 @@ from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.compare.collect import collect
-from speedrun.compare.plot import HASH_KEY, data_hash
-from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, scores
-from speedrun.compare.stats import crossing
+from speedrun.compare.plot import new_figure
+from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, crossing, scores
 from speedrun.compare.table import loss_text
 from speedrun.figures.tables import cell
 from speedrun.history.fields import default_hyperparameters
@@ -219,19 +218,9 @@ def _against(parent, row, kind):
     return f"{change:+.1%}" + ("" if change < 0 else ": not fewer at this scale")
 
 
-def draw_ladder(ladder: Comparison, path: Path) -> None:
-    """Writes a PNG: the final loss of every run, and of each milestone the mean.
-
-    Raises OSError if the file cannot be written.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 12, "font.family": "DejaVu Sans"})
-    figure, panel = plt.subplots(figsize=(10, 4.5), dpi=160, facecolor="white",
-                                 layout="constrained")
+def draw_ladder(ladder: Comparison):
+    """Draws the final loss of every run, and each milestone's mean; returns the figure."""
+    figure, (panel,) = new_figure((8, 3.6), font=10)
     for place, entry in enumerate(ladder.entries):
         losses = entry.final_losses
         panel.plot([place] * len(losses), losses, "o", color="0.6", markersize=4)
@@ -239,9 +228,6 @@ def draw_ladder(ladder: Comparison, path: Path) -> None:
             panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
     ids = [entry.label.partition("_")[0] for entry in ladder.entries]
     panel.set_xticks(range(len(ids)), ids, rotation=90)
-    panel.set(ylabel="final validation loss", xlabel="milestone", axisbelow=True)
+    panel.set(ylabel="final validation loss", xlabel="milestone")
     panel.margins(x=0.01)
-    panel.grid(color="0.92", linewidth=0.8)
-    panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={HASH_KEY: data_hash(ladder, {}), "Software": None})
-    plt.close(figure)
+    return figure
