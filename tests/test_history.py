@@ -194,7 +194,7 @@ def test_a_chain_whose_first_folder_is_missing(history):
     ("records", "tokens_per_step = 512\nrecords", "tokens_per_step = 512 follows from"),
     ("records", "tokens_read = 512\nrecords", "tokens_read = 512 follows from"),
     ("records", "curve = [[0, 10.9, 1]]\nrecords", '"curve" must be a list of [step, loss]'),
-    ('"systems"', '"magic"', 'unknown kind "magic"; one of optimizer, '),
+    ('"systems"', '"magic"', '"kind" must be one of optimizer, architecture, data, systems, not'),
     ("records", 'id = "05"\nrecords', "id follows from the folder's name; leave it out"),
     ("records", 'slug = "x"\nrecords', "slug follows from the folder's name"),
     ("records", 'chain = "x"\nrecords', "chain follows from the folder that holds it"),
@@ -261,7 +261,7 @@ def test_a_history_without_records_or_milestones(history):
 
 @pytest.mark.parametrize("old, new, message", [
     ("meaning", "meanings", 'train_steps: unknown key "meanings"; did you mean "meaning"?'),
-    ('kind = "steps"', 'kind = "stairs"', 'train_steps: unknown kind "stairs"; one of files, '),
+    ('kind = "steps"', 'kind = "stairs"', 'train_steps: "kind" must be one of files, output, '),
     ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
     ('kind = "seed"', 'kind = "pattern"', 'seed: "alphabet" goes with kind "pattern", and only'),
     ('kind = "seed"', 'kind = "seed"\nalphabet = "LS"', 'seed: "alphabet" goes with kind'),

@@ -11,8 +11,15 @@ import sys
 
 import pytest
 
-from speedrun.history.blocks import split_blocks
-from speedrun.history.carry import ALREADY, CARRIED, DIFFERS, Repair, carry, repairs
+from speedrun.history.blocks import (
+    ALREADY,
+    CARRIED,
+    DIFFERS,
+    Repair,
+    carry,
+    repairs,
+    split_blocks,
+)
 from speedrun.history.manifest import REPOSITORY
 
 OLD = '"""Card."""\n\nimport os\n\n\n# Adds.\ndef f(x):\n    return x\n\n\ndef g():\n    return 2\n'

@@ -179,6 +179,7 @@ def test_check_names_what_is_stale_and_writes_nothing(copy, capsys):
     entry = copy / "history" / "speedrun" / "01_muon" / "milestone.toml"
     entry.write_text(entry.read_text("utf-8").replace("3.2785", "3.2786"), encoding="utf-8")
     before = snapshot(copy)
+    load_manifest.cache_clear()
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
     assert capsys.readouterr().out.splitlines() == [

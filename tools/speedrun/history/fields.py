@@ -14,9 +14,9 @@ _ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 def default_hyperparameters(script: Path) -> dict[str, object]:
     """The fields of a script's class `Hyperparameters`, {name: default}, in order.
 
-    A default that is no constant (it depends on the machine or the clock) is None. A script without
-    such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
-    cannot be read.
+    A default that is not a constant (it depends on the machine or the clock) is None. A script
+    without such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError
+    if it cannot be read.
     """
     return {name: default for name, (_, default) in _fields(script).items()}
 
@@ -29,17 +29,10 @@ def hyperparameter_types(script: Path) -> dict[str, str]:
 def written_defaults(source: str) -> dict[str, str]:
     """The defaults as a script's text writes them, {name: text in one line}. Raises ValueError if
     the text is not Python."""
-    found, source = {}, _class_in(source)
-    lines = source.encode().split(b"\n")  # of which the syntax tree counts bytes
+    source, found = _class_in(source), {}
     for field in _syntax_of(source):
-        value = field.value
-        if value is None:
-            found[field.target.id] = "no default"
-            continue
-        part = lines[value.lineno - 1 : value.end_lineno]
-        part[-1] = part[-1][: value.end_col_offset]
-        part[0] = part[0][value.col_offset :]
-        found[field.target.id] = b" ".join(map(bytes.strip, part)).decode()
+        text = ast.get_source_segment(source, field.value) if field.value else "no default"
+        found[field.target.id] = " ".join(map(str.strip, text.split("\n")))
     return found
 
 
