@@ -19,7 +19,16 @@ from dataclasses import asdict
 import pytest
 
 from ranks import run_tool
-from snapshots import MICRO, MILESTONES, known_values, load_snapshot, micro_overrides, where
+from snapshots import (
+    MICRO,
+    MILESTONES,
+    by_id,
+    declaring,
+    known_values,
+    load_snapshot,
+    micro_overrides,
+    tried,
+)
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 from speedrun.compare.collect import parse_target
@@ -201,21 +210,18 @@ def test_picture(tmp_path):
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
 
 
-@pytest.mark.parametrize("first", [math.nan, math.inf])
-def test_a_picture_of_runs_without_finite_losses(first, tmp_path):
-    losses = [(0, first), (2, first)]
-    diverged = Run(log="", steps=2, seconds=[(0, 0.0), (2, 1.0)], val_curve=losses)
+def test_a_picture_of_runs_without_finite_losses(tmp_path):
+    diverged = entry("diverged", [(0, math.inf), (2, math.nan)])
     for others in ([], [entry("fast", FAST)]):
-        comparison = Comparison([Entry("diverged", runs=[diverged], tokens_per_step=1), *others],
-                                None, "as asked")
-        draw_comparison(comparison, {}).savefig(tmp_path / "curves.png")
+        figure = draw_comparison(Comparison([diverged, *others], None, "as asked"), {})
+        figure.savefig(tmp_path / "curves.png")
         assert (tmp_path / "curves.png").stat().st_size
 
 
 # ---- FLOPs ----
 
 
-@where("Model", "Hyperparameters")
+@pytest.mark.parametrize("milestone", tried(declaring("Model", "Hyperparameters")), ids=by_id)
 def test_flops_of_the_records(milestone):
     args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
     T, V = getattr(args, length_names(vars(args))[0]), args.vocab_size
@@ -242,10 +248,7 @@ def test_flops_of_the_records(milestone):
 
 
 def test_visible_pairs():
-    for T, window in [(7, 3), (7, 7), (7, 20), (7, 1)]:
-        pairs = sum(0 <= q - k < window for q in range(T) for k in range(T))
-        assert visible_pairs(T, window) == pairs
-    for T, window, tile in [(12, 4, 4), (12, 8, 4), (12, 12, 4), (12, 16, 4), (6, 2, 1)]:
+    for T, window, tile in [(7, 3, 1), (7, 20, 1), (12, 4, 4), (12, 16, 4), (6, 2, 1)]:
         pairs = sum(q >= k and (q // tile - k // tile) * tile < window
                     for q in range(T) for k in range(T))
         assert visible_pairs(T, window, tile) == pairs
@@ -333,9 +336,8 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     assert part[:2] == ["1, unfinished: 180 of 200 steps", "1"] and "3.2700 (step 150)" in part
 
 
-@pytest.mark.parametrize("prints, told", [
-    (("a", "a"), "a"), (("a", "b"), None), (("a", None), None), ((None, None), None)])
-def test_the_corpus_of_finished_runs(prints, told, tmp_path):
+@pytest.mark.parametrize("prints, known", [(("a", "a"), "a"), (("a", None), None)])
+def test_the_corpus_of_finished_runs(prints, known, tmp_path):
     for name, print_ in zip("xy", prints, strict=True):
         (tmp_path / name).mkdir()
         write_log(tmp_path, f"{name}/log.txt", [(0, 6), (200, 3.3)])
@@ -345,7 +347,7 @@ def test_the_corpus_of_finished_runs(prints, told, tmp_path):
     ended = compare(tmp_path / "x", tmp_path / "y", "--json", tmp_path / "all.json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
-    assert found["data_fingerprint"] == told
+    assert found["data_fingerprint"] == known
 
 
 def test_public_styles_and_a_cut_line(tmp_path):
@@ -415,7 +417,6 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, code, message", [
-    (["0O"], 1, 'no milestone "0O"'),
     (["01:no_such_rate=1"], 2, "no hyperparameter no_such_rate"),
     (["missing/log.txt"], 1, "there is no such log"),
     (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
@@ -423,9 +424,7 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["01", "--png", "curves.xyz"], 1, "curves.xyz: the file's name must end in .png"),
     (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
-    (["01", "--repeat", "0"], 2, "--repeat"),
     (["01", "--repeat", "1001"], 2, "--repeat: 1001 runs of each script; at most 1,000"),
-    ([], 2, "TARGET"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message):
     ended = compare(*arguments)
@@ -458,15 +457,13 @@ def test_a_run_is_known_by_its_code(tmp_path):
     assert "my run" in compare(folder).stdout
 
 
-@pytest.mark.parametrize("said, told", [
-    ("muon", "05e-run (muon)"), ("05e_fp8_head", "05e-run (fp8_head)"), ("05e", "05e-run"),
-    (None, "05e-run"),
-])
-def test_a_run_of_another_code_keeps_its_milestones_slug(said, told, tmp_path):
+@pytest.mark.parametrize("stored, label", [
+    ("05e_fp8_head", "05e-run (fp8_head)"), ("05e", "05e-run")])
+def test_a_run_of_another_code_keeps_its_milestones_slug(stored, label, tmp_path):
     folder = tmp_path / "05e-run"  # an id which may mean another milestone now
     folder.mkdir()
     write_log(folder, "log.txt", [(0, 6), (200, 3.3)], dict(seed=0))
-    (folder / "summary.json").write_text(json.dumps({"milestone": said}), encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps({"milestone": stored}), encoding="utf-8")
     compare(folder, "--json", tmp_path / "runs.json")
     (found,) = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["entries"]
-    assert (found["label"], found["milestone"]) == (told, None)
+    assert (found["label"], found["milestone"]) == (label, None)
