@@ -88,7 +88,7 @@ def test_text_between_markers_is_replaced():
     "<!-- end t --><!-- begin t -->", "<!-- begin t --><!-- end t --><!-- end t -->", "",
 ])
 def test_broken_markers_are_refused(text):
-    fault = "<!-- begin t --> and <!-- end t --> must stand there once each, in this order"
+    fault = "<!-- begin t --> and <!-- end t --> must occur once each, in this order"
     with pytest.raises(ValueError, match=fault):
         tables.replace_between(text, "t", "new")
 

@@ -6,8 +6,8 @@
     python tools/compare_milestones.py 02 02:muon_lr=1e-3 02:muon_lr=4e-3     settings of its own
     python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
 
-Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ in the seed
-alone are runs of one entry.
+Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ only in the
+seed are runs of one entry.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(eq=False)  # so that it may be a key
 class Entry:
-    """Runs that differ in their seed alone, and a line for each that failed.
+    """Runs that differ only in their seed, and a line for each that failed.
 
     milestone: its slug; code: hash of the script's code; options: the hyperparameters that were
     passed on; flops_per_token: of a training step; peak_flops: of one of the world_size devices,
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass
 class Comparison:
-    """Entries and the loss that all of them are to reach; `target_is` says where it comes from.
+    """Entries and the loss that all of them should reach; `target_is` says why this one.
 
     command: what was typed; data_fingerprint: of the embedded corpus, where that was trained on;
     mixed: whether runs were trained on different corpora, or on known beside unknown ones.
@@ -129,8 +129,8 @@ def run_from_log(path: Path, log: RunLog) -> Run:
 
 
 def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
-    """The loss to reach and where it comes from: 3.28 on GPT-2 tokens, on bytes what the first
-    entry ends at (None if that is no finite number). Logs that do not tell their vocabulary are
+    """The loss to reach, and the reason for it: 3.28 on GPT-2 tokens, on bytes what the first
+    entry ends at (None if that is no finite number). Logs without a vocabulary size are
     records."""
     if all(entry.vocab_size not in BYTE_VOCABULARIES for entry in entries):
         return RECORD_TARGET, "the records'"

@@ -8,7 +8,7 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import UNKNOWN, short, visible
 from speedrun.diff.difference import Difference
 from speedrun.history.blocks import merge_names
-from speedrun.history.fields import default_hyperparameters, written_defaults
+from speedrun.history.fields import read_fields
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.scripts.find import locate
 from speedrun.scripts.sizes import training_tokens, whole
@@ -53,7 +53,7 @@ def read_side(target: str) -> Side:
     except (UnicodeDecodeError, SyntaxError) as error:
         raise UserError(f"{path} is not a text that can be read: {error}") from None
     name = milestone.name if milestone else target if target == "train" else short(path)
-    return Side(name, path, text, milestone, _hyperparameters(path, text))
+    return Side(name, path, text, milestone, _hyperparameters(path))
 
 
 def parent_of(target: str) -> str:
@@ -130,9 +130,8 @@ def summary_line(old: Side, new: Side, comparison: Difference) -> str:
     return "blocks: " + ", ".join(f"{count} {word}" for word, count in parts.items() if count)
 
 
-def _hyperparameters(path, text):
+def _hyperparameters(path):
     try:
-        values, written = default_hyperparameters(path), written_defaults(text)
+        return {name: (f.written, f.default) for name, f in read_fields(path).items()}
     except (ValueError, RecursionError, MemoryError):  # not Python, as the comparison will report
         return {}
-    return {name: (written[name], value) for name, value in values.items()}

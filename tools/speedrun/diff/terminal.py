@@ -112,7 +112,7 @@ def print_unified(
 
 
 def _print_title(console, change):
-    """A block's name, what happened to it, and where it stands."""
+    """A block's name, what happened to it, and its place."""
     place = f"  {change.fate}  ({change.place})"
     console.print(Text.assemble(("\n── ", FAINT), (change.name, "bold cyan"), place))
 

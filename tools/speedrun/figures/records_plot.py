@@ -8,8 +8,8 @@ from speedrun.compare.plot import new_figure
 from speedrun.history.manifest import Manifest
 from speedrun.history.records import Record
 
-# Labels stand in columns beside the staircase: those of the records up to a day stand at another
-# day, from a time in minutes on upwards to the right of their points or downwards to their left.
+# Labels are in columns beside the staircase: those of the records up to a day are at another day,
+# from a time in minutes on upwards to the right of their points or downwards to their left.
 COLUMNS = (
     ("2025-06-30", "2025-02-10", 3.4, "right"),
     ("2025-10-31", "2025-11-12", 2.75, "right"),
@@ -36,11 +36,11 @@ def marks(manifest: Manifest) -> list[Mark]:
 
     A column is filled from its end, so that no two labels overlap and their lines do not cross.
     """
-    told = [(m.record, m) for m in manifest.milestones if m.record]
+    shown = [(m.record, m) for m in manifest.milestones if m.record]
     found, after = [], ""
     for until, day, minutes, side in COLUMNS:
         upwards = side == "right"
-        column = [(r, m) for r, m in told if after < r.date <= until]
+        column = [(r, m) for r, m in shown if after < r.date <= until]
         if upwards:
             column.reverse()  # so that of one record's milestones the first is above
         for r, m in sorted(column, key=lambda pair: pair[0].minutes, reverse=not upwards):
@@ -88,7 +88,7 @@ def draw_records(records: Sequence[Record], manifest: Manifest):
 
 
 def _draw_mark(axes, mark):
-    """Draw the point of a milestone and its label, with a line between where they are apart."""
+    """Draw the point of a milestone and its label, with a line to a label further away."""
     point = (date.fromisoformat(mark.date), mark.minutes)
     axes.scatter(*point, s=42 if mark.is_station else 18, color="black", linewidth=1, zorder=4)
     text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.is_station else "0.35")

@@ -124,8 +124,8 @@ def repairs(before: str, after: str, wanted: list[str]) -> list[Repair]:
     """The blocks that differ between two texts of one script; only the wanted ones, if any are.
 
     Card and imports are every file's own and left out. Raises ValueError, one line, for a wanted
-    block that is unknown, did not change or is free to differ, and for a block that one text
-    lacks: where it belongs in a descendant is for a person to say.
+    block that is unknown, did not change or is free to differ, and for a block that is
+    missing in one text: where it belongs in a descendant is for a person to decide.
     """
     changed = {
         name: pair for name, pair in changed_blocks(before, after).items() if name not in FREE

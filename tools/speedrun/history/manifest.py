@@ -99,7 +99,7 @@ class Milestone(Declared):
 
     @property
     def id(self) -> str:
-        """A station's number and at most one letter: where the milestone stands today."""
+        """A station's number and at most one letter: the milestone's place in the chain today."""
         return self.name.partition("_")[0]
 
     @property
