@@ -47,11 +47,8 @@ from speedrun.run.data import BUILTIN, fingerprint, make_builtin, patterns  # no
 from speedrun.run.execute import run  # noqa: E402
 from speedrun.run.log import SCRIPT, RunLog, read_log  # noqa: E402
 from speedrun.run.plan import make_plan  # noqa: E402
-from speedrun.sample.checkpoint import load_run  # noqa: E402
-from speedrun.sample.draw import generate, random_stream  # noqa: E402
-from speedrun.sample.vocabulary import vocabulary_of  # noqa: E402
-from speedrun.scripts.find import code_hash  # noqa: E402
-from speedrun.scripts.load import load_snapshot  # noqa: E402
+from speedrun.sample import generate, load_run, random_stream, vocabulary_of  # noqa: E402
+from speedrun.scripts.find import code_hash, load_snapshot  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"

@@ -15,7 +15,7 @@ import shards as shard_files
 from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, load_manifest
-from speedrun.scripts import load
+from speedrun.scripts import find
 from speedrun.scripts.sizes import length_names
 
 MANIFEST = load_manifest()
@@ -103,7 +103,7 @@ tried_snapshots = pytest.mark.parametrize("milestone", tried(), ids=by_id, scope
 
 def load_snapshot(milestone):
     """The milestone's script as a module."""
-    return load.load_snapshot(milestone.script)
+    return find.load_snapshot(milestone.script)
 
 
 def value_tables(record, num_layers):

@@ -27,9 +27,11 @@ from speedrun.check import command as commands  # noqa: E402
 from speedrun.check import hints, progress  # noqa: E402
 from speedrun.check.command import open_learner  # noqa: E402
 from speedrun.check.differences import Difference  # noqa: E402
-from speedrun.check.guide import find_hint, load_guide, slips_of  # noqa: E402
-from speedrun.check.outcome import Outcome  # noqa: E402
-from speedrun.check.screen import Screen  # noqa: E402
+from speedrun.check.hints import find_hint, load_guide, slips_of  # noqa: E402
+from speedrun.check.screen import (
+    Outcome,  # noqa: E402
+    Screen,  # noqa: E402
+)
 from speedrun.check.transplant import Mixture, judge  # noqa: E402
 from speedrun.check.values import odd_values  # noqa: E402
 from speedrun.history.blocks import split_blocks  # noqa: E402
@@ -697,7 +699,7 @@ def test_slips_have_names_and_most_of_them_words():
 
 
 def test_help_holds_until_a_descendant_changes_the_block(monkeypatch):
-    monkeypatch.setattr("speedrun.check.guide.load_manifest", lambda: MANIFEST)  # once
+    monkeypatch.setattr("speedrun.check.hints.load_manifest", lambda: MANIFEST)  # once
     for child in MILESTONES:
         for block in (b.name for b in split_blocks(source_of(child.id)) if child.parent):
             parent = MANIFEST.get(child.parent)
@@ -1136,7 +1138,7 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
     names = milestone.changes or [b.name for b in split_blocks(source_of(id))
                                   if not b.name.startswith("heading: ") and b.name != "card"]
     for name in names:
-        if name not in hints._blocks(milestone):
+        if name not in hints._blocks(source_of(id)):
             continue  # this milestone removes it
         hint = hints.hint_of(name, milestone)
         assert hint.nudge and hint.steps, name

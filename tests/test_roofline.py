@@ -33,7 +33,7 @@ from speedrun.predict.roofline import (
     note,
     step_ms,
 )
-from speedrun.run.predicted import find_prediction, largest_predicted
+from speedrun.run.fit_batch import find_prediction, largest_predicted
 from speedrun.scripts.find import code_hash, find_script
 from speedrun.scripts.sizes import length_names
 
@@ -249,7 +249,7 @@ def test_two_runs_tell_the_memory_of_one_gpu(own, stored, monkeypatch):
 
 def test_a_prediction_holds_for_its_code_and_settings(monkeypatch, tmp_path):
     stored = invented("01")
-    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: stored)
     script = find_script("01")
     assert find_prediction(script, {}) is stored["muon"]
     assert find_prediction(script, {"seed": "3", "seq_len": 512, "model_dim": "768"})

@@ -16,19 +16,19 @@ from pathlib import Path
 from speedrun.base.cli import Parser, folder, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import short, visible
+from speedrun.history.glossary import load_glossary
 from speedrun.run.execute import run
 from speedrun.run.fit_batch import fit_micro_batch
 from speedrun.run.plan import AUTO, Nodes, make_plan
-from speedrun.run.settings import print_settings
 from speedrun.run.summary import print_summary, to_json
-from speedrun.scripts.find import find_script
+from speedrun.scripts.find import Script, find_script
 
 
 def main() -> int:
     """Parses, runs, prints; returns the exit code."""
     args = parse_args()
     if args.help_settings:
-        print_settings(find_script(args.target), sys.stdout)
+        print_settings(find_script(args.target))
         return 0
     stream = sys.stderr if args.json or args.dry_run else sys.stdout
     plan = make_plan(
@@ -93,6 +93,26 @@ def parse_args() -> argparse.Namespace:
         " default, tiny value, unit, meaning")
     add("--json", action="store_true", help="print the summary as JSON, all else on stderr")
     return parser.parse_args()
+
+
+def print_settings(script: Script) -> None:
+    """Prints name, default, tiny value, unit and meaning of each hyperparameter as a table; a
+    default that depends on the machine is empty."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def written(value):
+        return "" if value is None else f"{value:_}" if type(value) is int else str(value)
+
+    glossary, table = load_glossary(), Table(box=None, pad_edge=False)
+    for title in ("--set", "default", "tiny", "unit", "meaning"):
+        table.add_column(title, overflow="fold")
+    for name, default in script.hyperparameters.items():
+        if name != "log_dir":  # it is chosen with --out
+            entry = glossary.get(name)
+            words = (entry.unit, entry.meaning) if entry else ()
+            table.add_row(name, written(default), written(script.tiny.get(name)), *words)
+    Console(highlight=False, markup=False).print(table)
 
 
 def positive_or_auto(text: str) -> int | str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import visible
-from speedrun.check.outcome import Outcome
+from speedrun.check.screen import Outcome
 from speedrun.history.manifest import Milestone, slug_in
 
 FILE = ".progress.json"

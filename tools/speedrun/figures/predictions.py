@@ -13,8 +13,7 @@ from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
 from speedrun.predict.prediction import observe
 from speedrun.predict.roofline import FITTED_ON, step_ms
-from speedrun.run.fit_batch import MARGIN
-from speedrun.run.predicted import SIZES, largest_predicted
+from speedrun.run.fit_batch import MARGIN, SIZES, largest_predicted
 from speedrun.scripts.find import Script, code_hash, find_script
 from speedrun.scripts.sizes import length_names
 

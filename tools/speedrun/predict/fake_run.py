@@ -18,7 +18,7 @@ from speedrun.predict.cards import Card
 from speedrun.predict.observer import WORKSPACES, Observer
 from speedrun.predict.prediction import STEPS
 from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
 
 

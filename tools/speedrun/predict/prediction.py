@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from speedrun.base.errors import UserError
 from speedrun.predict.cards import Card
 from speedrun.predict.launches import Kernel, Launch
-from speedrun.run.failure import ending
+from speedrun.run.failure import describe_exit
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import length_names, micro_batches
@@ -142,8 +142,8 @@ def _apart(script, *arguments):
         seen, failure = ours.recv()
     except EOFError:
         process.join()
-        failure = UserError(f"{script.name} on the fake GPU {ending(process.exitcode)} before its"
-                            " last step")
+        how = describe_exit(process.exitcode)
+        failure = UserError(f"{script.name} on the fake GPU {how} before its last step")
     if failure:
         raise failure
     return seen
