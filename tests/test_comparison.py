@@ -18,6 +18,7 @@ from dataclasses import asdict
 
 import pytest
 
+import compare_milestones
 from ranks import run_tool
 from snapshots import (
     MICRO,
@@ -202,12 +203,20 @@ def test_picture(tmp_path):
     comparison = Comparison([entry("a", SLOW, FAST), Entry("nothing")], 3.0, "as asked")
     path = tmp_path / "curves.png"
     hashes = set()
-    for official in ({"a": [[0, 6.5], [150, 3.3]]}, {}):
+    for official in ({"a": {"steps": [(0, 6.5), (150, 3.3)], "tokens": [(0, 6.5), (2, 3.3)]}}, {}):
         save(draw_comparison(comparison, official), path, shown_in(comparison, official))
         hashes.add(stored_hash(path))
     assert len(hashes) == 2 and None not in hashes
     assert curves_of(comparison.entries[0])["tokens"][0] == [(0, 6.0), (0.1, 4.0), (0.2, 3.0)]
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
+
+
+def test_official_curves_are_over_the_tokens_of_the_record():
+    tiny = [Entry(name, name, tokens_per_step=4096) for name in ("muon", "flat_then_linear")]
+    found = compare_milestones.official_curves(Comparison(tiny, None, "as asked"), True)
+    assert found.keys() == {"muon"}, "a part of a record has no curve"
+    assert found["muon"]["steps"][-1] == (6200, BY_ID["01"].val_loss)
+    assert found["muon"]["tokens"][-1][0] == pytest.approx(6200 * 524_288 / 1e6)
 
 
 def test_a_picture_of_runs_without_finite_losses(tmp_path):

@@ -56,13 +56,16 @@ def main() -> int:
     return 1 if any(entry.failures for entry in comparison.entries) else 0
 
 
-def official_curves(comparison: Comparison, wanted: bool) -> dict[str, list]:
-    """label -> official curve, of the entries that are milestones, if they are wanted."""
-    manifest = load_manifest()
-    return {
-        entry.label: [list(point) for point in manifest.get(entry.milestone).curve]
-        for entry in comparison.entries if wanted and entry.milestone
-    }
+def official_curves(comparison: Comparison, wanted: bool) -> dict[str, dict[str, list]]:
+    """label -> {axis: official curve} of the entries that are milestones, if they are wanted; over
+    steps, and over the millions of tokens that the record took for them."""
+    found = {}
+    for entry in comparison.entries if wanted else ():
+        m = load_manifest().get(entry.milestone) if entry.milestone else None
+        if m and m.curve:
+            found[entry.label] = {"steps": list(m.curve), "tokens": [
+                (step * m.tokens_per_step / 1e6, loss) for step, loss in m.curve]}
+    return found
 
 
 def parse_args() -> argparse.Namespace:

@@ -34,24 +34,25 @@ def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-def shown_in(comparison: Comparison, official: dict[str, list]) -> list:
+def shown_in(comparison: Comparison, official: dict[str, dict[str, list]]) -> list:
     """All that the picture of a comparison shows, for `save`."""
     curves = [[entry.label, curves_of(entry)] for entry in comparison.entries]
     return [curves, comparison.target, official]
 
 
-def draw_comparison(comparison: Comparison, official: dict[str, list[tuple[int, float]]]):
+def draw_comparison(comparison: Comparison, official: dict[str, dict[str, list]]):
     """Draws each run as a thin line, the mean of an entry's as a thick one; returns the figure.
 
-    official: label -> curve [(step, loss), ...] of an entry's record, drawn dashed over steps and
-    tokens. Axes of which nothing is known are left out.
+    official: label -> {name in AXES: curve} of an entry's record, drawn dashed. Axes of which
+    nothing is known are left out.
     """
     curves = {entry: curves_of(entry) for entry in comparison.entries if entry.runs}
     names = [name for name in AXES if any(found[name] for found in curves.values())]
     figure, axes = new_figure((4 + 3 * len(names), 5), columns=len(names))
     for panel, name in zip(axes, names, strict=True):
         for entry, style in zip(curves, cycle(STYLES)):
-            _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label), style)
+            _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label, {}),
+                        style)
         if comparison.target is not None:
             panel.axhline(comparison.target, color="0.6", linewidth=0.8, zorder=0)
         panel.set(xlabel=AXES[name])
@@ -109,7 +110,7 @@ def stored_hash(path: Path) -> str | None:
 
 
 def _draw_entry(panel, name, entry, curves, record, style):
-    """Draws the curves of an entry's runs over AXES[name], and that of its record or None."""
+    """Draws the curves of an entry's runs over AXES[name], and that of its record."""
     color, marker, face = style
     for curve in curves if len(curves) > 1 else []:
         panel.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.5)
@@ -119,15 +120,15 @@ def _draw_entry(panel, name, entry, curves, record, style):
         panel.plot(*zip(*mean, strict=True), color=color, linewidth=1.6, marker=marker,
                    markersize=4, markerfacecolor=face, markevery=max(1, len(mean) // 10),
                    label=entry.label)
-    if record and name != "seconds":
-        scale = entry.tokens_per_step / 1e6 if name == "tokens" else 1
-        panel.plot(*zip(*[(step * scale, loss) for step, loss in record], strict=True),
-                   color=color, linestyle="--", linewidth=1.2, label=f"{entry.label}, official")
+    if name in record:
+        panel.plot(*zip(*record[name], strict=True), color=color, linestyle="--", linewidth=1.2,
+                   label=f"{entry.label}, official")
 
 
 def _limits(comparison, entries, official):
     """Loss limits that leave out the steep first part, which would flatten all the rest."""
-    curves = [run.val_curve for entry in entries for run in entry.runs] + list(official.values())
+    curves = [run.val_curve for entry in entries for run in entry.runs]
+    curves += [record["steps"] for record in official.values()]
     curves = [[loss for _, loss in curve if math.isfinite(loss)] for curve in curves]
     losses = [loss for curve in curves for loss in curve]
     if not losses:
