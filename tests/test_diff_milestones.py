@@ -481,9 +481,10 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     assert (files / "b.py").read_bytes() == before
 
 
-def test_help_imports_nothing_slow():
-    code = ("import sys, diff_milestones; "
-            "print(*{'rich', 'pygments', 'difflib', 'numpy', 'torch'} & set(sys.modules))")
+@pytest.mark.parametrize("module", ["diff_milestones", "make_figures"])
+def test_help_imports_nothing_slow(module):
+    slow = {"rich", "pygments", "jinja2", "difflib", "numpy", "torch", "matplotlib"}
+    code = f"import sys, {module}; print(*{slow} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY / "tools",
                          capture_output=True, text=True)
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
