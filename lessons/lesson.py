@@ -177,6 +177,9 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
     return panel
 
 
+MOST_UPRIGHT = 20  # names of bars that find room side by side
+
+
 def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **settings) -> Panel:
     """A bar for each name; of several values the mean, and a line from least to largest."""
     def panel(axes):
@@ -185,6 +188,7 @@ def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **
             axes.bar(name, runs.mean(), color="0.7", width=0.6)
             axes.vlines(name, runs.min(), runs.max(), color="black")
         axes.set(title=title, ylabel=ylabel, **settings)
+        axes.tick_params("x", rotation=90 if len(values) > MOST_UPRIGHT else 0)
         axes.grid(False, axis="x")
     return panel
 

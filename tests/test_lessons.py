@@ -129,6 +129,15 @@ def test_panels_show_what_they_get(lesson):
     assert [(bar.get_x(), bar.get_width()) for bar in spans.patches[:2]] == [(0, 3), (3, 1)]
 
 
+@pytest.mark.parametrize("count", [5, 36, 48])
+def test_names_of_bars_do_not_overlap(lesson, count):
+    figure, axes = lesson.plt.subplots(figsize=(14, 4))
+    lesson.bars({f"{number:02}m": 1 for number in range(count)}, "", "")(axes)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert all(a.x1 + 3 < b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+
+
 def test_an_answer_that_crashes_is_told_not_raised(lesson, capsys):
     def crashes(*args):
         raise KeyError("head_dim")

@@ -208,6 +208,8 @@ def test_memory_decides_the_micro_batch():
         "| 01 | 16 x 1,024 | 16 x 1,024 | 32 x 1,024 | 32 x 1,024 | 128 x 1,024 |",
         "| 05 | 1 x 16,384 | 1 x 16,384 | 1 x 32,768 | 1 x 32,768 | 2 x 65,536 |",
     ]
+    table = memory_table(invented("01", "02", "03", "05"), MANIFEST)  # neighbours share a row
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| 01, 02, 03", "| 05"]
     assert memory_table(invented("01", fixed=30 * 2**30), MANIFEST).endswith(  # of 27.2 and 68 GiB
         "\n| 01 | none | none | none | none | 64 x 1,024 |")
     (found,) = invented("01").values()

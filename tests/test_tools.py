@@ -12,7 +12,7 @@ from PIL import Image
 import make_figures
 import test_roofline
 from speedrun.compare.plot import stored_hash
-from speedrun.figures import causes, tables
+from speedrun.figures import causes, readme, tables
 from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
@@ -94,12 +94,57 @@ def test_broken_markers_are_refused(text):
 def test_milestone_table_lists_what_is_written(manifest):
     rows = tables.milestone_table(manifest).splitlines()[2:]
     for m, row in zip(manifest.milestones, rows, strict=True):
-        assert f"[{m.id}](history/{m.chain}/{m.name})" in row and row.count("|") == 10
-        assert f"]({m.lesson})" in row
+        assert f"[{m.id}]({m.chain}/{m.name})" in row and row.count("|") == 10
+        assert f"](../{m.lesson})" in row
         assert f"| {m.minutes:g} |" in row if m.minutes else "| — |" in row
         assert f"part of #{m.part_of}" in row or not m.part_of
-    inside = tables.milestone_table(manifest, folder="history")
-    assert "[00](speedrun/00_baseline)" in inside and "](../lessons/00_baseline.ipynb)" in inside
+
+
+def test_the_readme_shows_the_stations(manifest, records):
+    table = readme.station_table(manifest)
+    assert re.findall(r"^\| \[(\w+)\]", table, re.M) == [
+        m.id for m in manifest.milestones if not m.id[-1].isalpha()]
+    assert "| 22.3 | 3.25B | 123,532,032 | [read](lessons/01_muon.ipynb) |" in table
+    told = readme.claim(manifest, records).replace("\n", " ")
+    assert "took 45 minutes" in told and f"fallen to {records[-1].minutes:g}." in told
+    assert f"The {len(manifest.milestones)} scripts" in told
+    assert f"down to {manifest.milestones[-1].minutes:.2f}:" in told
+
+
+def test_the_readmes_excerpt_is_of_the_two_scripts(manifest):
+    old, new = (manifest.get(id).script.read_text("utf-8").splitlines() for id in ("00b", "01"))
+    lines = readme.excerpt(manifest).splitlines()
+    assert lines[0] == "```diff" and lines[-1] == "```"
+    shown = {mark: [line[2:] for line in lines if line[:1] == mark] for mark in "-+"}
+    for mark, inside, outside in (("-", old, new), ("+", new, old)):
+        assert len(shown[mark]) > 5 and set(shown[mark]) <= {*inside, ""}
+        assert shown[mark][0] not in outside
+
+
+def test_links_in_readmes_lead_to_files_and_headings():
+    def anchors(path):
+        headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.M)
+        return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+    links = {(file, link) for folder in ("", "history", "data", "train", "lessons")
+             for file in (REPOSITORY / folder).glob("*.md")
+             for link in re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8"))}
+    assert len(links) > 100
+    for file, link in sorted(links):
+        path, _, anchor = link.partition("#")
+        target = file.parent / path if path else file
+        if not link.startswith("https://"):
+            assert target.exists() and (not anchor or anchor in anchors(target)), (file, link)
+
+
+def test_the_readme_is_short():
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 120
+
+
+def test_the_readme_says_how_large_09_is(manifest):
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f" 09 has {manifest.get('09').parameters:,} parameters," in text
 
 
 def test_record_table_has_every_record(manifest, records):

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from speedrun.compare import plot
 from speedrun.compare.results import Comparison
-from speedrun.figures import attention_cost, causes, ladder, predictions, records_plot, tables
+from speedrun.figures import (
+    attention_cost,
+    causes,
+    ladder,
+    predictions,
+    readme,
+    records_plot,
+    tables,
+)
 from speedrun.history.manifest import Manifest, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
@@ -49,11 +57,12 @@ class Picture:
 
 # To add a table, write markers into the file that shows it and a line in here.
 TABLES = (
-    Table("README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
-    Table("README.md", "memory", lambda s: predictions.memory_table(s.predictions, s.manifest),
-          needs="predictions"),
-    Table("history/README.md", "milestones", lambda s: tables.milestone_table(
-        s.manifest, folder="history")),
+    Table("README.md", "claim", lambda s: readme.claim(s.manifest, s.records)),
+    Table("README.md", "stations", lambda s: readme.station_table(s.manifest)),
+    Table("README.md", "excerpt", lambda s: readme.excerpt(s.manifest)),
+    Table("history/README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
+    Table("history/README.md", "memory", lambda s: predictions.memory_table(
+        s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
           needs="ladder"),
     Table("history/README.md", "predictions", lambda s: predictions.official_table(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 from speedrun.base.files import replace_file
@@ -120,12 +121,14 @@ def _verdict(milestone, prediction):
 
 
 def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
-    """A Markdown table: the largest micro batch of one GPU by its memory."""
-    rows = []
-    for m in (m for m in manifest.milestones if m.slug in stored):
+    """A Markdown table: the largest micro-batch of one GPU by its memory; predicted neighbours that
+    have the same share a row."""
+    def largest(m):
         own = find_script(m.id).hyperparameters
         rooms = (MARGIN * gib * 2**30 for gib in SIZES)
-        rows.append([m.id, *(str(largest_predicted(stored[m.slug], own, 1, room) or "none")
-                             for room in rooms)])
-    head = ["milestone", *(f"{gib} GB" for gib in SIZES)]
-    return markdown(head, rows, right=head[1:])
+        return [str(largest_predicted(stored[m.slug], own, 1, room) or "none") for room in rooms]
+
+    predicted = (m for m in manifest.milestones if m.slug in stored)
+    head = ["milestones", *(f"{gib} GB" for gib in SIZES)]
+    return markdown(head, [[", ".join(m.id for m in alike), *sizes]
+                           for sizes, alike in groupby(predicted, largest)], right=head[1:])

@@ -15,15 +15,14 @@ COLUMNS = (
     ("2025-10-31", "2025-11-12", 2.75, "right"),
     ("9999-12-31", "2025-11-01", 1.95, "left"),
 )
-LINE = 1.135  # from one label to the next, as a factor of the time: the axis is logarithmic
+LINE = 1.15  # from one label to the next, as a factor of the time: the axis is logarithmic
 
 
 class Mark(NamedTuple):
-    """A milestone in the picture: its point is the last of its records, its label beside it."""
+    """A milestone in the picture: its point is the last of its records; a station has a label."""
 
     id: str
-    text: str
-    is_station: bool
+    text: str  # "" for a step between two stations
     date: str
     minutes: float
     label_date: str
@@ -32,7 +31,7 @@ class Mark(NamedTuple):
 
 
 def marks(manifest: Manifest) -> list[Mark]:
-    """Return the milestones that have figures, with their labels placed, column by column.
+    """Return the milestones that have figures, with the stations' labels placed in columns.
 
     A column is filled from its end, so that no two labels overlap and their lines do not cross.
     """
@@ -44,12 +43,15 @@ def marks(manifest: Manifest) -> list[Mark]:
         if upwards:
             column.reverse()  # so that of one record's milestones the first is above
         for r, m in sorted(column, key=lambda pair: pair[0].minutes, reverse=not upwards):
+            if not m.is_station:
+                found.append(Mark(m.id, "", r.date, r.minutes, r.date, r.minutes, "above"))
+                continue
             place = (day, minutes, side)
             if upwards and r.minutes > minutes:
                 minutes = r.minutes
                 place = (r.date, minutes, "above")
             text = f"{m.id} {m.slug.replace('_', ' ')}"
-            found.append(Mark(m.id, text, m.is_station, r.date, r.minutes, *place))
+            found.append(Mark(m.id, text, r.date, r.minutes, *place))
             minutes *= LINE if upwards else 1 / LINE
         after = until
     return found
@@ -71,7 +73,7 @@ def draw_records(records: Sequence[Record], manifest: Manifest):
     axes.scatter(days, minutes, s=10, color="0.6", zorder=2, label="a record")
     for mark in marks(manifest):
         _draw_mark(axes, mark)
-    for size, label in ((42, "a milestone"), (18, "a step between two")):
+    for size, label in ((42, "a station"), (18, "a step between two stations")):
         axes.scatter([], [], s=size, color="black", label=label)
     axes.annotate(f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
                   textcoords="offset points", ha="center", fontsize=9)
@@ -88,10 +90,12 @@ def draw_records(records: Sequence[Record], manifest: Manifest):
 
 
 def _draw_mark(axes, mark):
-    """Draw the point of a milestone and its label, with a line to a label further away."""
+    """Draw a milestone's point and a station's label, with a line to a label further away."""
     point = (date.fromisoformat(mark.date), mark.minutes)
-    axes.scatter(*point, s=42 if mark.is_station else 18, color="black", linewidth=1, zorder=4)
-    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.is_station else "0.35")
+    axes.scatter(*point, s=42 if mark.text else 18, color="black", linewidth=1, zorder=4)
+    if not mark.text:
+        return
+    text = dict(text=mark.text, xy=point, fontsize=10)
     if mark.side == "above":
         axes.annotate(**text, xytext=(8, 3), textcoords="offset points")
         return

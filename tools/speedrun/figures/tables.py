@@ -27,16 +27,13 @@ def replace_between(text: str, name: str, content: str) -> str:
     return f"{pieces[0]}{begin}\n{content}\n{end}{pieces[-1]}"
 
 
-def milestone_table(manifest: Manifest, folder: str = ".") -> str:
-    """Return the table of the milestones; `folder` holds its file, as seen from the root."""
-    def link(text, path):
-        return f"[{text}]({posixpath.relpath(path, folder)})"
-
+def milestone_table(manifest: Manifest) -> str:
+    """Return the table of the milestones, for a file in history/."""
     head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind", "lesson"]
     rows = []
     for m in manifest.milestones:
         rows.append([
-            link(m.id, f"history/{m.chain}/{m.name}"),
+            f"[{m.id}]({m.chain}/{m.name})",
             f"**{m.title}.** {m.idea}",
             records_of(m) or UNKNOWN,
             cell(m.minutes, "{:g}"),
@@ -44,7 +41,7 @@ def milestone_table(manifest: Manifest, folder: str = ".") -> str:
             cell(m.tokens and m.tokens / 1e9, "{:.2f}B"),
             cell(m.val_loss, "{:.4f}"),
             m.kind,
-            link("read", m.lesson) if m.lesson else UNKNOWN,
+            f"[read](../{m.lesson})" if m.lesson else UNKNOWN,
         ])  # fmt: skip
     return markdown(head, rows, right=["minutes", "steps", "tokens"])
 
