@@ -11,7 +11,9 @@ from PIL import Image
 
 import make_figures
 import test_predictions
-from speedrun.figures import causes, readme, records_plot, tables
+from speedrun.compare.plot import stored_hash
+from speedrun.figures import causes, readme, tables
+from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 from speedrun.history.records import load_records
@@ -61,7 +63,7 @@ def test_milestones_of_one_record_share_a_gain(manifest):
 
 def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
     split = sum(gain.tokens is not None for gain in causes.gains(manifest))
-    digest, known = causes.data_hash(manifest), Milestone.tokens
+    before, known = causes.shown_in(manifest), Milestone.tokens
     monkeypatch.setattr(Milestone, "tokens", property(
         lambda m: None if m.slug == "untied_head" else known.fget(m)))
     found = causes.gains(manifest)
@@ -69,7 +71,7 @@ def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
     axes = pyplot.subplots()[1]
     causes.panel(axes, found)
     assert len(axes.patches) == len(found) + split - 2  # one bar instead of two
-    assert causes.data_hash(manifest) != digest
+    assert causes.shown_in(manifest) != before
 
 
 def test_text_between_markers_is_replaced():
@@ -84,7 +86,7 @@ def test_text_between_markers_is_replaced():
     "<!-- end t --><!-- begin t -->", "<!-- begin t --><!-- end t --><!-- end t -->", "",
 ])
 def test_broken_markers_are_refused(text):
-    fault = "<!-- begin t --> and <!-- end t --> must stand there once each, in this order"
+    fault = "<!-- begin t --> and <!-- end t --> must occur once each, in this order"
     with pytest.raises(ValueError, match=fault):
         tables.replace_between(text, "t", "new")
 
@@ -194,7 +196,7 @@ def fresh(tmp_path_factory):
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
     predicted = test_predictions.invented(*(m.id for m in load_manifest().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
-    for table in make_figures.TABLES:
+    for table in TABLES:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
@@ -222,6 +224,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, capsys):
     (copy / "README.md").unlink()
     (copy / "history" / "records.png").unlink()
     before = snapshot(copy)
+    load_manifest.cache_clear()
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
     seen = capsys.readouterr()
@@ -243,13 +246,13 @@ def test_unreadable_history_is_an_error_line(copy):
 
 def test_stored_hash_of_something_else_is_none(tmp_path):
     file = tmp_path / "x.png"
-    assert records_plot.stored_hash(file) is None
+    assert stored_hash(file) is None
     picture = (REPOSITORY / "history" / "records.png").read_bytes()
     for content in (b"", b"not a picture", picture[:40], picture[:-4000]):
         file.write_bytes(content)
-        assert records_plot.stored_hash(file) is None
+        assert stored_hash(file) is None
     Image.new("L", (2, 2)).save(file, "JPEG")  # of a kind that has no texts
-    assert records_plot.stored_hash(file) is None
+    assert stored_hash(file) is None
 
 
 def test_a_hash_of_code_that_every_python_makes(tmp_path):
