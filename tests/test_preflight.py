@@ -275,8 +275,8 @@ spoil_magic = change("train_000001", lambda data: b"\0" * 4 + data[4:])
     (change("train_000002", lambda data: data[:-2]),
      r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
     (change("train_000002", lambda data: data + b"\0\0"), "train_000002.bin has 20026 bytes, not"),
-    (spoil_magic, "train_000001.bin is no token shard .* make or fetch it again"),
-    (change("val_000000", lambda data: data[:100]), "val_000000.bin is no token shard"),
+    (spoil_magic, "train_000001.bin is not a token shard .* make or fetch it again"),
+    (change("val_000000", lambda data: data[:100]), "val_000000.bin is not a token shard"),
 ])
 def test_shards(start, spoil, message, shards, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "shards")
@@ -300,7 +300,7 @@ def test_a_damaged_embedded_corpus(start, shards, tmp_path, monkeypatch):
     folder = shutil.copytree(shards, tmp_path / "shards")
     monkeypatch.setattr("speedrun.run.data.BUILTIN", folder)
     spoil_magic(folder)
-    refused(start, "train_000001.bin is no token shard .*; make it again: python data/builtin_corp",
+    refused(start, "train_000001.bin is not a token shard .*; make it again: python data/builtin_",
             data=folder)
 
 

@@ -77,7 +77,8 @@ def parse_args() -> argparse.Namespace:
         " its own; to read: a log.txt or the folder of a run")
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
-    add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
+    add("--steps", type=positive, metavar="N",
+        help="optimizer steps; the schedule shrinks in proportion")
     add("--repeat", type=repeats, default=1, metavar="N", help="runs of each script, by seed")
     add("--seed", type=natural, default=0, metavar="N", help="seed of the first of them")
     add("--set", action="append", default=[], metavar="NAME=VALUE",

@@ -71,7 +71,8 @@ def parse_args() -> argparse.Namespace:
     add("target", help="a milestone (01, muon), train, or the path of a train_gpt.py")
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
-    add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
+    add("--steps", type=positive, metavar="N",
+        help="optimizer steps; the schedule shrinks in proportion")
     add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
     add("--device-batch", type=positive_or_auto, metavar="N|auto",
         help="sequences per forward pass on a device (the batch of a step stays the same); auto: "
@@ -86,7 +87,7 @@ def parse_args() -> argparse.Namespace:
         help="ranks on this machine (default: one per visible GPU, 1 without)")
     add("--nnodes", type=positive, default=1, metavar="N", help="machines of the run")
     add("--node-rank", type=natural, default=0, metavar="N", help="which of them this is, from 0")
-    add("--rdzv-endpoint", metavar="HOST:PORT", help="where machine 0 is met")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="machine 0's address and a free port there")
     add("--dry-run", action="store_true", help="print the command and run nothing, "
         "not even trials: --device-batch auto answers only if it remembers")
     add("--help-settings", action="store_true", help="list the hyperparameters that --set takes:"

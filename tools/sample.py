@@ -127,8 +127,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("run", type=Path, help="folder of a run, or the path of its checkpoint.pt")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT",
-                        help="what to continue (default: stdin if it is no terminal, else nothing; "
-                        "nothing begins a document); - is stdin")
+                        help="what to continue (default: stdin if it is not a terminal, else "
+                        "nothing; nothing begins a document); - is stdin")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE",
                         help="the same from a file, as it is; - is stdin")
     add("--tokens", type=positive, default=256, metavar="N", help="new tokens (default: 256)")

@@ -222,7 +222,7 @@ def _judged(examination, mixture, jobs):
         return [seen and (located(seen[0], origin), *seen[1:])
                 for seen, (_, origin) in zip(found, mixed, strict=True)]
 
-    part = "your blocks that differ, each alone in the milestone's script"
+    part = "your differing blocks, each by itself in the milestone's script"
     names = examination.wanted["contract"]["names"][1]
     outcomes = [Outcome(name, f"{name}{names[name]}, which tools call by this name",
                         "no such name in the script", part=part)
@@ -232,7 +232,7 @@ def _judged(examination, mixture, jobs):
             outcomes += [Outcome(name, part=part) for name in verdict.names]
             continue
         if len(verdict.names) > 1:
-            words = "Only together they show this: each of them alone fits, or stops the script."
+            words = "Only together do they show this: each by itself fits, or stops the script."
         else:
             words = examination.diagnose(mixture, verdict)
         title = f"{' and '.join(verdict.names)} ({', '.join(map(mixture.span, verdict.names))})"

@@ -53,12 +53,20 @@ def draw(name, like, number=0):
 def fill(model, scale=1.0):
     """Gives every weight of a model values that follow from its name; none is zero. scale: that of
     the matrices."""
-    for name, tensor in model.state_dict().items():
+    for name, tensor in sorted(model.state_dict().items()):  # tied ones have one value in any order
         if tensor.is_floating_point():
             centre, spread = 0.6, 0.3
             if tensor.ndim > 1:
                 centre, spread = 0.0, scale * 1.2 / tensor.shape[-1] ** 0.5
             tensor.copy_(centre + spread * draw(name, tensor.float()))
+
+
+def parameters_of(model):
+    """{name: parameter} of a model; a tied one has the first of its names by the alphabet."""
+    names = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(param, []).append(name)
+    return {min(some): param for param, some in names.items()}
 
 
 def dtype_name(dtype):
@@ -191,7 +199,7 @@ class Spy:
     def call(self, function, net, *args, **kwargs):
         """The model is called."""
         if self.initial is None:
-            self.initial = {n: p.detach().clone() for n, p in net.named_parameters()}
+            self.initial = {n: p.detach().clone() for n, p in parameters_of(net).items()}
             if self.stop:
                 raise Enough
         training = torch.is_grad_enabled()
@@ -339,8 +347,8 @@ class Spy:
 
     def weights(self, optimizer):
         """[(name, weight)] of what an optimizer moves."""
-        names = {id(p): name for net in self.models for name, p in net.named_parameters()}
-        return [(names.get(id(p), "a tensor that is no parameter of the model"), p)
+        names = {id(p): name for net in self.models for name, p in parameters_of(net).items()}
+        return [(names.get(id(p), "a tensor that is not a parameter of the model"), p)
                 for group in optimizer.param_groups for p in group["params"]]
 
     def before_step(self, optimizer):
@@ -368,11 +376,22 @@ class Spy:
                 self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
 
     def states(self):
-        """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)]."""
-        ranks = int(os.environ.get("WORLD_SIZE", 1))
-        return [(name, value) for optimizer in self.steps for name, p in self.weights(optimizer)
-                for value in optimizer.state.get(p, {}).values()
-                if isinstance(value, torch.Tensor) and value.numel() * ranks >= p.numel() > 8]
+        """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)].
+
+        What one weight keeps for all of its group has the first of their names by the alphabet.
+        """
+        ranks, found = int(os.environ.get("WORLD_SIZE", 1)), []
+        for optimizer in self.steps:
+            names = {id(p): name for name, p in self.weights(optimizer)}
+            for group in optimizer.param_groups:
+                params = group["params"]
+                kept = [p for p in params if optimizer.state.get(p)]
+                for p in kept:
+                    name = names[id(p)] if len(kept) > 1 else min(names[id(q)] for q in params)
+                    found += [(name, value) for value in optimizer.state[p].values()
+                              if isinstance(value, torch.Tensor)
+                              and value.numel() * ranks >= p.numel() > 8]
+        return found
 
 
 def _eight_bits(a, b, func, args, kwargs):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import torch
 
-from speedrun.check.spy import Spy, arguments, dtype_name, fill
+from speedrun.check.spy import Spy, arguments, dtype_name, fill, parameters_of
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.sizes import length_names
 
@@ -43,7 +43,7 @@ def model(module, values, note, calls, machine, paths, **_):
             loss.backward()
             note.note(f"the gradient in {where}", "tensors", {
                 name: torch.zeros_like(p) if p.grad is None else p.grad
-                for name, p in net.named_parameters()}, 2e-3)
+                for name, p in parameters_of(net).items()}, 2e-3)
     with note.guard("the tables at the record's lengths"):
         net = make(0, **{name: record[name] for name in length_names(record)})
         note.note("the tables at the record's lengths, without signs", "tables", {
@@ -98,7 +98,7 @@ def _note_path(note, make, field, value, lengths, longer, many):
         net = make(0, **switched)
         note.note(f"dtypes of the parameters with {path}", "same", {
             name: dtype_name(p.dtype) + ", holding what bfloat16 can" * is_rounded(p)
-            for name, p in net.named_parameters()})
+            for name, p in parameters_of(net).items()})
         tables = {name: table for name, table in net.named_buffers() if table.ndim > 1}
         note.note(f"dtypes of the tables with {path}", "in common", {
             name: dtype_name(table.dtype) for name, table in tables.items()})
@@ -132,7 +132,7 @@ def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
         (gradients * loss).backward()
         note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
         note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
-            name: p.grad.float() for name, p in net.named_parameters() if p.ndim > 1}, 5e-2)
+            name: p.grad.float() for name, p in parameters_of(net).items() if p.ndim > 1}, 5e-2)
         counts = sum(meter.eight_bits.values(), Counter())
         note.fact(f"products of eight bits in {where}", counted(counts))
         return counts.total() > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from speedrun.check.launch import run, triton
-from speedrun.check.spy import LATE, Spy, dtype_name
+from speedrun.check.spy import LATE, Spy, dtype_name, parameters_of
 from speedrun.check.trace_model import counted, is_rounded
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.find import load_snapshot
@@ -39,7 +39,7 @@ def updates(module, values, note, folder, **_):
                   len(set(settings)))
     note.fact("tables of the model that move between calls",
               ", ".join(sorted(name for name, some in spy.places.items() if len(some) > 1)))
-    note.note("threads besides the main one that run the script's code", "at least",
+    note.note("threads other than the main one that run the script's code", "at least",
               len(spy.threads), 0.01)
     early, late = spy.ready[0] if spy.ready else 0, spy.ready[-1] if spy.ready else 0
     note.note("batches that are ready when the model takes the third", "at least", early, 1.0)
@@ -91,11 +91,14 @@ def training(module, values, note, folder, shards, **_):
     warm_up = values.get("window_stages", 2)  # steps
     lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
                          "scheduled_steps": values["train_steps"],  # a warm-up sees all before it
-                         "train_loss_every": 2, "save_checkpoint": True}, folder, spy)
+                         "train_loss_every": 2, "save_checkpoint": True, "compile": True},
+                folder, spy)
     settings = spy.settings["training pass"]
     note.fact("sets of numbers in the model's calls that training has and the warm-up has not",
               len(set(settings) - set(settings[:warm_up])))
     note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
+    note.note("sets of Python numbers in calls of compiled functions, each compiled by itself",
+              "at most", sum(map(len, spy.given.values())), (1, 0))
     _note_run(note, spy, "after a kernel warm-up", lines)
     _note_checkpoint(note, spy, folder, "the checkpoint")
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
@@ -118,7 +121,7 @@ def _note_checkpoint(note, spy, folder, what):
         note.note(f"the weights in {what}", "tensors", kept["model"], 2e-2)
         note.fact(f"the weights in {what} are those of the run's end, bit for bit", all(
             name in kept["model"] and torch.equal(kept["model"][name], param)
-            for name, param in spy.models[-1].named_parameters()))
+            for name, param in parameters_of(spy.models[-1]).items()))
 
 
 def _apart(a, b):
@@ -148,13 +151,12 @@ def ranks(module, values, note, folder, rank, **_):
         _note_checkpoint(note, spy, folder, "the checkpoint of two ranks")
     note.fact(f"buffers that DistributedDataParallel sends from rank {rank} before a pass",
               sum(len(net.modules_buffers) for net in spy.parallel if net.broadcast_buffers))
-    note.note("sets of Python numbers that compiled functions are called with", "at most",
-              sum(map(len, spy.given.values())), (1, 0))
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
               spy.meter.work["optimizers"] // steps, (1.8, 64))
     beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
-    note.note(f"share of them while updates travel, rank {rank}", "at least", round(beside, 2), 0.5)
+    note.note(f"share of them while updates are sent, rank {rank}", "at least",
+              round(beside, 2), 0.5)
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(spy.accompanied / max(spy.messages, 1), 2), 0.85)
     note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
@@ -183,7 +185,7 @@ def more_ranks(module, values, note, folder, rank, world, **_):
 
 
 def _weights(spy):
-    return {name: p.detach() for net in spy.models for name, p in net.named_parameters()}
+    return {name: p.detach() for net in spy.models for name, p in parameters_of(net).items()}
 
 
 def precision(module, values, note, folder, machine, **_):

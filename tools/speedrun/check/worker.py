@@ -39,7 +39,7 @@ GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by
 # the names of the files begin.
 BROKEN_SHARDS = {
     "a shard that is cut short": {"train_files": "cut"},
-    "a file that is no shard": {"train_files": "magic"},
+    "a file that is not a shard": {"train_files": "magic"},
     "a token beyond the vocabulary": {"train_files": "beyond"},
     "a shard with too few tokens": {"val_files": "short"},
     "a shard with no target for a step's end": {"train_files": "exact"},
@@ -150,7 +150,7 @@ class Task:
         if len(states) > 1:
             keepers = Counter(part for state in states for part in state.items())
             own = sum(size for (_, size), ranks in keepers.items() if ranks == 1)
-            found["numbers of the optimizers' state that one rank alone keeps"] = [
+            found["numbers of the optimizers' state that only one rank keeps"] = [
                 "at least", own, 0.8]
             found["numbers of the optimizers' state on all ranks together"] = [
                 "at most", sum(sum(state.values()) for state in states), (1.15, 64)]

@@ -51,8 +51,8 @@ def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
 
 
 def shard_length(file: str | Path) -> int:
-    """The number of tokens in a shard. Raises UserError for a file that is no shard or not whole,
-    and OSError for one that cannot be read."""
+    """The number of tokens in a shard. Raises UserError for a file that is not a whole shard, and
+    OSError for one that cannot be read."""
     again = "make or fetch it again"
     if Path(file).absolute().parent == BUILTIN:
         again = f"make it again: {fetch_command(BUILTIN)}"
@@ -63,7 +63,7 @@ def shard_length(file: str | Path) -> int:
         size = os.fstat(shard.fileno()).st_size
     known = struct.pack("<2i", MAGIC, VERSION)
     if len(header) < HEADER_BYTES or not header.startswith(known):
-        raise UserError(f"{file} is no token shard (magic {MAGIC}, version {VERSION}); {again}")
+        raise UserError(f"{file} is not a token shard (magic {MAGIC}, version {VERSION}); {again}")
     (length,) = struct.unpack_from("<i", header, len(known))
     if size != HEADER_BYTES + TOKEN_BYTES * length:
         raise UserError(f"{file} has {size} bytes, not {HEADER_BYTES} + {TOKEN_BYTES} * {length}"

@@ -138,7 +138,7 @@ def _hyperparameters(path):
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from None
     if not defaults:
-        raise UserError(f"{path} has no class Hyperparameters, so it is no training script")
+        raise UserError(f"{path} has no class Hyperparameters, so it is not a training script")
     return defaults, types
 
 
