@@ -47,11 +47,8 @@ from speedrun.run.data import BUILTIN, fingerprint, make_builtin, patterns  # no
 from speedrun.run.execute import run  # noqa: E402
 from speedrun.run.log import SCRIPT, RunLog, read_log  # noqa: E402
 from speedrun.run.plan import make_plan  # noqa: E402
-from speedrun.sample.checkpoint import load_run  # noqa: E402
-from speedrun.sample.draw import generate, random_stream  # noqa: E402
-from speedrun.sample.vocabulary import vocabulary_of  # noqa: E402
-from speedrun.scripts.find import code_hash  # noqa: E402
-from speedrun.scripts.load import load_snapshot  # noqa: E402
+from speedrun.sample import generate, load_run, random_stream, vocabulary_of  # noqa: E402
+from speedrun.scripts.find import code_hash, load_snapshot  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"
@@ -180,6 +177,9 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
     return panel
 
 
+MOST_UPRIGHT = 20  # names of bars that find room side by side
+
+
 def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **settings) -> Panel:
     """A bar for each name; of several values the mean, and a line from least to largest."""
     def panel(axes):
@@ -188,6 +188,7 @@ def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **
             axes.bar(name, runs.mean(), color="0.7", width=0.6)
             axes.vlines(name, runs.min(), runs.max(), color="black")
         axes.set(title=title, ylabel=ylabel, **settings)
+        axes.tick_params("x", rotation=90 if len(values) > MOST_UPRIGHT else 0)
         axes.grid(False, axis="x")
     return panel
 

@@ -17,12 +17,26 @@ import traceback
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
+from unittest import mock
 
 import torch.distributed as dist
 
-# What takes time to import.
+# What takes time to import; test_smoke also makes snapshots.py read all milestones, once for all.
 WARM = ["torch._dynamo", "torch.nn.attention.flex_attention", "torch.nn.attention.varlen", "numpy",
-        "pytest"]
+        "pytest", "test_smoke"]
+
+
+def warm_context(get_context=multiprocessing.get_context):
+    """The context whose processes are forks of the server, where there is one."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return get_context("spawn")
+    from multiprocessing import forkserver
+
+    context = get_context("forkserver")
+    context.set_forkserver_preload(WARM)
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()  # it imports before it knows this process's path
+    return context
 
 
 def start_ranks(world_size, job, *arguments, timeout=120):
@@ -33,16 +47,14 @@ def start_ranks(world_size, job, *arguments, timeout=120):
     Raises AssertionError with a rank's traceback if one fails, or if they take longer than
     `timeout` seconds; then all of them are ended.
     """
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    context.set_forkserver_preload(WARM)
+    context, path = warm_context(), os.environ.get("PYTHONPATH", "")
     with tempfile.TemporaryDirectory() as folder:
         ranks, answers = [], {}
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
-            environment = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size)
+            world = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size)
             process = context.Process(target=_rank, daemon=True, args=(
-                job, arguments, environment if world_size > 1 else {}, str(Path(folder, "store")),
+                job, arguments, world if world_size > 1 else {}, path, str(Path(folder, "store")),
                 theirs, timeout))
             process.start()
             theirs.close()
@@ -88,10 +100,11 @@ def _tool(words):
     return status, errors.getvalue()
 
 
-def _rank(job, arguments, environment, store, answer, timeout):
+def _rank(job, arguments, environment, path, store, answer, timeout):
     """What one rank runs; the ranks meet at a file, which needs no free port."""
-    gc.freeze()  # what the server imported is no garbage: a collection need not walk through it
-    os.environ.update({name: str(value) for name, value in environment.items()})
+    gc.freeze()  # what the server imported is no garbage: no collection need walk through it,
+    gc.freeze = gc.unfreeze = lambda: None  # whatever a run asks for
+    os.environ.update({name: str(value) for name, value in environment.items()}, PYTHONPATH=path)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     init, groups = dist.init_process_group, []  # kept: freeing one can wait for ever (spy.GROUPS)

@@ -1,18 +1,17 @@
-"""What a training run in a rank is recorded as: its losses, a hash of every micro-batch that
-`token_batches` dealt, and who orthogonalized what."""
+"""What a training run in a rank is recorded as: its losses, and a hash of every micro-batch that
+`token_batches` dealt."""
 
 import hashlib
 import os
 
-from snapshots import MANIFEST, load_snapshot, orthogonalizer, train
+from snapshots import MANIFEST, load_snapshot, train
 
 
 def record(milestone_id, overrides):
-    """Trains and returns {losses, streams, matrices, buffers} of this rank.
+    """Trains and returns {losses, streams} of this rank.
 
     losses: unrounded, one for each validation; streams: {"train" or "val": one list of hashes for
-    each stream that was read from}; orthogonalized: how many entries of matrices were; buffers: of
-    how many there is a momentum.
+    each stream that was read from}.
     """
     module = load_snapshot(MANIFEST.get(milestone_id))
     streams = dict(train=[], val=[])
@@ -26,38 +25,8 @@ def record(milestone_id, overrides):
             yield inputs, targets
 
     module.token_batches = recorded
-    muons, sizes = watch_muon(module)
     losses = train(module, module.Hyperparameters(**overrides))
-    buffers = sum(state["momentum_buffer"].numel() for muon in muons
-                  for state in muon.state.values() if "momentum_buffer" in state)
-    return dict(losses=losses, streams=streams, orthogonalized=sum(sizes), buffers=buffers)
-
-
-def remembered(muon):
-    """The number of matrices, or of stacks, of which a Muon keeps the momentum."""
-    buffers = {param: state["momentum_buffer"] for param, state in muon.state.items()
-               if "momentum_buffer" in state}
-    return sum(len(buffer) if buffer.ndim > param.ndim else 1 for param, buffer in buffers.items())
-
-
-def watch_muon(module):
-    """Two lists that fill while the module trains: its Muon optimizers, and the number of entries
-    each time that matrices are orthogonalized. Both stay empty for a milestone without Muon."""
-    muons, sizes = [], []
-    if hasattr(module, "Muon"):
-        orthogonalize, init = getattr(module, orthogonalizer(module)), module.Muon.__init__
-
-        def counted(matrices, *args, **kwargs):
-            sizes.append(matrices.numel())
-            return orthogonalize(matrices, *args, **kwargs)
-
-        def noted(self, *args, **kwargs):
-            muons.append(self)
-            init(self, *args, **kwargs)
-
-        setattr(module, orthogonalizer(module), counted)
-        module.Muon.__init__ = noted
-    return muons, sizes
+    return dict(losses=losses, streams=streams)
 
 
 def batch_hash(inputs, targets):

@@ -13,7 +13,8 @@ import torch
 import shards as shard_files
 from snapshots import (
     aligned_starts,
-    known_values,
+    by_id,
+    declaring,
     load_snapshot,
     packed_rows,
     token_batches,
@@ -36,15 +37,6 @@ def shard(length, documents):
 def rows_at(tokens, T, starts):
     """The rows of T tokens and a target that begin at `starts`."""
     return [tokens[start : start + T + 1].tolist() for start in starts]
-
-
-@where("aligned_rows")
-def test_known_rows(milestone):
-    known = known_values(milestone.id)["aligned"]
-    tokens, T = shard(known["tokens"], known["documents"]), known["row"]
-    for position, starts in known["starts"]:
-        rows = load_snapshot(milestone).aligned_rows(tokens[position:], T, ARGS)
-        assert [row.tolist() for row in rows] == rows_at(tokens, T, starts)
 
 
 @where("aligned_rows")
@@ -73,27 +65,25 @@ def rows_of(module, folder, world_size, rows, micro_batch_size=1, aligned=True):
     return [torch.cat(some) for some in zip(*micro_batches, strict=True)]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with shards of two steps of 8 rows and five rows more, and of one step."""
-    documents = np.flatnonzero(np.random.default_rng(1).random(600) < 0.3)
-    starts = aligned_starts(shard(600, documents), 8, BOS)
-    for name, rows in (("a_1", 21), ("a_2", 8)):
-        tokens = shard(600, documents)[: starts[rows] + 1]
-        assert aligned_starts(tokens, 8, BOS) == starts[:rows]
-        shard_files.write(tmp_path / f"{name}.bin", tokens)
-    return tmp_path
+LOADERS = [milestone for known in ("aligned", "packed")
+           for milestone in declaring("token_batches", known=known)]
 
 
-@where("token_batches", known="aligned")
-def test_rows_are_dealt_in_order_and_no_step_spans_two_shards(milestone, folder):
-    module = load_snapshot(milestone)
-    first, second = (shard_files.read(file) for file in sorted(folder.iterdir()))
-    expected = [row for tokens, steps in ((first, 2), (second, 1), (first, 1))  # then round again
-                for row in rows_at(tokens, 8, aligned_starts(tokens, 8, BOS)[: 8 * steps])]
+@pytest.mark.parametrize("milestone", LOADERS, ids=by_id)
+def test_rows_are_dealt_in_order_and_no_step_spans_two_shards(milestone, tmp_path):
+    module, rng = load_snapshot(milestone), np.random.default_rng(1)
+    expected = []
+    for name, steps in (("a_1", 2), ("a_2", 1)):  # and a few rows more, which are no step
+        tokens = shard(600, np.flatnonzero(rng.random(600) < 0.3))
+        rows = training_rows(milestone, tokens, 8, ARGS)
+        end = next(n for n in range(600) if len(
+            training_rows(milestone, tokens[:n], 8, ARGS)) == 8 * steps + 3)
+        shard_files.write(tmp_path / f"{name}.bin", tokens[:end])
+        expected += rows[: 8 * steps]
+    expected += expected[:8]  # then round again
     for world_size in (1, 2, 4):
         for micro_batch_size in (1, 2):
-            inputs, targets = rows_of(module, folder, world_size, 32, micro_batch_size)
+            inputs, targets = rows_of(module, tmp_path, world_size, 32, micro_batch_size)
             assert inputs.tolist() == [row[:-1] for row in expected]
             assert targets.tolist() == [row[1:] for row in expected]
             assert (inputs[:, 0] == BOS).all() and inputs.dtype == targets.dtype == torch.int64
@@ -118,17 +108,6 @@ def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refuse
 
 
 @where("packed_rows")
-def test_known_packs(milestone):
-    known = known_values(milestone.id)["packed"]
-    tokens = shard(known["tokens"], known["documents"])
-    args = SimpleNamespace(bos_id=BOS, max_document_len=known["longest"])
-    found = [row.tolist() for row in load_snapshot(milestone).packed_rows(
-        tokens, known["row"], args)]
-    assert found == [[token for start, end in row for token in tokens[start:end].tolist()]
-                     for row in known["rows"]]
-
-
-@where("packed_rows")
 def test_packs_follow_the_definition(milestone):
     module, rng = load_snapshot(milestone), np.random.default_rng(0)
     for length, documents in [
@@ -141,33 +120,6 @@ def test_packs_follow_the_definition(milestone):
                 args = SimpleNamespace(bos_id=BOS, max_document_len=longest)
                 found = [row.tolist() for row in module.packed_rows(tokens, T, args)]
                 assert found == packed_rows(tokens, T, BOS, longest), (length, T, longest)
-
-
-@where("packed_rows")
-def test_a_pack_may_end_with_the_shard(milestone):
-    for length, rows in ((18, 2), (17, 1)):  # a row of 8 and a target: of two documents 5 and 4
-        tokens = shard(length, [0, 5, 9, 14])
-        assert len(list(load_snapshot(milestone).packed_rows(tokens, 8, ARGS))) == rows
-
-
-@where("token_batches", known="packed")
-def test_all_ranks_and_micro_batches_see_the_same_packs(milestone, tmp_path):
-    module, rng = load_snapshot(milestone), np.random.default_rng(1)
-    expected = []
-    for name, steps in (("a_1", 2), ("a_2", 1)):  # and a few rows more, which are no step
-        tokens = shard(600, np.flatnonzero(rng.random(600) < 0.3))
-        rows = training_rows(milestone, tokens, 8, ARGS)
-        end = next(n for n in range(600) if len(
-            training_rows(milestone, tokens[:n], 8, ARGS)) == 8 * steps + 3)
-        shard_files.write(tmp_path / f"{name}.bin", tokens[:end])
-        expected += rows[: 8 * steps]
-    expected += expected[:8]  # then round again
-    for world_size in (1, 2, 4):
-        for micro_batch_size in (1, 2):
-            inputs, targets = rows_of(module, tmp_path, world_size, 32, micro_batch_size)
-            assert inputs.tolist() == [row[:-1] for row in expected]
-            assert targets.tolist() == [row[1:] for row in expected]
-            assert (inputs[:, 0] == BOS).all() and inputs.dtype == targets.dtype == torch.int64
 
 
 @where("token_batches", known="packed")

@@ -27,9 +27,11 @@ from speedrun.check import command as commands  # noqa: E402
 from speedrun.check import hints, progress  # noqa: E402
 from speedrun.check.command import open_learner  # noqa: E402
 from speedrun.check.differences import Difference  # noqa: E402
-from speedrun.check.guide import find_hint, load_guide, slips_of  # noqa: E402
-from speedrun.check.outcome import Outcome  # noqa: E402
-from speedrun.check.screen import Screen  # noqa: E402
+from speedrun.check.hints import find_hint, load_guide, slips_of  # noqa: E402
+from speedrun.check.screen import (
+    Outcome,  # noqa: E402
+    Screen,  # noqa: E402
+)
 from speedrun.check.transplant import Mixture, judge  # noqa: E402
 from speedrun.check.values import odd_values  # noqa: E402
 from speedrun.history.blocks import split_blocks  # noqa: E402
@@ -584,13 +586,37 @@ SEEN_BY_ONE_LOOK = [
      "the gradient in call 1 of the model with use_fp8=True, out of the range of eight bits"),
     ("05o", "precision", [("if row + ROWS <= column:", "if row < column:")],
      "results of Triton's kernels by the optimizers with use_triton=True"),
-    ("09", "two ranks", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
-     "sets of Python numbers that compiled functions are called with"),
+    ("09", "training", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
+     "sets of Python numbers in calls of compiled functions, each compiled by itself"),
     ("09", "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
                            "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
     ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],
      "a run with the record's token ids"),
 ]
+
+
+def test_names_do_not_depend_on_the_order_in_which_parts_are_made():
+    import torch
+
+    from speedrun.check import spy
+
+    def made(*names):
+        net = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in names})
+        net["head"].weight = net["embed"].weight
+        spy.fill(net)
+        watched = spy.Spy()
+        watched.models = [net]
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+        first = optimizer.param_groups[0]["params"][0]
+        optimizer.state[first]["momentum"] = torch.zeros(2, 4, 4)  # of the whole group
+        watched.steps[optimizer] = 1
+        return spy.parameters_of(net), [name for name, _ in watched.states()]
+
+    names = ("embed", "mlp", "head")
+    (wanted, states), (seen, others) = made(*names), made(*reversed(names))
+    assert sorted(wanted) == sorted(seen) == ["embed.weight", "mlp.weight"]
+    assert all(torch.equal(wanted[name], seen[name]) for name in wanted)
+    assert states == others == ["embed.weight"]
 
 
 def test_values_are_the_same_for_every_hash_seed():
@@ -697,7 +723,7 @@ def test_slips_have_names_and_most_of_them_words():
 
 
 def test_help_holds_until_a_descendant_changes_the_block(monkeypatch):
-    monkeypatch.setattr("speedrun.check.guide.load_manifest", lambda: MANIFEST)  # once
+    monkeypatch.setattr("speedrun.check.hints.load_manifest", lambda: MANIFEST)  # once
     for child in MILESTONES:
         for block in (b.name for b in split_blocks(source_of(child.id)) if child.parent):
             parent = MANIFEST.get(child.parent)
@@ -1136,7 +1162,7 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
     names = milestone.changes or [b.name for b in split_blocks(source_of(id))
                                   if not b.name.startswith("heading: ") and b.name != "card"]
     for name in names:
-        if name not in hints._blocks(milestone):
+        if name not in hints._blocks(source_of(id)):
             continue  # this milestone removes it
         hint = hints.hint_of(name, milestone)
         assert hint.nudge and hint.steps, name
@@ -1182,7 +1208,7 @@ def test_broken_progress_starts_anew(content, script, capsys):
     commands.show_list(learner)
     assert len(out.getvalue().splitlines()) == len(MILESTONES)
     assert capsys.readouterr().err == (
-        "note: .progress.json could not be read; progress starts anew\n")
+        "note: .progress.json could not be read; progress starts over\n")
     learner.progress.of(MANIFEST.get("01")).passed = 3
     learner.progress.save()
     assert json.loads(file.read_text())["muon"]["passed"] == 3
@@ -1197,7 +1223,7 @@ def test_progress_that_is_keyed_by_names_is_read_and_by_ids_refused(script):
     ended = command("--list", "--script", script)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert re.fullmatch("error: .*progress.json names milestones by ids such as 05e, which may mean"
-                        " another one now; delete it, and progress starts anew\n", ended.stderr)
+                        " another one now; delete it, and progress starts over\n", ended.stderr)
 
 
 def test_a_folder_for_progress_is_one_line(script):

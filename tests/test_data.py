@@ -219,12 +219,6 @@ def test_zipped_library_is_one_clear_error(tmp_path):
         builtin_corpus.source_files(tmp_path / "python311.zip")
 
 
-def test_corpus_is_deterministic(corpus, tmp_path):
-    assert builtin_corpus.build(tmp_path) == corpus[1]
-    for path in corpus[0].iterdir():
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-
-
 def test_second_corpus_call_changes_nothing(corpus):
     before = {path: path.stat().st_mtime_ns for path in corpus[0].iterdir()}
     process = command("builtin_corpus.py", "--out", corpus[0])
@@ -428,20 +422,13 @@ def test_interrupted_download_resumes(hub, tmp_path):
     assert (out_dir / name).read_bytes() == hub.files[name]
 
 
-@pytest.mark.parametrize(
-    "damage, message",
-    [
-        (lambda data: data[:-500], "truncated"),
-        (lambda data: b"no shard" + data[8:], "magic"),
-    ],
-)
-def test_wrong_file_on_the_hub_is_refused_and_fetched_again(hub, tmp_path, damage, message):
+def test_wrong_file_on_the_hub_is_refused_and_fetched_again(hub, tmp_path):
     out_dir = tmp_path / "out"
     arguments = "cached_fineweb10B.py", 1, "--out", out_dir
     name = shards.fineweb_name(1)
     good = hub.files[name]
-    hub.files[name] = damage(good)
-    assert_one_line(command(*arguments, **hub.env(tmp_path)), 1, name, message)
+    hub.files[name] = b"no shard" + good[8:]
+    assert_one_line(command(*arguments, **hub.env(tmp_path)), 1, name, "magic")
     assert [path.name for path in out_dir.glob("*.bin")] == [shards.fineweb_name(0)]
 
     # Even if the hub still claims the same version of the file: nothing of it is used again.

@@ -4,10 +4,8 @@ Run: .venv/bin/python -m pytest tests/test_device_batch.py
 """
 
 import io
-import math
 import os
 import stat
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -20,52 +18,14 @@ from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import KINDS
 from speedrun.run import fit_batch, gpus
 from speedrun.run.failure import Failure
-from speedrun.run.fit_batch import fit_micro_batch, largest_fitting, trial_options
-from speedrun.run.log import RULE, read_log
+from speedrun.run.fit_batch import fit_micro_batch, trial_options
+from speedrun.run.log import read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
 from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
-from test_roofline import invented
+from test_predictions import invented
 
 GPU = "NVIDIA Simulated"
-
-
-# ---- the search ----
-
-
-@pytest.mark.parametrize("start", [1, 48, 4096])
-def test_every_limit_is_found_in_few_trials(start):
-    for limit in range(1, 4097):
-        tried = []
-        fits = lambda n: tried.append(n) or n <= limit  # noqa: B023, E731
-        assert largest_fitting(fits, range(1, 4097), start) == limit
-        assert len(tried) <= 2 * math.log2(4096) + 2
-
-
-@pytest.mark.parametrize("candidates", [[1, 2, 3, 5, 6, 10, 15, 30], [1, 7, 49], [1]])
-def test_only_candidates_are_tried(candidates):
-    for limit in range(1, candidates[-1] + 2):
-        for start in range(1, candidates[-1] + 2):
-            tried = []
-            largest = largest_fitting(lambda n: tried.append(n) or n <= limit, candidates, start)  # noqa: B023
-            assert largest == max(n for n in candidates if n <= limit)
-            assert set(tried) <= set(candidates) and len(tried) == len(set(tried))
-
-
-@pytest.mark.parametrize("candidates", [range(1, 4097), [1], []])
-def test_nothing_may_fit(candidates):
-    assert largest_fitting(lambda n: False, candidates, start=64) is None
-
-
-def test_the_first_trial_is_the_usual_one():
-    tried, powers = [], [2**i for i in range(10)]
-    assert largest_fitting(lambda n: tried.append(n) or n <= 64, powers, 64) == 64
-    assert tried == [64, 128]
-
-
-def test_other_errors_pass():
-    with pytest.raises(ZeroDivisionError):
-        largest_fitting(lambda n: 1 // 0, [1, 2])
 
 
 # ---- what divides ----
@@ -160,7 +120,7 @@ class Trials:
 def machine(monkeypatch, tmp_path, shards):
     """Makes plans for a machine whose GPUs have the given MiB, and the trials on it."""
     monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "runs" / "answers")
-    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: {})
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: {})
 
     def make(*memory, settings=(), trials=None, milestone=MILESTONES[1], **options):
         names = [GPU] * len(memory)
@@ -193,11 +153,19 @@ def test_largest_divisor_within_the_margin(machine):
     plan, trials = machine(1400)
     # of 1400 MiB a trial may take 1190: twelve sequences do not run out of memory, yet take 1200
     assert fit(plan) == (8, [
-        "trying micro_batch_size 4: 0.4 GiB", "trying micro_batch_size 8: 0.8 GiB",
-        "trying micro_batch_size 12: 1.2 GiB, too much",
+        "trying micro_batch_size 6: 0.6 GiB", "trying micro_batch_size 12: 1.2 GiB, too much",
+        "trying micro_batch_size 8: 0.8 GiB",
         f"micro_batch_size: 8 (largest that fits {GPU}, 0.8 of 1.4 GiB)",
     ])
     assert plan.hyperparameters["total_batch_size"] == 24 * 32
+
+
+@pytest.mark.parametrize("limit", range(1, 25))
+def test_the_largest_is_found_in_few_trials(machine, limit):
+    plan, trials = machine(10**6, trials=Trials(limit * MIB_PER_SEQUENCE))
+    divisors = [n for n in range(1, 25) if 24 % n == 0]
+    assert fit(plan)[0] == max(n for n in divisors if n <= limit)
+    assert len(trials.micro_batches) <= 4 and {*trials.micro_batches} <= {*divisors}
 
 
 def test_the_smallest_gpu_decides(machine):
@@ -206,11 +174,7 @@ def test_the_smallest_gpu_decides(machine):
     plan, _ = machine(80_000, 500, nproc=1)  # the small one has no rank
     assert fit(plan, use_cache=False)[0] == 4  # but its trials run out of memory
     plan, _ = machine(80_000, 500, nproc=1, trials=Trials(80_000))
-    assert fit(plan, use_cache=False)[0] == 24
-
-
-def test_the_whole_batch_may_fit(machine):
-    assert fit(machine(10**6)[0])[0] == 24
+    assert fit(plan, use_cache=False)[0] == 24  # the whole batch
 
 
 def test_an_answer_is_remembered(machine):
@@ -225,30 +189,19 @@ def test_an_answer_is_remembered(machine):
 
 @pytest.mark.parametrize("change", [
     dict(settings=["model_dim=64"]), dict(settings=["total_batch_size=1536"]), dict(nproc=1),
-    dict(milestone=MILESTONES[2]),
+    dict(milestone=MILESTONES[2]), "memory", "torch",
 ])
-def test_what_changes_the_memory_is_tried_anew(machine, change):
+def test_what_changes_the_memory_is_tried_again(machine, change, monkeypatch):
     fit(machine(1400, 1400)[0])
-    plan, trials = machine(1400, 1400, **change)
+    if change == "torch":
+        monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
+    memory = 2000 if change == "memory" else 1400
+    plan, trials = machine(memory, memory, **(change if isinstance(change, dict) else {}))
     fit(plan)
     assert trials.micro_batches
 
 
-def test_another_gpu_or_torch_is_tried_anew(machine, monkeypatch):
-    fit(machine(1400)[0])
-    plan, trials = machine(2000)
-    fit(plan)
-    assert trials.micro_batches
-    plan, trials = machine(2000)
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
-    fit(plan)
-    assert trials.micro_batches
-
-
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"8", b"[8]", b'["8", 1]', b"\xff\xfe", b'{"micro_batch_size": 8}',
-    b"[5, 1]",  # five does not divide 24
-])
+@pytest.mark.parametrize("content", [b"{", b"8", b'["8", 1]', b"\xff\xfe", b"[5, 1]"])  # 24 % 5
 def test_a_broken_answer_counts_as_none(machine, content):
     plan, trials = machine(1400)
     fit(plan)
@@ -279,8 +232,8 @@ def test_a_dry_run_tries_nothing(machine):
 def predicted(monkeypatch):
     """Predictions of 2 GiB, and 16 MiB for each sequence of 32 tokens, whatever the settings."""
     stored = invented(*(milestone.id for milestone in MILESTONES[:2]))
-    monkeypatch.setattr("speedrun.run.predicted.load_predictions", lambda: stored)
-    monkeypatch.setattr("speedrun.run.predicted.MAY_DIFFER", KINDS)
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: stored)
+    monkeypatch.setattr("speedrun.run.fit_batch.MAY_DIFFER", KINDS)
     return stored
 
 
@@ -302,10 +255,16 @@ def test_a_prediction_is_said_before_trials_and_tried_like_any_other(machine, pr
     plan, trials = machine(2548, trials=Trials(1400))
     best, lines = fit(plan)
     assert lines[0] == "micro_batch_size 6: predicted to fit: 2.1 of 2.5 GiB"
-    assert best == 12 and trials.micro_batches == [4, 8, 12, 24]
+    assert best == 12 and trials.micro_batches == [6, 12, 24]
 
 
 def test_without_a_gpu_every_size_is_predicted(machine, predicted):
+    predictions = dict(predicted)
+    predicted.clear()
+    plan, trials = machine()
+    assert fit(plan) == (4, ["micro_batch_size: 4 (--device-batch auto needs a GPU)"])
+    assert not trials.micro_batches
+    predicted.update(predictions)
     text = ", ".join(f"{n} x 1,024 in {gib} GiB" for gib, n in (
         (12, 16), (16, 16), (24, 32), (32, 32), (80, 128)))
     assert fit(machine(milestone=MILESTONES[1])[0]) == (4, [
@@ -313,12 +272,6 @@ def test_without_a_gpu_every_size_is_predicted(machine, predicted):
         f" one at record scale: {text})"])
     predicted.update(invented(MILESTONES[1].id, fixed=12 * 2**30))
     assert "at record scale: none in 12 GiB, " in fit(machine(milestone=MILESTONES[1])[0])[1][0]
-
-
-def test_without_a_gpu_the_usual_micro_batch_stays(machine):
-    plan, trials = machine()
-    assert fit(plan) == (4, ["micro_batch_size: 4 (--device-batch auto needs a GPU)"])
-    assert not trials.micro_batches
 
 
 @pytest.mark.parametrize("options", [dict(settings=["micro_batch_size=2"]), dict(device_batch=2)])
@@ -339,7 +292,7 @@ def test_refusals_are_one_line(machine, monkeypatch, tmp_path):
             " seq_len=16 or a smaller model_dim", 99)
     refused("not even one sequence", 110)  # it takes 100 of them
     refused("one machine", 1400, nodes=Nodes(2, 0, "host:1"))
-    refused("nvidia-smi does not tell", 0)
+    refused("nvidia-smi does not report", 0)
     crash = Trials(500, stderr="ValueError: x")
     assert refused("rank 0 ended", 1400, trials=crash).status == 1
     stop = Trials(500)  # whatever the ranks say while they are stopped
@@ -431,10 +384,3 @@ def test_the_command(tmp_path, monkeypatch, shards, capfd):
 
     seen = run("--dry-run")
     assert "--micro_batch_size=1" in seen.out and f"{answer}; cached)" in seen.err.splitlines()
-
-
-def test_a_wrong_device_batch_is_one_line():
-    command = [sys.executable, run_milestone.__file__, "00", "--device-batch", "atuo"]
-    ended = subprocess.run(command, capture_output=True, encoding="utf-8")
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert RULE not in ended.stderr and "atuo" in ended.stderr

@@ -15,19 +15,22 @@ import pytest
 from rich.console import Console
 
 import diff_milestones
-from snapshots import MILESTONES, by_id
+from snapshots import MILESTONES
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
-from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, passages
+from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, folded_line, passages
 from speedrun.diff.difference import find_difference
-from speedrun.diff.facts import moved, moved_hyperparameters, read_side, told_by
+from speedrun.diff.facts import (
+    changed_hyperparameters,
+    changed_values,
+    ideas_between,
+    read_side,
+)
 from speedrun.diff.terminal import make_console, print_changes
-from speedrun.diff.words import folded_line
 from speedrun.history.blocks import FREE, UNCOUNTED, diff_size, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in MILESTONES if milestone.parent]
-links = pytest.mark.parametrize("milestone", CHILDREN, ids=by_id)
 
 FILE = '''"""Card."""
 
@@ -116,17 +119,11 @@ def test_moved_function_is_moved():
     assert (change.name, change.words, change.rows) == ("second", ("moved",), ())
 
 
-@pytest.mark.parametrize("new", [
-    replaced("LIMIT = 3", "CAP = 3"),
-    FILE.replace("second", "add_up"),  # a new name is another block
-    replaced(SECOND, "def other(a):\n    with open(a) as file:\n        return file.read()\n\n\n"),
-])
-def test_blocks_of_other_names_come_and_go(new):
-    added, removed = (
-        [c for c in changes(new).values() if c.words == (word,)] for word in ("added", "removed")
-    )
-    assert len(added) == len(removed) == 1
-    assert counts(added[0].rows)[1] == counts(removed[0].rows)[0] == 0
+def test_blocks_of_other_names_are_added_and_removed():
+    found = changes(FILE.replace("second", "add_up"))
+    assert [(c.name, c.words) for c in found.values()] == [
+        ("second", ("removed",)), ("add_up", ("added",))]
+    assert counts(found["add_up"].rows)[1] == counts(found["second"].rows)[0] == 0
 
 
 def test_reading_order_has_removed_blocks_where_they_stood():
@@ -135,7 +132,6 @@ def test_reading_order_has_removed_blocks_where_they_stood():
 
 
 @pytest.mark.parametrize("old, new", [
-    (SECOND, SECOND.replace("    ", "  ")),
     ("    return max(y, LIMIT) + os", "    return max(\n        y,\n        LIMIT,\n    ) + os"),
     ("# The other one.\n    def right", "# The other one.\n\n    def right"),
 ])
@@ -145,14 +141,10 @@ def test_layout_alone_is_formatting_only(old, new):
 
 
 @pytest.mark.parametrize("old, new, word", [
-    ("# why", "# because", "comments only"),
-    ("    # why\n", "", "comments only"),
     ("    # why\n    y = x + 1\n", "    y = x + 1\n    # why\n", "comments only"),
-    ("Adds one.", "Adds 1.", "docstring only"),
     ('    """Adds one."""\n', "", "docstring only"),
     ('Adds one."""\n    # why', 'Adds 1."""\n    # wherefore', "comments and docstring only"),
     ("# The other one.", "# Another.", "comments only"),
-    ('"""Two numbers."""', '"""Two."""', "docstring only"),
 ])
 def test_words_about_the_code_are_told_as_such(old, new, word):
     (change,) = changes(replaced(old, new)).values()
@@ -161,12 +153,10 @@ def test_words_about_the_code_are_told_as_such(old, new, word):
 
 
 def test_code_is_never_called_words():
-    for old, new in (("y = x + 1", "y = x + 2"), ("total += value", 'total += "value"'),
-                     ("        total += value\n", "        total += value\n        total += 1\n"),
+    for old, new in (("total += value", 'total += "value"'),
                      ("    return total", "        return total")):
         (change,) = changes(replaced(old, new)).values()
-        assert change.words == ()
-        assert marked(change)
+        assert change.words == () and marked(change)
 
 
 def test_changed_constant_is_marked_in_its_line():
@@ -242,20 +232,20 @@ def test_rows_hold_every_line_of_a_block(old, new):
             assert all(lines[x.number - 1] == x.text for x in found)
 
 
-@links
-def test_neighbours_differ_as_declared(milestone):
-    parent = load_manifest().get(milestone.parent)
-    old, new = (m.script.read_text(encoding="utf-8") for m in (parent, milestone))
-    comparison = find_difference(old, new)
-    names = [change.name for change in comparison.changes if change.name not in FREE]
-    assert sorted(names) == sorted(milestone.changes)
-    # A line that only moved to the right or the left is told as such; elsewhere it counts twice.
-    indented = sum(row.mark == INDENTED for change in comparison.changes for row in change.rows
-                   if change.name not in UNCOUNTED)
-    counted = sum(comparison.lines(counted_only=True))
-    assert counted <= diff_size(old, new).lines <= counted + 2 * indented
-    told = {word for change in comparison.changes for word in change.words}
-    assert told <= {"added", "removed", "docstring only", "comments only"}
+def test_neighbours_differ_as_declared():
+    for milestone in CHILDREN[::6]:  # all of them are in test_chain.py
+        parent = load_manifest().get(milestone.parent)
+        old, new = (m.script.read_text(encoding="utf-8") for m in (parent, milestone))
+        comparison = find_difference(old, new)
+        names = [change.name for change in comparison.changes if change.name not in FREE]
+        assert sorted(names) == sorted(milestone.changes)
+        # A re-indented line is a mark of its own here; in diff_size it counts twice.
+        indented = sum(row.mark == INDENTED for change in comparison.changes for row in change.rows
+                       if change.name not in UNCOUNTED)
+        counted = sum(comparison.lines(counted_only=True))
+        assert counted <= diff_size(old, new).lines <= counted + 2 * indented
+        words = {word for change in comparison.changes for word in change.words}
+        assert words <= {"added", "removed", "docstring only", "comments only"}
 
 
 @pytest.mark.parametrize("new, reason", [
@@ -287,7 +277,7 @@ def test_a_form_feed_does_not_shift_the_lines():
 def test_figures_and_hyperparameters_that_moved(tmp_path):
     old, new = read_side("03"), read_side("04")
     m, n = old.milestone, new.milestone
-    assert moved(old, new)["official figures"] == [
+    assert changed_values(old, new)["official figures"] == [
         ("minutes", f"{m.minutes:g}", f"{n.minutes:g}"),
         ("steps", f"{m.train_steps:,}", f"{n.train_steps:,}"),
         ("tokens", f"{m.train_steps * m.tokens_per_step:,}",
@@ -295,26 +285,27 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
-    numbers = moved(old, new)["hyperparameters"]
+    numbers = changed_values(old, new)["hyperparameters"]
     assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(numbers)
-    numbers = moved_hyperparameters(read_side("00b"), read_side("01"))
+    numbers = changed_hyperparameters(read_side("00b"), read_side("01"))
     assert {("adam_lr", "1.8e-3", None), ("embed_lr", None, "3.6e-3")} <= set(numbers)
     copy = tmp_path / "copy.py"
     copy.write_text(old.text.replace("524_288", "512 * 1024").replace("0.95", "0.9"), "utf-8")
-    assert [name for name, _, _ in moved_hyperparameters(old, read_side(str(copy)))] == [
+    assert [name for name, _, _ in changed_hyperparameters(old, read_side(str(copy)))] == [
         "muon_momentum", "adam_beta2"]
-    assert moved(old, read_side(str(copy))).keys() == {"hyperparameters"}
-    assert moved(read_side(str(copy)), old).keys() == {"hyperparameters"}
+    assert changed_values(old, read_side(str(copy))).keys() == {"hyperparameters"}
+    assert changed_values(read_side(str(copy)), old).keys() == {"hyperparameters"}
 
 
 def test_the_ideas_between_two_milestones_are_told():
     sides = {id: read_side(id) for id in ("02", "04")} | {"train": read_side("train")}
     between = [(f"{m.id} {m.title}.", m) for m in MILESTONES if "03" <= m.id <= "04"]
-    assert told_by(sides["02"], sides["04"]) == between
-    assert told_by(sides["04"], sides["02"]) == [
+    assert ideas_between(sides["02"], sides["04"]) == between
+    assert ideas_between(sides["04"], sides["02"]) == [
         (f"Undoes {title}", m) for title, m in reversed(between)]
-    assert told_by(sides["train"], sides["04"]) == between[-1:]
-    assert told_by(sides["04"], sides["train"]) == told_by(sides["04"], sides["04"]) == []
+    assert ideas_between(sides["train"], sides["04"]) == between[-1:]
+    assert ideas_between(sides["04"], sides["train"]) == []
+    assert ideas_between(sides["04"], sides["04"]) == []
 
 
 # ---- the command ----
@@ -446,13 +437,11 @@ def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeyp
 
 
 def test_syntax_error_is_one_line_and_a_plain_diff(files):
-    (files / "b.py").write_text(replaced("y = x + 1", "y = = 1"), encoding="utf-8")
-    ended = diff("a.py", "b.py", cwd=files)
+    (files / "\x1b[2J.py").write_text(replaced("y = x + 1", "y = = 1"), encoding="utf-8")
+    ended = diff("a.py", "\x1b[2J.py", cwd=files)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "\ncompared line by line: b.py is not Python: line 13: invalid syntax\n" in ended.stdout
+    assert "compared line by line: ␛[2J.py is not Python: line 13: invalid syntax" in ended.stdout
     assert "\n-     y = x + 1\n+     y = = 1\n" in ended.stdout
-    (files / "\x1b[2J.py").write_text("def", encoding="utf-8")
-    assert "\ncompared line by line: ␛[2J.py is" in diff("a.py", "\x1b[2J.py", cwd=files).stdout
 
 
 def test_nothing_to_show_is_said(files):
@@ -467,19 +456,14 @@ def test_nothing_to_show_is_said(files):
 @pytest.mark.parametrize("arguments, status, message", [
     ([], 2, "required: A"),
     (["00"], 1, "00 has no parent; name two"),
-    (["a.py"], 1, "a.py has no parent; name two"),
     (["03", "4x"], 1, 'no milestone "4x"; did you mean 04_skip_connections?'),
     (["03", "none.py"], 1, "none.py is not a file"),
     (["03", "04", "--blocks", "MLP", "Muno"], 1, 'no block is called "Muno"; did you mean Muon?'),
-    (["03", "04", "--blocks", "optimizers"], 1, "did you mean make_optimizers?"),
     (["03e", "04", "--blocks", "Nope"], 1, '"Nope"; these differ: card, Hyperparameters, GPT\n'),
     (["README.md", "04"], 1, 'no milestone "README.md": that is a file; --help says what can be'),
     (["", "04"], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
-    (["03", "04", "--stat", "--full"], 2, "not allowed with argument"),
-    (["03", "04", "--html", "none/x.html"], 1, "there is no folder"),
     (["03", "04", "--html", "."], 1, "is not a regular file"),
-    (["03", "04", "--html", "link.html"], 1, "link.html: it is a link to target.html; name a file"),
     (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
     (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
@@ -489,7 +473,6 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
     (files / "README.md").touch()
-    (files / "link.html").symlink_to("target.html")
     before = (files / "b.py").read_bytes()
     ended = diff(*arguments, cwd=files)
     assert (ended.returncode, ended.stdout) == (status, "")
@@ -498,9 +481,10 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     assert (files / "b.py").read_bytes() == before
 
 
-def test_help_imports_nothing_slow():
-    code = ("import sys, diff_milestones; "
-            "print(*{'rich', 'pygments', 'difflib', 'numpy', 'torch'} & set(sys.modules))")
+@pytest.mark.parametrize("module", ["diff_milestones", "make_figures"])
+def test_help_imports_nothing_slow(module):
+    slow = {"rich", "pygments", "jinja2", "difflib", "numpy", "torch", "matplotlib"}
+    code = f"import sys, {module}; print(*{slow} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY / "tools",
                          capture_output=True, text=True)
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
@@ -586,20 +570,12 @@ def test_page_of_a_file_without_blocks(tmp_path):
     assert "def first(:" in [text for classes, text in seen.cells if "new" in classes]
 
 
-def test_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_page_is_written(tmp_path):
     target = tmp_path / "x.html"
     target.write_text("before", encoding="utf-8")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written"):
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-        patch.setattr(sys, "argv", ["diff", "02", "03", "--html", str(target)])
-        diff_milestones.main()
-    assert target.read_text("utf-8") == "before"
-    assert list(tmp_path.iterdir()) == [target]
     ended = diff("02", "03", "--html", target)
     assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
-    assert Reader(target.read_text("utf-8")).cells
-    os.umask(mask := os.umask(0))
-    assert target.stat().st_mode & 0o777 == 0o666 & ~mask
+    assert Reader(target.read_text("utf-8")).cells and list(tmp_path.iterdir()) == [target]
 
 
 # ---- timing ----

@@ -49,7 +49,7 @@ def run(tmp_path):
         process.communicate()
 
 
-def ending(process, out):
+def end_of(process, out):
     """The exit code and the error of a run that ends within seconds, and its ranks with it."""
     before = time.monotonic()
     _, errors = process.communicate(timeout=2 * SECONDS)
@@ -59,13 +59,14 @@ def ending(process, out):
     return process.returncode, error
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_while_gradients_are_under_way(run, tmp_path):
     now = tmp_path / "now"
     process, out, _ = run(
         "07", "            scatters.append((group, grads, scatter))\n",
         f"            rank == 1 and os.path.exists({str(now)!r}) and os.kill(os.getpid(), 9)\n")
     now.touch()
-    assert ending(process, out) == (
+    assert end_of(process, out) == (
         128 + 9, "error: rank 1 was killed by SIGKILL (out of memory?)")
 
 
@@ -74,7 +75,7 @@ def test_ids_beyond_the_vocabulary_in_the_next_shard(run):
     process, out, (_, second) = run("08")
     tokens = np.memmap(second, dtype="<u2", mode="r+", offset=1024)
     tokens[np.flatnonzero(tokens[:-1] == 1) + 1] = 64  # in each document the second
-    code, error = ending(process, out)
+    code, error = end_of(process, out)
     assert code == 1 and error.endswith(f"{second.name} has ids >= vocab_size")
 
 
@@ -82,7 +83,7 @@ def test_ids_beyond_the_vocabulary_in_the_next_shard(run):
 def test_a_shard_that_loses_its_end(run):
     process, out, (_, second) = run("08")
     os.truncate(second, 20_000)
-    code, error = ending(process, out)
+    code, error = end_of(process, out)
     assert code == 128 + signal.SIGBUS
     assert error.endswith("was killed by SIGBUS (was a shard cut short?)")
 
@@ -91,4 +92,4 @@ def test_a_shard_that_loses_its_end(run):
 def test_ctrl_c_while_a_thread_reads(run):
     process, out, _ = run("08")
     os.killpg(process.pid, signal.SIGINT)
-    assert ending(process, out) == (130, "error: interrupted")
+    assert end_of(process, out) == (130, "error: interrupted")

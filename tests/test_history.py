@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from datetime import date
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +15,7 @@ from snapshots import MILESTONES, by_id
 from speedrun.base.errors import UserError
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import GLOSSARY, load_glossary
-from speedrun.history.manifest import HISTORY, KINDS, ManifestError, load_manifest
+from speedrun.history.manifest import HISTORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
 
 SCRIPT = """
@@ -179,28 +180,18 @@ def test_a_chain_whose_first_folder_is_missing(history):
     ('["main"]', '"main"', '"changes" must be a list of strings'),
     ("[1, 2]", '["1"]', '"records" must be a list of whole numbers'),
     ("[1, 2]", "[1, 9]", "records: records.json has no record 9"),
-    ("records = [1, 2]", "part_of = 9", "part_of: records.json has no record 9"),
     ("records", 'figures_of = "last"\nrecords', '"figures_of" must be a record\'s number or "no'),
-    ("records", "figures_of = 9\nrecords", "figures_of: records.json has no record 9"),
     ("records", "figures_of = 2\nrecords", "figures_of follows from records; leave it out"),
     ("records", "val_loss = true\nrecords", '"val_loss" must be a number above 0, not True'),
     ("records", "minutes = -45\nrecords", '"minutes" must be a number above 0, not -45'),
     ("records", "minutes = 48\nrecords", "minutes = 48 follows from the record or the script"),
-    ("records", 'date = "2024-06-02"\nrecords', "date = '2024-06-02' follows from"),
     ("records", 'date = "June 2024"\nrecords', '"date" must be YYYY-MM-DD'),
     ("records", 'authors = ["@1", "@0", "@2"]\nrecords', "authors = ('@1', '@0', '@2') follows"),
     ("records", "train_steps = 1.5\nrecords", '"train_steps" must be a whole number'),
-    ("records", "train_steps = 100\nrecords", "train_steps = 100 follows from"),
-    ("records", "tokens_per_step = 512\nrecords", "tokens_per_step = 512 follows from"),
     ("records", "tokens_read = 512\nrecords", "tokens_read = 512 follows from"),
     ("records", "curve = [[0, 10.9, 1]]\nrecords", '"curve" must be a list of [step, loss]'),
-    ('"systems"', '"magic"', 'unknown kind "magic"; one of optimizer, '),
+    ('"systems"', '"magic"', '"kind" must be one of optimizer, architecture, data, systems, not'),
     ("records", 'id = "05"\nrecords', "id follows from the folder's name; leave it out"),
-    ("records", 'slug = "x"\nrecords', "slug follows from the folder's name"),
-    ("records", 'chain = "x"\nrecords', "chain follows from the folder that holds it"),
-    ("records", 'program = "x.py"\nrecords', "program follows from the script in the folder"),
-    ("records", "written = true\nrecords", "written follows from the folder"),
-    ("records", 'source = ["x"]\nrecords', "source follows from the record, in records.json"),
     ("records", 'parent = "00"\nrecords', "parent follows from the folder before it; leave it out"),
     ("records", 'parent = "07"\nrecords', 'parent "07" is missing: there is no folder '),
     ("records", 'parent = "01"\nrecords', 'parent "01" comes after it; it must be a folder before'),
@@ -217,7 +208,6 @@ def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message)
 
 @pytest.mark.parametrize("name, more, message", [
     ("05b2_other", b"", "its folder's name must be an id and a slug, such as 05a_window_warmup"),
-    ("02-other", b"", "must be an id and a slug, such as 05a_window_warmup, not 02-other"),
     ("02_p0", b"", "must be an id and a slug"),  # a slug that could be an id
     ("02_base", b"", 'duplicate slug "base", as in '),
     ("01_other", b"", 'duplicate id "01", as in '),
@@ -261,10 +251,9 @@ def test_a_history_without_records_or_milestones(history):
 
 @pytest.mark.parametrize("old, new, message", [
     ("meaning", "meanings", 'train_steps: unknown key "meanings"; did you mean "meaning"?'),
-    ('kind = "steps"', 'kind = "stairs"', 'train_steps: unknown kind "stairs"; one of files, '),
+    ('kind = "steps"', 'kind = "stairs"', 'train_steps: "kind" must be one of files, output, '),
     ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
     ('kind = "seed"', 'kind = "pattern"', 'seed: "alphabet" goes with kind "pattern", and only'),
-    ('kind = "seed"', 'kind = "seed"\nalphabet = "LS"', 'seed: "alphabet" goes with kind'),
     ("tiny = 10", "tiny = [10]", 'train_steps: "tiny" must be a plain value'),
     ("[seed]", "[seeds]", '00_base/milestone.toml: [tiny] unknown hyperparameter "seed"; did you'),
 ])
@@ -281,8 +270,7 @@ def test_a_fault_in_the_glossary(history, old, new, message):
 
 
 @pytest.mark.parametrize("name, id", [
-    ("01", "01"), ("1", "01"), ("muon", "01"), ("01_muon", "01"), ("0", "00"), ("00", "00"),
-    ("5a", "05a"), ("05A", "05a"), (" muon ", "01"),
+    ("01", "01"), ("1", "01"), ("01_muon", "01"), ("0", "00"), ("05A", "05a"), (" muon ", "01"),
 ])
 def test_get_takes_every_name_of_a_milestone(name, id):
     assert load_manifest().get(name).id == id
@@ -303,6 +291,7 @@ def test_get_suggests_the_nearest_name(name, meant):
 # ---- this history ----
 
 RECORDS_HERE = load_records()
+FIELDS = {m: default_hyperparameters(m.script) for m in MILESTONES}
 
 
 def test_the_order_of_the_folders_is_that_of_the_chain():
@@ -310,71 +299,21 @@ def test_the_order_of_the_folders_is_that_of_the_chain():
         here = [m for m in MILESTONES if m.chain == chain]
         folders = {path.parent.name for path in (HISTORY / chain).glob("*/*.*")}
         assert [m.name for m in here] == sorted(folders)
-        assert [m.id for m in here] == sorted(m.id for m in here)
         ids = [m.id for m in here]
-        assert all(m.parent is None or ids.index(m.parent) < ids.index(m.id) for m in here)
-
-
-def test_minutes_fall_along_a_chain():
-    for chain in {m.chain for m in MILESTONES}:
-        timed = [m for m in MILESTONES if m.chain == chain and m.minutes]
-        for one, after in zip(timed, timed[1:], strict=False):
+        assert ids == sorted(ids)
+        timed = [m for m in here if m.minutes]
+        for one, after in pairwise(timed):
             assert after.minutes < one.minutes or after.record == one.record, after.id
 
 
 @pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
-def test_a_milestone_is_described(milestone):
-    assert milestone.kind in KINDS and milestone.besides and milestone.parameters
+def test_a_milestone_is_described_and_has_its_entry(milestone):
+    assert milestone.besides and milestone.parameters
     assert len(milestone.idea) <= 110 and milestone.idea.endswith(".")
     steps = [step for step, _ in milestone.curve]
     assert steps == sorted(set(steps)) and len(steps) <= 20
     if milestone.curve:
         assert milestone.curve[-1] == (milestone.train_steps, milestone.val_loss)
-
-
-def test_a_record_is_told_by_neighbours():
-    for record in RECORDS_HERE:  # one that holds several ideas is shared
-        told = [m for m in MILESTONES if record in m.covered]
-        assert all(b.parent == a.id for a, b in zip(told, told[1:], strict=False)), record.number
-    last = max(r.number for m in MILESTONES for r in m.covered)
-    untold = [r.number for r in RECORDS_HERE[:last] if not any(r in m.covered for m in MILESTONES)]
-    assert untold == [7]  # 03's script under another PyTorch
-
-
-def test_records_are_whole_and_in_order():
-    records = RECORDS_HERE
-    assert [r.number for r in records] == list(range(1, 90))
-    days = [date.fromisoformat(r.date) for r in records]
-    assert days == sorted(days)
-    slower = [after.number for before, after in zip(records, records[1:], strict=False)
-              if after.minutes >= before.minutes]
-    assert slower == [22]  # it beats the last re-timing of 21
-    assert records[21].minutes < records[20].retimed[-1]["minutes"]
-    folders = [r.source for r in records if r.source]
-    assert len(set(folders)) == len(folders) > 80
-    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d[-_]\w+", folder) for folder in folders)
-
-
-# ---- the glossary of this history ----
-
-FIELDS = {m: default_hyperparameters(m.script) for m in MILESTONES}
-
-
-def test_every_hyperparameter_has_its_entry():
-    fields = {name for defaults in FIELDS.values() for name in defaults}
-    assert fields == load_glossary().keys()
-
-
-def test_the_glossary_is_lean():
-    text = GLOSSARY.read_text(encoding="utf-8")
-    entries = [part.strip().split("\n") for part in text.split("\n[")[1:]]
-    assert sum(map(len, entries)) <= 7 * len(entries) and max(map(len, entries)) <= 10
-    for name, entry in load_glossary().items():
-        assert entry.meaning.endswith(".") and len(entry.meaning) <= 110, name
-
-
-@pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
-def test_small_values_are_those_of_its_own_hyperparameters(milestone):
     known, manifest = FIELDS[milestone], load_manifest()
     for table in ("tiny", "check"):
         own = getattr(milestone, table)
@@ -385,3 +324,35 @@ def test_small_values_are_those_of_its_own_hyperparameters(milestone):
         for name, value in manifest.inherited(milestone, table).items():
             if known.get(name) is not None:
                 assert type(value) is type(known[name]), name
+
+
+def test_a_record_is_covered_by_neighbours():
+    for record in RECORDS_HERE:  # one that holds several ideas is shared
+        covering = [m for m in MILESTONES if record in m.covered]
+        assert all(b.parent == a.id for a, b in pairwise(covering)), record.number
+    last = max(r.number for m in MILESTONES for r in m.covered)
+    missing = [r.number for r in RECORDS_HERE[:last]
+               if not any(r in m.covered for m in MILESTONES)]
+    assert missing == [7]  # 03's script under another PyTorch
+
+
+def test_records_are_whole_and_in_order():
+    records = RECORDS_HERE
+    assert [r.number for r in records] == list(range(1, 90))
+    days = [date.fromisoformat(r.date) for r in records]
+    assert days == sorted(days)
+    slower = [after.number for one, after in pairwise(records) if after.minutes >= one.minutes]
+    assert slower == [22]  # it beats the last re-timing of 21
+    assert records[21].minutes < records[20].retimed[-1]["minutes"]
+    folders = [r.source for r in records if r.source]
+    assert len(set(folders)) == len(folders) > 80
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d[-_]\w+", folder) for folder in folders)
+
+
+def test_every_hyperparameter_has_a_short_entry():
+    assert {name for known in FIELDS.values() for name in known} == load_glossary().keys()
+    entries = GLOSSARY.read_text(encoding="utf-8").split("\n[")[1:]
+    lengths = [len(entry.strip().split("\n")) for entry in entries]
+    assert sum(lengths) <= 7 * len(lengths) and max(lengths) <= 10
+    for name, entry in load_glossary().items():
+        assert entry.meaning.endswith(".") and len(entry.meaning) <= 110, name

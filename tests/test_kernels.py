@@ -108,17 +108,6 @@ def test_tiles_above_the_diagonal_are_not_computed(milestone):
 
 @needs_triton
 @where("symmetric_kernel")
-def test_forms_that_are_tried(milestone):
-    forms = {(*config.kwargs.values(), config.num_stages, config.num_warps)
-             for config in load_snapshot(milestone).symmetric_kernel.configs}
-    tiles = [(rows, columns) for rows in (64, 128) for columns in (64, 128, 256)
-             if rows // columns <= 2 and columns // rows <= 2]
-    assert forms == {(*tile, depth, *rest) for tile in tiles for depth in (64, 128)
-                     for rest in ((3, 4), (3, 8), (4, 4))} and len(forms) == 30
-
-
-@needs_triton
-@where("symmetric_kernel")
 @pytest.mark.parametrize("rows, columns, warps, with_addend", [
     (64, 64, 4, True), (128, 128, 8, False),
     *(pytest.param(*form, with_addend, marks=pytest.mark.slow) for with_addend in (False, True)

@@ -23,7 +23,6 @@ from snapshots import (
     where,
     write_random_shards,
 )
-from speedrun.scripts.sizes import length_names
 
 CPU = torch.device("cpu")
 
@@ -64,43 +63,6 @@ def test_steps_are_cut_before_they_are_dealt(milestone, folder):
 def test_shards_are_mapped_not_read(milestone, folder):
     opened = load_snapshot(milestone).open_shard(folder / "a_1.bin")
     assert isinstance(opened, np.memmap) and opened.tolist() == list(range(65))
-
-
-@where("token_batches", "Hyperparameters")
-def test_no_rank_drifts_at_the_end_of_a_shard(milestone, monkeypatch):
-    # 381 steps of 262,144 tokens come out of a shard of 100,000,000, 190 of 524,288 and 254 of
-    # 393,216, on every rank alike: the first shard holds zeros, the second ones. Rank 7 of 8 is the
-    # last to be dealt.
-    module = load_snapshot(milestone)
-    args = module.Hyperparameters()
-    monkeypatch.setattr(module.glob, "glob", lambda pattern: ["0", "1"])
-    monkeypatch.setattr(module, "open_shard", lambda file: np.broadcast_to(
-        np.uint16(file), 100_000_000))
-    for rank in (0, 7):
-        batches = token_batches(module, "*", args.total_batch_size, args, rank, 8)
-        steps = 0
-        while next(batches)[0][0, 0] == 0:
-            steps += 1
-        assert steps == 100_000_000 // args.total_batch_size == {
-            262144: 381, 524288: 190, 393216: 254}[args.total_batch_size]
-
-
-@where("token_batches")
-def test_every_rank_starts_at_its_own_sequences(milestone, monkeypatch):
-    # In the first steps of the record: sequence block number = step * 8 + rank.
-    module = load_snapshot(milestone)
-    args = module.Hyperparameters()
-    shard = (np.arange(2 * args.total_batch_size + 1) % 50257).astype(np.uint16)
-    monkeypatch.setattr(module.glob, "glob", lambda pattern: ["a"])
-    monkeypatch.setattr(module, "open_shard", lambda file: shard)
-    B, T = args.micro_batch_size, getattr(args, length_names(vars(args))[0])
-    for rank in (0, 3, 7):
-        batches = token_batches(module, "*", args.total_batch_size, args, rank, 8)
-        for step in range(2):
-            inputs, targets = next(batches)
-            assert inputs.shape == targets.shape == (B, T)
-            start = B * T * (8 * step + rank)
-            assert inputs[0, 0] == start % 50257 and targets[-1, -1] == (start + B * T) % 50257
 
 
 # ---- from 08 on: a thread reads ahead ----

@@ -15,13 +15,11 @@ import torch.nn.functional as F
 
 from snapshots import (
     MANIFEST,
-    MICRO,
     by_id,
     declaring,
     known_values,
     load_snapshot,
     micro_args,
-    micro_of,
     micro_sizes,
     path,
     record_layers,
@@ -31,7 +29,7 @@ from snapshots import (
     where,
 )
 from speedrun.figures import attention_cost
-from speedrun.figures.attention_cost import count_tiles
+from speedrun.history.fields import default_hyperparameters
 
 TILE = 128
 # torch warns that FlexAttention is slow without a compiler, which is all right here
@@ -146,9 +144,10 @@ def flex_attention_by_tiles(request, monkeypatch):
 
 
 def some_documents(milestone, window):
-    """Inputs (3, 384) with few, some and many documents, and which tokens see which."""
+    """Inputs (3, 384) with two, some and many documents, and which tokens see which."""
     torch.manual_seed(0)
-    inputs = (torch.rand(3, 384) < torch.tensor([[0.002], [0.02], [0.3]])).long()
+    inputs = (torch.rand(3, 384) < torch.tensor([[0.0], [0.02], [0.3]])).long()
+    inputs[0, 200] = 1  # within a tile, while the tile before has one document
     module = load_snapshot(milestone)
     tile_size = TILE if rounds(module) else 1
     return inputs, by_definition(inputs, window + is_staged(module), tile_size)
@@ -181,36 +180,6 @@ def test_block_masks_follow_the_definition(milestone, window):
             counts = rows.sum((0, 2)).tolist()
             assert full[row] == [i for i, count in enumerate(counts) if count == TILE**2]
             assert partial[row] == [i for i, count in enumerate(counts) if 0 < count < TILE**2]
-
-
-@where("attention_mask", "attention_masks")
-def test_known_masks(milestone):
-    for case in known_values(milestone.id)["mask"]:
-        inputs = documents(case["tokens"], *case["starts"])
-        dense = mask_of(milestone, inputs, case["window"], False, case.get("tile_size"))[0, 0]
-        assert [row.nonzero().flatten().tolist() for row in dense] == case["visible"]
-
-
-@where("attention_mask", "attention_masks")
-def test_uniform_attention_averages_the_visible_positions(milestone):
-    known = known_values(milestone.id)["uniform_attention"]
-    inputs = documents(32, *known["starts"])
-    q = k = torch.zeros(1, 1, 32, 16)
-    v = torch.arange(32.0).view(1, 1, 32, 1).expand(1, 1, 32, 16)
-    for window, expected in known["windows"]:
-        for flex in masks_of(load_snapshot(milestone)):
-            mask = mask_of(milestone, inputs, window, flex, known.get("tile_size"))
-            means = attend(milestone, mask, flex, q, k, v)
-            assert means[0, 0, known["tokens"], 0].tolist() == pytest.approx(expected, abs=1e-4)
-
-
-@where("attention_mask")
-def test_known_tiles(milestone):
-    for case in known_values(milestone.id)["tiles"]:  # their columns, or how many there are
-        inputs = documents(case.get("tokens", 2048), *case["starts"])
-        mask = mask_of(milestone, inputs, case["window"], True, case.get("tile_size"))
-        for found, expected in zip(tiles_of(mask), (case["partial"], case["full"]), strict=True):
-            assert expected in (found, list(map(len, found)))
 
 
 ROUNDING = [m for m in declaring("attention_mask") if rounds(load_snapshot(m))]
@@ -263,8 +232,8 @@ def small_models(milestone, **overrides):
     return models
 
 
-FLEX = [m for m in declaring("attention_mask", "CausalSelfAttention", "Block", "GPT", known="mask")
-        if True in masks_of(load_snapshot(m))]
+FLEX = [m for m in declaring("attention_mask", "CausalSelfAttention", "GPT")
+        if "use_flex_attention" in default_hyperparameters(m.script)]
 
 
 @pytest.mark.parametrize("milestone", FLEX, ids=by_id)
@@ -280,19 +249,6 @@ def test_both_masks_have_the_same_loss(milestone):
         losses.append(dense(inputs, targets).item())
         assert flex(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-5)
     assert len({round(loss, 5) for loss in losses}) == 4, "the window must matter"
-
-
-@where("attention_mask", "attention_masks", "CausalSelfAttention", "Block", "GPT", known="mask")
-@torch.no_grad()
-def test_documents_do_not_see_each_other(milestone):
-    model = small_models(milestone)[0]
-    inputs = torch.randint(2, 64, (1, 32))
-    inputs[0, 20] = 1
-    logits = model(inputs)
-    changed = inputs.clone()
-    changed[0, 5] = (changed[0, 5] + 1) % 64
-    assert not torch.allclose(model(changed)[:, 6:20], logits[:, 6:20])
-    torch.testing.assert_close(model(changed)[:, 20:], logits[:, 20:], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -343,26 +299,6 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
     with torch._dynamo.config.patch(recompile_limit=stages - 1):
         train(module, args)
     assert sum(graphs) == stages
-
-
-@where("attention_mask", "attention_masks")
-def test_one_document_in_a_long_window_is_the_parent(milestone):
-    parent = MANIFEST.get(milestone.parent)
-    module = load_snapshot(parent)
-    parent = module.GPT(module.Hyperparameters(**micro_of(parent)))
-    model = small_models(milestone, attention_scale=MICRO["attention_scale"])[0]  # also 04's
-    parent.load_state_dict(model.state_dict())
-    for either in (model, parent):
-        set_window(either, 100)
-    inputs, targets = torch.randint(2, 64, (2, 4, 32))
-    losses = [parent(inputs, targets), model(inputs, targets)]
-    assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-6)
-    for loss in losses:
-        loss.backward()
-    for (name, mine), theirs in zip(model.named_parameters(), parent.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-5, msg=name)
-    queries = [p.grad for name, p in model.named_parameters() if "attn.c_q" in name]
-    assert max(grad.abs().max() for grad in queries) > 1e-3
 
 
 def replace_masks(module, monkeypatch, mask):
@@ -494,13 +430,6 @@ def test_training_and_validation_use_the_window_of_the_step(
 
 
 # ---- what it costs ----
-
-
-def test_tiles_grow_with_the_square_of_the_length_or_with_the_length():
-    m05 = load_snapshot(MANIFEST.get("05"))
-    for n in (8, 16, 24):  # tiles in a row; a window of 1,024 tokens spans 9 of them
-        assert count_tiles(m05, 128 * n, 128 * n) == n * (n + 1) // 2
-        assert count_tiles(m05, 128 * n, 1024) == 36 + 9 * (n - 8)
 
 
 def test_attention_table(monkeypatch):

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache, partial
 
 import matplotlib
 import nbformat
@@ -23,6 +24,9 @@ SOLUTIONS = sorted((LESSONS / "solutions").glob("*.py"))
 MILESTONES = load_manifest().milestones
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason=(
     "a minute each; RUN_SLOW=1 runs all notebooks, and so does tools/run_lessons.py"))]
+
+
+read = cache(partial(nbformat.read, as_version=4))
 
 
 def name_of(path):
@@ -40,7 +44,7 @@ def test_every_written_milestone_has_its_lesson():
 
 @pytest.mark.parametrize("milestone", MILESTONES, ids=[m.id for m in MILESTONES])
 def test_lesson_walks_the_diff_of_each_of_its_milestones(milestone):
-    notebook = nbformat.read(REPOSITORY / milestone.lesson, as_version=4)
+    notebook = read(REPOSITORY / milestone.lesson)
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     if milestone.parent:
         assert f'lesson.show_diff("{milestone.parent}", "{milestone.id}", ' in code
@@ -62,8 +66,8 @@ def test_notebook_runs(path, tmp_path):
         env=dict(os.environ, OMP_NUM_THREADS="1"),
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    ran = nbformat.read(tmp_path / path.name, as_version=4)
-    committed = nbformat.read(path, as_version=4)
+    ran = read(tmp_path / path.name)
+    committed = read(path)
     for new, old in zip(ran.cells, committed.cells, strict=True):
         assert new.source == old.source
         assert kinds(new) == kinds(old), f"the committed outputs are stale: {old.source[:80]}"
@@ -77,7 +81,7 @@ def kinds(cell):
 
 @notebooks
 def test_notebook_is_clean(path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     nbformat.validate(notebook)
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -95,7 +99,7 @@ def test_notebook_is_clean(path):
 
 @pytest.mark.parametrize("folder", [".", "data", "lessons"])
 def test_a_notebook_finds_its_helper_from_another_folder(folder):
-    cells = [next(cell for cell in nbformat.read(path, as_version=4).cells
+    cells = [next(cell for cell in read(path).cells
                   if cell.cell_type == "code").source for path in NOTEBOOKS]
     (before,) = {cell[cell.index("sys.path") : cell.index("import lesson")] for cell in cells}
     assert all("import sys\n" in cell.partition("sys.path")[0] for cell in cells)
@@ -107,7 +111,7 @@ def test_a_notebook_finds_its_helper_from_another_folder(folder):
 
 @pytest.mark.parametrize("path", TOLD, ids=name_of)
 def test_notebook_keeps_its_budget(path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     source = {kind: [cell.source for cell in notebook.cells if cell.cell_type == kind]
               for kind in ("code", "markdown")}
     assert 25 <= len(notebook.cells) <= 40
@@ -129,7 +133,7 @@ DRAWING = re.compile(r"\bplt\.|\b(axes|left|right|figure)\.|lesson\."
 @notebooks
 def test_few_lines_draw(path):
     lines = drawing = 0
-    for cell in nbformat.read(path, as_version=4).cells:
+    for cell in read(path).cells:
         if cell.cell_type == "code":
             lines += len(cell.source.splitlines())
             drawing += sum(count_drawing(node, cell.source) for node in ast.parse(cell.source).body)
@@ -147,7 +151,7 @@ def count_drawing(node, source):
 
 @pytest.mark.parametrize("path", TOLD, ids=name_of)
 def test_the_reader_guesses_before_the_answer_shows(path):
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     asked = {}
     for number, cell in enumerate(cells):
         for name in re.findall(r"^(guess\w*) = \.\.\.", cell.source, re.MULTILINE):
@@ -168,7 +172,7 @@ def test_what_a_notebook_names_exists(path, monkeypatch):
     matplotlib.use("agg")
     import lesson
 
-    cells = nbformat.read(path, as_version=4).cells
+    cells = read(path).cells
     tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
     modules = {"lesson": lesson}
     for node in ast.walk(tree):

@@ -4,10 +4,8 @@ Run: .venv/bin/python -m pytest tests/test_parts.py
 """
 
 import itertools
-import math
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
-import numpy as np
 import pytest
 import torch
 from torch.optim.optimizer import (
@@ -16,8 +14,8 @@ from torch.optim.optimizer import (
 )
 
 from snapshots import (
-    MANIFEST,
-    MILESTONES,
+    by_id,
+    declaring,
     known_values,
     load_snapshot,
     micro_args,
@@ -136,20 +134,26 @@ def small_model(milestone, amplitude, bf16=False, **more):
 
 def train_small(milestone, train_steps, log_dir, **more):
     """Trains the small model on its one batch through the milestone's own `main`, at the record's
-    rates, without a schedule; returns the loss before each step and after the last, the weights
-    before and those after, {name: tensor}."""
+    rates, without a schedule; returns the loss before each step and after the last, and the weights
+    that had each of the first two losses, {name: the first matrix of that name}."""
     module, known = load_snapshot(milestone), known_values(milestone.id)
-    models, before = [], {}
+    models, weights, validate = [], [], module.validate
 
     class Filled(module.GPT):
         def __init__(self, args):
             super().__init__(args)
             fill(self, 0.5, **known.get("small_model", {}))
             models.append(self)
-            before.update({name: p.detach().clone() for name, p in self.named_parameters()})
+
+    def noted(*arguments):
+        if len(weights) < 2:
+            weights.append({name: weights_of(models[0], name)[0].detach().clone()
+                            for name in known["small_moves"]})
+        return validate(*arguments)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "GPT", Filled)
+        patched.setattr(module, "validate", noted)
         patched.setattr(module, "lr_multiplier", lambda step, args: 1.0)
         patched.setattr(module, "token_batches",
                         lambda *args, **kwargs: itertools.repeat((INPUTS, TARGETS)))
@@ -157,7 +161,7 @@ def train_small(milestone, train_steps, log_dir, **more):
             **known.get("small_sizes", {}), **known.get("small_training_rates", {}),
             micro_batch_size=2, total_batch_size=16, val_tokens=16, train_steps=train_steps,
             val_loss_every=1, kernel_warmup_steps=0, log_dir=str(log_dir), **more)))
-    return losses, before, models[0]
+    return losses, weights
 
 
 @where("Model")
@@ -186,31 +190,31 @@ def test_small_loss(milestone):
         assert loss == pytest.approx(case["loss"], abs=max(0.6 * 10**-digits, 1.5e-6)), case
 
 
-@where("Model", known="small_gradients")
-def test_small_gradients(milestone):
-    model = small_model(milestone, 0.5)
-    model(INPUTS, TARGETS).backward()
-    for name, expected in known_values(milestone.id)["small_gradients"].items():
-        gradients = torch.cat([weight.grad.flatten() for weight in weights_of(model, name)])
-        assert gradients.norm().item() == pytest.approx(expected, rel=3e-6, abs=1.5e-6), name
-
-
-@where("Model", "Optimizer", "make_optimizers")
+@where("Model", "Optimizer", "make_optimizers", "train")
 def test_small_training(milestone, tmp_path):
-    expected = known_values(milestone.id)["small_training"]
-    losses, _, _ = train_small(milestone, len(expected) - 1, tmp_path / "log")
-    assert losses == pytest.approx(expected, abs=6e-6)
-
-
-@where("Model", "Optimizer", "make_optimizers", known="small_moves")
-def test_small_first_moves(milestone, tmp_path):
-    _, before, model = train_small(milestone, 1, tmp_path / "log")
-    for name, expected in known_values(milestone.id)["small_moves"].items():
-        weight = weights_of(model, name)[0]
-        (full,) = [full for full, p in model.named_parameters() if p is weight]
-        moves = (weight - before[full]).flatten()[:3].tolist()
+    known = known_values(milestone.id)
+    losses, (before, after) = train_small(
+        milestone, len(known["small_training"]) - 1, tmp_path / "log")
+    assert losses == pytest.approx(known["small_training"], abs=6e-6)
+    for name, expected in known["small_moves"].items():
+        moves = (after[name] - before[name]).flatten()[:3].tolist()
         largest = max(map(abs, expected))
         assert moves == pytest.approx(expected, abs=max(largest * 3e-4, 1e-7)), name
+
+
+@where("Model")
+@torch.no_grad()
+def test_small_loss_in_bfloat16(milestone):
+    exact, model = (small_model(milestone, 0.5, bf16=bf16).eval() for bf16 in (False, True))
+    expected = known_values(milestone.id).get("small_loss_in_bfloat16")
+    dtypes = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, args, out: dtypes.append(out[0].dtype))
+    loss = model(INPUTS, TARGETS)
+    assert loss.dtype == torch.float32
+    assert 0 < abs(loss - exact(INPUTS, TARGETS)) < 0.05
+    if expected:  # so is the residual stream, from 03e on
+        assert set(dtypes) == {torch.bfloat16} and loss.item() == pytest.approx(expected, abs=1e-3)
 
 
 # ---- init ----
@@ -228,12 +232,9 @@ def test_init(milestone):
             assert weight.abs().max().item() == pytest.approx(expected["max"], rel=1e-3), name
         if "std" in expected:
             assert weight.std().item() == pytest.approx(expected["std"], rel=0.01), name
-    assert (model.lm_head.weight is model.embed.weight) != ("lm_head" in dict_of_parents(model))
-
-
-def dict_of_parents(model):
-    """The names of the modules that own a parameter."""
-    return {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    for attn in attentions(model):
+        if hasattr(attn, "c_qkvo"):  # of the four matrices the output is zero
+            assert [bool(matrix.any()) for matrix in projections(attn)] == [True] * 3 + [False]
 
 
 # ---- layers ----
@@ -264,17 +265,6 @@ def test_activation(milestone):
     assert values == pytest.approx(known_values(milestone.id)["activation"], abs=1e-6)
 
 
-@where("Linear")
-def test_linear_casts_its_weight(milestone):
-    linear = load_snapshot(milestone).Linear(3, 2)
-    x = torch.tensor([[1.0, 2.0, 3.0]])
-    torch.testing.assert_close(linear(x), x @ linear.weight.T)
-    y = linear(x.bfloat16())
-    y.sum().backward()
-    assert y.dtype == torch.bfloat16
-    assert linear.weight.dtype == linear.weight.grad.dtype == torch.float32
-
-
 def make_rotary(module, head_dim, seq_len):
     """The module's Rotary; for the first window, where windows matter."""
     rotary = module.Rotary(head_dim, seq_len)
@@ -297,13 +287,6 @@ def test_rotary_values(milestone):
             assert found.tolist() == pytest.approx(values, abs=2e-5)
 
 
-@where("Rotary", known="rotary_in_float32")
-def test_rotary_turns_bfloat16_in_float32(milestone):
-    torch.manual_seed(0)
-    x, rotary = torch.randn(1, 8, 1, 16), make_rotary(load_snapshot(milestone), 16, 8)
-    assert rotary(x.bfloat16()).equal(rotary(x.bfloat16().float()).bfloat16())
-
-
 @where("Rotary")
 def test_rotary_is_the_usual_form_in_two_halves(milestone):
     torch.manual_seed(0)
@@ -316,18 +299,6 @@ def test_rotary_is_the_usual_form_in_two_halves(milestone):
         cos, sin = (table[..., :8] for table in (rotary.cos, rotary.sin))
         expected = torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1).to(dtype)
         assert rotary(x).equal(expected)
-
-
-@where("Rotary")
-def test_rotary_is_relative(milestone):
-    torch.manual_seed(0)
-    query, key = torch.randn(2, 1, 1, 1, 64)
-    rotary = make_rotary(load_snapshot(milestone), 64, 50)
-    queries, keys = rotary(query.expand(1, 50, 1, 64)), rotary(key.expand(1, 50, 1, 64))
-    scores = torch.einsum("bthd,bshd->ts", queries, keys)
-    torch.testing.assert_close(scores[7:, 7:], scores[:-7, :-7], rtol=0, atol=2e-4)
-    torch.testing.assert_close(queries.norm(dim=-1), query.norm().expand(1, 50, 1))
-    assert rotary.bfloat16()(query.bfloat16()).dtype == torch.bfloat16  # as tables are stored then
 
 
 @where("Rotary", "GPT", known="rotary")
@@ -374,84 +345,12 @@ def projections(attn):
     return [attn.c_q.weight, attn.c_k.weight, attn.c_v.weight]
 
 
-@where("Model", known="moving")
-def test_gradients_arrive_one_layer_after_the_other(milestone, fresh):
-    module, model, inputs, targets = fresh
-    expected, arrived = known_values(milestone.id)["moving"], []
-    for ends in expected:
-        arrived += [tuple(ends)]
-        model.zero_grad()
-        model(inputs, targets).backward()
-        named = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
-        matrices = {name for name, p in named.items() if p.ndim >= 2}
-        matrices -= set(known_values(milestone.id).get("behind_scalars", ()))
-        moving = {name for name, p in named.items() if p.grad.abs().max() > 1e-7} & matrices
-        assert moving == {n for n in matrices if n.endswith(tuple(itertools.chain(*arrived)))}
-        with torch.no_grad():  # what an optimizer would make of round-off is not the subject
-            for param in model.parameters():
-                if param.grad.abs().max() > 1e-7 and param.ndim >= 2:
-                    param.sub_(param.grad / param.grad.norm())
-    assert moving == matrices
-    model.zero_grad()
-    model(inputs, targets).backward()
-    still = {name for name, p in named.items() if p.ndim < 2 and p.grad.abs().min() < 1e-6}
-    assert still == set(known_values(milestone.id).get("still", ()))
-
-
-@where("Model", known="moving")
-def test_it_starts_as_the_identity(milestone, fresh):
-    module, model, inputs, targets = fresh
-    torch.nn.init.normal_(model.lm_head.weight, std=0.2)  # it may be zero
-    logits = module.norm(model.embed(inputs)) @ model.lm_head.weight.T  # as if there were no blocks
-    if cap := known_values(milestone.id).get("softcap_at"):
-        logits = cap * torch.tanh(logits / cap)
-    torch.testing.assert_close(model(inputs), logits)
-    assert model.embed.weight.requires_grad and inputs.max() < 60
-    model(inputs, targets).backward()
-    unseen = model.lm_head.weight.grad[60:]  # rows of no token, as padding: in the denominator
-    assert unseen.any(dim=1).all()
-
-
-@where("CausalSelfAttention", known="moving")
-def test_attention_scores_are_bounded(milestone, fresh, monkeypatch):
-    module, model, inputs, targets = fresh
-    seen = []
-
-    def spy(q, k, v, **kwargs):
-        seen.append((q, k))
-        return v
-
-    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
-    with torch.no_grad():
-        for attn in attentions(model):
-            projections(attn)[0].mul_(1e3)
-        model(inputs)
-    assert len(seen) == len(attentions(model)) >= 3
-    for q, k in seen:  # (B, H, T, D), each of unit RMS
-        assert q.shape == (2, 2, 8, 16)
-        for x in (q, k):
-            rms = x.square().mean(-1).sqrt()
-            torch.testing.assert_close(rms, torch.ones_like(rms), rtol=0, atol=1e-5)
-
-
 # ---- from 03b on ----
 
 
-@where("CausalSelfAttention", "Block", "GPT", known="softcap")
-def test_scalars_do_not_matter_at_first(milestone, fresh):
-    module, model, inputs, targets = fresh
-    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
-    before = model(inputs, targets)
-    with torch.no_grad():
-        for param in model.parameters():
-            if param.ndim < 2:
-                param.uniform_(0.2, 2)
-        if hasattr(model, "smear_gate"):
-            model.scalars[5 * len(model.blocks) :] = 0  # what follows the layers' does matter
-    torch.testing.assert_close(model(inputs, targets), before)
-
-
-@where("CausalSelfAttention", "Block", "GPT", known="values_from")
+@pytest.mark.parametrize("milestone", [
+    m for m in declaring("CausalSelfAttention", "Block", "GPT", known="values_from")
+    if "layers" not in known_values(m.id)], ids=by_id)  # where test_masks.py finds the tables
 def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
     module, model, inputs, targets = fresh
     mixed = []
@@ -465,10 +364,8 @@ def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
         for attn in attentions(model):
             if hasattr(attn, "value_lambda"):
                 attn.value_lambda.fill_(0.25)
-            elif hasattr(attn, "value_lambdas"):
-                attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
             else:
-                scalars_of(model)[:, 3:] = torch.tensor([0.75, 0.25])
+                attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
         model(inputs)
     x = module.norm(module.norm(model.embed(inputs)))  # all that a block sees at init
     raw = [(x @ projections(attn)[2].T).view(2, 8, 2, 16) for attn in attentions(model)]
@@ -480,14 +377,11 @@ def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
         torch.testing.assert_close(found, 0.75 * own + 0.25 * others[source])
 
 
-@where("GPT", known="softcap")
+@where("GPT", known="softcap_at")
 @torch.no_grad()
 def test_softcap(milestone, fresh, monkeypatch):
     module, model, inputs, targets = fresh
     model.eval()
-    for x, y in known_values(milestone.id)["softcap"]:
-        monkeypatch.setattr(model.lm_head, "forward", lambda _, x=x: torch.tensor([float(x)]))
-        assert model(inputs).item() == pytest.approx(y, abs=1e-5)
     # It is written with a sigmoid: the same function as cap * tanh(z / cap).
     cap, z = known_values(milestone.id)["softcap_at"], torch.linspace(-200, 200, 40_001)
     for some in (z, z.bfloat16()):
@@ -495,19 +389,6 @@ def test_softcap(milestone, fresh, monkeypatch):
         found = model(inputs)
         assert found.dtype == torch.float32
         assert (found - cap * torch.tanh(some.double() / cap)).abs().max() / cap < 1e-6
-
-
-@where("GPT", known="softcap")
-def test_the_capped_loss_has_the_gradient_of_cross_entropy(milestone, fresh, monkeypatch):
-    module, model, inputs, targets = fresh
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # logits stay in float64
-    z = (5 * torch.randn(2, 8, 64, dtype=torch.float64)).requires_grad_()
-    monkeypatch.setattr(model.lm_head, "forward", lambda x: z)
-    losses = (model(inputs, targets),
-              torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
-    found, expected = (torch.autograd.grad(loss, z)[0] for loss in losses)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
 
 
 # ---- from 03e on ----
@@ -526,19 +407,6 @@ def test_what_is_stored_in_bfloat16(milestone):
     assert others == {torch.float32}
 
 
-@where("Linear", "GPT", known="bfloat16_tensors")
-def test_small_loss_in_bfloat16(milestone):
-    model = small_model(milestone, 0.5, bf16=True).eval()
-    dtypes = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda block, args, out: dtypes.append(out[0].dtype))
-    with torch.no_grad():
-        loss = model(INPUTS, TARGETS)
-    assert set(dtypes) == {torch.bfloat16} and loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(known_values(milestone.id)["small_loss_in_bfloat16"],
-                                        abs=1e-3)
-
-
 @where("GPT", known="softcap_in_training")
 def test_the_training_loss_is_in_bfloat16(milestone, fresh, monkeypatch):
     module, model, inputs, targets = fresh
@@ -552,36 +420,6 @@ def test_the_training_loss_is_in_bfloat16(milestone, fresh, monkeypatch):
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), rel=2**-6)
 
 
-# ---- from 04 on ----
-
-
-@where("GPT", known="skips")
-def test_skips_are_last_in_first_out(milestone, fresh):
-    module, model, inputs, targets = fresh
-    seen = []  # the input and the output of each block
-
-    def count(number):
-        def hook(block, inputs, output):
-            x, *others = output if isinstance(output, tuple) else (output,)
-            seen.append((inputs[0], x + number))
-            return (x + number, *others) if others else x + number
-        return hook
-
-    for number, block in enumerate(model.blocks, start=1):
-        block.register_forward_hook(count(10.0**number))
-    with torch.no_grad():
-        weights = torch.tensor([0.5, 0.25])
-        if hasattr(model, "skip_weights"):
-            model.skip_weights.copy_(weights)
-        else:  # before a sigmoid, unless they are 1 at first
-            scalars = scalars_of(model)
-            scalars[2:, 0] = weights if scalars[2, 0] == 1 else weights.logit()
-        model(inputs)
-    for weight, (to, above, source) in zip((0.5, 0.25), known_values(milestone.id)["skips"],
-                                           strict=True):
-        torch.testing.assert_close(seen[to][0], seen[above][1] + weight * seen[source][1])
-
-
 # ---- from 05i on: eight bits ----
 
 
@@ -593,23 +431,6 @@ def test_quantized_numbers(milestone):
         codes = quantize(numbers, case["scale"], getattr(torch, case["dtype"]))
         assert str(codes.dtype) == f"torch.{case['dtype']}"
         torch.testing.assert_close(codes.float() / case["scale"], expected, rtol=1e-6, atol=0)
-
-
-@where("quantize", "fp8_product", "FP8Linear")
-def test_fp8_linear(milestone):
-    known = known_values(milestone.id)["fp8_product"]
-    x = torch.tensor([[1, -0.3, 2.5, 0.07], [0.11, 0.9, -1.7, 3.3]]).repeat(1, 4).bfloat16()
-    row = torch.tensor([0.05, -0.021, 0.0013, 0.3, 0.875, 1.2, -2, 0]).repeat(2)
-    row[8:] *= 0.1
-    weight = row[:, None] * (1 + 0.1 * torch.arange(16))
-    grad = ((torch.arange(32).view(2, 16) - 13) * 1e-6).bfloat16()
-    x.requires_grad_(), weight.requires_grad_()
-    z = load_snapshot(milestone).FP8Linear.apply(x, weight, *known["scales"])
-    z.backward(grad)
-    assert z.dtype == x.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
-    assert z[0, :4].tolist() == known["z"]
-    assert x.grad[0, 0].item() == pytest.approx(known["grad_x"], rel=1e-6)
-    assert weight.grad[0, :4].tolist() == pytest.approx(known["grad_weight"], rel=1e-6)
 
 
 @where("Head")
@@ -627,86 +448,12 @@ def test_the_head_has_eight_bits_only_in_training(milestone, fresh):
         torch.testing.assert_close(model.lm_head(x), exact)
 
 
-# ---- from 05n on ----
-
-
-@where("CausalSelfAttention", "MLP", known="mlp_shapes")
+@where("CausalSelfAttention", "MLP")
 def test_parameters_and_gradients_are_contiguous(milestone, fresh):
     module, model, inputs, targets = fresh
     model(inputs, targets).backward()
     for name, param in model.named_parameters():  # NCCL refuses others
         assert param.is_contiguous() and param.grad.is_contiguous(), name
-
-
-def parents_args(milestone, args):
-    """The parent's hyperparameters: those of the same names as in `args`, else its defaults."""
-    module = load_snapshot(MANIFEST.get(milestone.parent))
-    names = {field.name for field in fields(module.Hyperparameters)} & vars(args).keys()
-    return module.Hyperparameters(**{name: getattr(args, name) for name in names})
-
-
-@where("CausalSelfAttention", "MLP", known="stored_as")
-@torch.no_grad()
-def test_the_parents_loss_with_the_same_weights(milestone, fresh):
-    module, model, inputs, targets = fresh
-    for param in model.parameters():
-        torch.nn.init.normal_(param, std=0.2)
-    parent = load_snapshot(MANIFEST.get(milestone.parent)).GPT(
-        parents_args(milestone, model.args))
-    weights, its_weights = model.state_dict(), parent.state_dict()
-    for name in [*weights]:
-        if name in its_weights:  # in another shape, perhaps
-            weights[name] = weights[name].view_as(its_weights[name])
-        elif name.endswith("attn.c_qkvo"):
-            stack = weights.pop(name)
-            weights[name.replace("c_qkvo", "c_qkv")] = stack[:3]
-            weights[name.replace("c_qkvo", "c_proj.weight")] = stack[3]
-        elif name.endswith("mlp.c_fc"):
-            weights[f"{name}.weight"] = weights.pop(name).T
-        elif name.endswith("mlp.c_proj"):
-            weights[f"{name}.weight"] = weights.pop(name)
-    parent.load_state_dict(weights)
-    torch.testing.assert_close(model(inputs, targets), parent(inputs, targets))
-
-
-@where("CausalSelfAttention", known="stored_as")
-def test_of_four_matrices_the_output_has_the_first_gradient(milestone, fresh):
-    module, model, inputs, targets = fresh
-    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
-    model(inputs, targets).backward()
-    for attn in attentions(model):
-        *qkv, output = attn.c_qkvo.grad.view_as(projections(attn))
-        assert not torch.stack(qkv).any() and output.any()
-
-
-# ---- from 05p on ----
-
-
-@where("CausalSelfAttention", known="gate")
-@torch.no_grad()
-def test_gates(milestone, fresh):
-    module, model, *_ = fresh
-    attn, x, value_embed = model.blocks[0].attn, torch.randn(2, 8, 32), torch.randn(2, 8, 32)
-    mask = torch.ones(8, 8, dtype=torch.bool).tril()
-    projections(attn)[3] = torch.eye(32)  # heads one beside the other
-    parent = load_snapshot(MANIFEST.get(milestone.parent)).CausalSelfAttention(
-        parents_args(milestone, model.args), attn.rotary)
-    parent.c_qkvo.copy_(attn.c_qkvo.view_as(parent.c_qkvo))
-    if hasattr(model, "set_window"):
-        model.set_window(model.args.window_start)  # in which the scale is the hyperparameter
-
-    def attend(attn):
-        own = hasattr(attn, "value_lambdas")
-        scalars = [] if own else [dict(value=torch.tensor(0.5), value_embed=torch.tensor(0.5))]
-        return attn(x, value_embed, *scalars, mask)
-
-    known, at_first = known_values(milestone.id)["gate"], attend(attn)
-    ungated = at_first / known["at_first"]
-    torch.testing.assert_close(attend(parent), at_first if hasattr(parent, "gate") else ungated)
-    attn.gate.normal_()
-    gates = torch.sigmoid(x[..., : known["channels"]] @ attn.gate.T)  # (B, T, H)
-    expected = (ungated.view(2, 8, 2, 16) * gates[..., None]).flatten(2)
-    torch.testing.assert_close(attend(attn), expected)
 
 
 # ---- from 06b on: rotary angles that follow the window, one vector of scalars ----
@@ -715,24 +462,17 @@ def test_gates(milestone, fresh):
 @where("Rotary", "all_windows", known="yarn")
 def test_turns_and_scale_in_each_window(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)["yarn"]
-    rotary, args, turns = module.Rotary(head_dim=128, seq_len=2), module.Hyperparameters(), {}
+    rotary, args = module.Rotary(head_dim=128, seq_len=2), module.Hyperparameters()
 
-    def set_window(window, args=args):
+    def set_window(window):
         rotary.set_window(window, args)
         return torch.atan2(rotary.sin[1, 0], rotary.cos[1, 0])[:64]  # of position 1
 
     for window, scale, expected in known["windows"]:
-        turns[window] = set_window(window)
+        turns = set_window(window)
         assert rotary.scale == pytest.approx(scale, abs=1e-9)
-        assert turns[window][known["pairs"]].tolist() == pytest.approx(expected, rel=2e-5)
-        assert not turns[window][32:].any()
-    slowed = known["slowed"]
-    for (old, new), kept in zip(itertools.pairwise(turns), known["kept"], strict=True):
-        ratios = (turns[new] / turns[old])[:32]
-        assert ratios[:kept].tolist() == [1] * kept
-        assert ratios[slowed:].tolist() == pytest.approx([old / new] * (32 - slowed), rel=1e-5)
-        between = ratios[kept:slowed]
-        assert between.max() < 1 - 1e-4 and between.min() > old / new + 1e-4
+        assert turns[known["pairs"]].tolist() == pytest.approx(expected, rel=2e-5)
+        assert not turns[32:].any()
     args.window_stages = 1  # from the first window to the last in one step
     jump = set_window(known["windows"][-1][0])[known["pairs"]]
     assert jump.tolist() == pytest.approx(known["jump"], rel=1e-5)
@@ -750,24 +490,6 @@ def test_rotary_tables_stay_where_they_are(milestone):
         assert rotary.cos.equal(first) == (window == windows[0])
 
 
-@where("GPT", known="yarn")
-def test_all_layers_attend_with_the_scale_of_the_window(milestone, fresh, monkeypatch):
-    module, model, inputs, _ = fresh
-    seen = []
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-
-    def spy(q, k, v, attn_mask, scale):
-        seen.append(scale)
-        return sdpa(q, k, v, attn_mask=attn_mask, scale=scale)
-
-    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
-    for window, scale, _ in known_values(milestone.id)["yarn"]["windows"]:
-        model.set_window(window)
-        seen.clear()
-        model(inputs)
-        assert seen == pytest.approx([scale] * len(attentions(model)), abs=1e-9)
-
-
 def random_model_of_the_records_layers(milestone):
     """A narrow model with the record's layers and random weights, but for its scalars."""
     torch.manual_seed(0)
@@ -777,31 +499,6 @@ def random_model_of_the_records_layers(milestone):
         if param.ndim >= 2:
             torch.nn.init.normal_(param, std=0.2)
     return model
-
-
-@where("GPT", known="unread")
-def test_which_scalars_are_never_read(milestone):
-    model = random_model_of_the_records_layers(milestone)
-    inputs, targets = torch.randint(64, (2, 2, 32))
-    model(inputs, targets).backward()
-    unread = (model.scalars.grad == 0).nonzero().flatten().tolist()
-    assert unread == sorted(known_values(milestone.id)["unread"])
-
-
-@where("GPT", known="residual_at_init")
-@torch.no_grad()
-def test_what_skips_make_of_the_embeddings_at_first(milestone, monkeypatch):
-    model, module = random_model_of_the_records_layers(milestone), load_snapshot(milestone)
-    norm, seen = module.norm, []
-    monkeypatch.setattr(module, "norm", lambda x: seen.append(x) or norm(x))
-    for block in model.blocks:
-        if block.attn is not None:
-            projections(block.attn)[3] = 0  # the outputs, as at first
-        if block.mlp is not None:
-            block.mlp.c_proj.zero_()
-    model(torch.randint(64, (2, 32)))
-    torch.testing.assert_close(
-        seen[-1], known_values(milestone.id)["residual_at_init"] * norm(seen[0]))
 
 
 @where("Rotary", "GPT", known="yarn")
@@ -815,86 +512,26 @@ def test_angles_are_rounded_as_tables_alone(milestone):
         assert table.equal(expected.to(torch.float32 if in_float32 else torch.bfloat16))
 
 
-# ---- from 08b on: a look at the token before, an odd number of layers ----
-
-
-@where("smear")
-def test_smear(milestone):
-    torch.manual_seed(0)
-    smear, x = load_snapshot(milestone).smear, torch.randn(2, 5, 16)
-    weight, gate = torch.tensor(0.6), torch.zeros(1, 12)
-    assert smear(x, 0 * weight, gate).equal(x)
-    half = torch.cat((x[:, :1], x[:, 1:] + 0.3 * x[:, :-1]), dim=1)  # at first all gates are
-    torch.testing.assert_close(smear(x, weight, gate), half)
-    gate.normal_()
-    expected = x.clone()  # the first token has none before it
-    for t in range(1, 5):
-        own = torch.sigmoid((x[:, t, :12] * gate).sum(1, keepdim=True))  # of its own channels
-        expected[:, t] += 0.6 * own * x[:, t - 1]
-    torch.testing.assert_close(smear(x, weight, gate), expected)
-    assert smear(x.bfloat16(), weight, gate).dtype == torch.bfloat16
-
-
-@where("smear", "GPT", known="behind_scalars")
-@torch.no_grad()
-def test_smear_mixes_raw_embeddings_also_of_two_documents(milestone, fresh):
-    module, model, inputs, _ = fresh
-    model.args.bos_id = inputs[0, 3] = 5
-    model.scalars[5 * len(model.blocks)], seen = 0.6, []
-    model.smear_gate.normal_()
-    for block in model.blocks:
-        block.register_forward_pre_hook(lambda block, args: seen.append((args[0], args[2])))
-    model(inputs)
-    expected = module.norm(
-        module.smear(model.embed(inputs), torch.tensor(0.6), model.smear_gate))
-    torch.testing.assert_close(seen[0][0], expected)
-    for _, x0 in seen:
-        torch.testing.assert_close(x0, expected)
-
-
-@where("smear", "GPT", known="behind_scalars")
-def test_a_gate_has_a_gradient_once_its_weight_is_not_zero(milestone, fresh):
-    module, model, inputs, targets = fresh
-    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
-    place = 5 * len(model.blocks)
-    model(inputs, targets).backward()
-    assert not model.smear_gate.grad.any() and model.scalars.grad[place].abs() > 1e-4
-    assert not model.scalars.grad[:place].view(-1, 5)[:, 3:].any()  # values: the outputs are zero
-    model.scalars.data[place] = 0.1
-    model(inputs, targets).backward()
-    assert model.smear_gate.grad.abs().min() > 1e-7
-
-
 @where("GPT", known="skip_pairs")
 @torch.no_grad()
 def test_which_layers_skips_pair(milestone):
     model, seen = random_model_of_the_records_layers(milestone), []
-    scalars_of(model)[:, 0] = 20  # in float32 a sigmoid of 1
+    weights = torch.linspace(0.4, 0.9, len(model.blocks))
+    if hasattr(model, "skip_weights"):
+        model.skip_weights.copy_(weights[len(weights) // 2 :])
+    else:  # before a sigmoid, unless they are 1 at first
+        column = scalars_of(model)[:, 0]
+        column.copy_(weights if column[-1] == 1 else weights.logit())
     for block in model.blocks:
-        block.register_forward_hook(lambda block, args, out: seen.append((args[0], out)))
+        block.register_forward_hook(lambda block, args, out: seen.append(
+            (args[0], out[0] if isinstance(out, tuple) else out)))
     model(torch.randint(64, (2, 32)))
     pairs = []
     for to in range(1, len(seen)):
         added = seen[to][0] - seen[to - 1][1]
         pairs += [[to, source] for source, (_, out) in enumerate(seen[:to])
-                  if torch.allclose(added, out, rtol=1e-3, atol=1e-3)]
+                  if torch.allclose(added, weights[to] * out, rtol=1e-3, atol=1e-3)]
     assert pairs == known_values(milestone.id)["skip_pairs"]
-
-
-@where("GPT", known="backout")
-@torch.no_grad()
-def test_a_middle_layers_output_is_subtracted_before_the_head(milestone, monkeypatch):
-    model, module = random_model_of_the_records_layers(milestone), load_snapshot(milestone)
-    norm, outputs, normed = module.norm, [], []
-    monkeypatch.setattr(module, "norm", lambda x: normed.append(x) or norm(x))
-    for block in model.blocks:
-        block.register_forward_hook(lambda block, args, out: outputs.append(out))
-    for weight in (model.scalars[5 * len(model.blocks) + 1].item(), -0.3):
-        model.scalars[5 * len(model.blocks) + 1] = weight
-        outputs.clear()
-        model(torch.randint(64, (2, 32)))
-        torch.testing.assert_close(
-            normed[-1], outputs[-1] - weight * outputs[known_values(milestone.id)["backout"]])
 
 
 # ---- schedules ----
@@ -956,35 +593,3 @@ def test_a_step_has_the_rate_and_the_momentum_of_its_schedule(
         if hasattr(module, "muon_momentum"):
             momenta = {group["momentum"] for group in at_step if "momentum" in group}
             assert momenta == {module.muon_momentum(step, args)}
-
-
-@where("train", known="first_moves")
-def test_what_moves_in_each_of_the_first_steps(milestone, shards, tmp_path, monkeypatch):
-    module, known = load_snapshot(milestone), known_values(milestone.id)["first_moves"]
-    states = []  # before each step and after the last
-
-    def validate(model, *_):
-        states.append({name: param.detach().clone() for name, param in model.named_parameters()})
-        return 0.0
-
-    monkeypatch.setattr(module, "validate", validate)
-    module.main(micro_args(
-        milestone, shards, tmp_path / "log", train_steps=len(known["ends"]), kernel_warmup_steps=0,
-        scheduled_steps=100, momentum_cooldown_steps=1, embed_lr=0.6, head_lr=0.008,
-        scalar_lr=0.04, adam_eps=1e-20))
-    moves = [{name: (after[name] - before[name]).abs() for name in after}
-             for before, after in itertools.pairwise(states)]
-    for step, (move, ends) in enumerate(zip(moves, known["ends"], strict=True)):
-        moved = {name for name, size in move.items() if size.any()}
-        assert moved == {name for name in move if name.endswith(tuple(ends))}, step
-    for step, name, size in known["sizes"]:
-        found = moves[step][name]
-        torch.testing.assert_close(found[found > 0].median().item(), size, rtol=1e-3, atol=0)
-        assert found.max() < 1.001 * size
-
-
-def test_known_values_are_finite():
-    for milestone in MILESTONES:
-        values = known_values(milestone.id)
-        assert all(math.isfinite(loss) for loss in values["small_training"])
-        assert np.diff(values["small_training"]).max() < 0  # it learns

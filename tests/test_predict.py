@@ -4,6 +4,7 @@ torch.compile makes it, and faults that only CUDA would show are caught.
 Run: .venv/bin/python -m pytest tests/test_predict.py
 """
 
+import multiprocessing
 import os
 
 import pytest
@@ -11,26 +12,27 @@ import torch
 
 import predict as command
 from snapshots import known_values, load_snapshot
+from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
-from speedrun.predict import fake_compiler
+from speedrun.predict import runs
 from speedrun.predict.attention import keys_per_query
 from speedrun.predict.cards import CARDS
-from speedrun.predict.fake_cuda import reason_against
 from speedrun.predict.fake_run import short_run
-from speedrun.predict.observer import Observer
-from speedrun.predict.prediction import STEPS, largest_micro_batch, observe, predict
-from speedrun.predict.silent_kernel import SilentKernel
+from speedrun.predict.observer import Observer, SilentKernel
+from speedrun.predict.prediction import STEPS
+from speedrun.predict.runs import largest_micro_batch, observe, predict
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
 
-pytestmark = pytest.mark.skipif(reason_against() is not None, reason=reason_against() or "")
+# In another version of torch or triton these tests fail, and say so.
+pytestmark = pytest.mark.skipif(bool(compat.missing()), reason=compat.missing() or "")
+compiles = pytest.mark.skipif(
+    bool(compat.missing(compiled=True)), reason=compat.missing(compiled=True) or "")
 
 MILESTONES = load_manifest().milestones
 H100 = CARDS["h100"]
 SMALL = dict(num_layers=2, micro_batch_size=8, total_batch_size=65_536)
-compiles = pytest.mark.skipif(
-    fake_compiler.reason_against() is not None, reason=fake_compiler.reason_against() or "")
 
 
 # By default the first, one from the middle, the last; each takes ten seconds.
@@ -70,6 +72,8 @@ FAULTS = {
         "03e", "self.weight.to(x.dtype)", "self.weight", "bfloat16"),
     "an exit without a word": (
         "01", "    log = Log(args)", "    os._exit(0)", "GPU ended with exit code 0 before its"),
+    "a model beyond all memory": (
+        "01", "    model_dim: int = 768", "    model_dim: int = 768 * 10**9", "Storage size"),
 }
 
 
@@ -118,11 +122,13 @@ def test_largest_micro_batch_fits_and_the_next_does_not():
 # ---- compiled ----
 
 
+ASSEMBLED = bool(os.environ.get("RUN_SLOW"))  # takes as long again
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """05a with two of its layers: FlexAttention forward and backward, a window that grows."""
-    assembled = bool(os.environ.get("RUN_SLOW"))  # takes as long again
-    return observe(find_script("05a"), H100, 8, dict(num_layers=2), True, assembled)
+    return observe(find_script("05a"), H100, 8, dict(num_layers=2), True, ASSEMBLED)
 
 
 @compiles
@@ -150,22 +156,6 @@ def test_compiled_code_keeps_no_logits_in_float32(compiled):
     assert compiled.memory["parameters"] == 4 * 2 * 12 * 768**2 + (4 + 2) * 50_304 * 768 + 4 * 7
 
 
-def names_of_kernels(found):
-    """The names of the Triton kernels that a step launches, each assembled and fit for the card."""
-    launched = {launch.name for launch in found.launches if launch.kind == "triton"}
-    assert launched <= {kernel.name for kernel in found.kernels}
-    for kernel in found.kernels:
-        assert 0 < kernel.registers <= 255 and kernel.shared <= H100.shared
-    return launched
-
-
-@compiles
-@pytest.mark.slow
-def test_flex_attention_is_assembled(compiled):
-    launched = names_of_kernels(compiled)
-    assert sum("tem_fused" in name for name in launched) >= 2  # forward and backward
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A small 06b with two layers and a warm-up that leaves out the later windows."""
@@ -176,7 +166,7 @@ def small(tmp_path_factory):
     script.write_text(source.replace(right, "step = 0"), encoding="utf-8")
     settings = dict(num_layers=2, layer_without_mlp=2, value_embed_pattern="..", vocab_size=512,
                     total_batch_size=1024, train_seq_len=1024, val_seq_len=2048)
-    return predict(find_script(str(script)), H100, 1, settings, compiled=True)
+    return observe(find_script(str(script)), H100, 1, settings, True, ASSEMBLED)
 
 
 @compiles
@@ -224,10 +214,20 @@ def test_a_kernel_of_the_scripts_own_is_compiled(small):
     rows, columns, matrix = 768, 3072, 2 * 4 * 768 * 768  # of four matrices; bytes
     assert (first.flops, second.flops) == (4 * rows**2 * columns, 4 * rows**3)
     assert (first.moved, second.moved) == (2 * 4 * rows * columns + matrix, 3 * matrix)
-    assert "symmetric_kernel" in names_of_kernels(small)
-    assembled = [k for k in small.kernels if k.name == "symmetric_kernel"]
+
+
+@compiles
+@pytest.mark.slow
+def test_every_kernel_that_is_launched_is_assembled(compiled, small):
+    for found in (compiled, small):
+        launched = {launch.name for launch in found.launches if launch.kind == "triton"}
+        assert launched <= {kernel.name for kernel in found.kernels}
+        for kernel in found.kernels:
+            assert 0 < kernel.registers <= 255 and kernel.shared <= H100.shared
+    assert sum("tem_fused" in kernel.name for kernel in compiled.kernels) >= 2  # FlexAttention's
+    symmetric = [kernel for kernel in small.kernels if kernel.name == "symmetric_kernel"]
     # with a summand or without, for large matrices or for gates
-    assert len(assembled) == 4 and all(kernel.shared > 0 for kernel in assembled)
+    assert len(symmetric) == 4 and all(kernel.shared > 0 for kernel in symmetric)
 
 
 @pytest.mark.parametrize(("milestone", "step", "keys"), [
@@ -287,19 +287,42 @@ def test_bytes_of_a_kernel_are_those_that_it_touches(change, moved):
 
 
 def test_without_triton_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr("speedrun.predict.fake_compiler.TRITON", "0.0")
-    assert "pip install --no-deps triton==0.0" in fake_compiler.reason_against()
+    monkeypatch.setattr(compat, "_triton", lambda: None)
+    assert compat.reason_against() is None
+    assert "is missing: pip install --no-deps triton==" in compat.reason_against(compiled=True)
 
 
 # ---- where it cannot be ----
 
 
-def test_what_prevents_a_prediction_is_one_line():
-    with pytest.raises(UserError, match="524288 tokens do not divide into 3 x 65536") as refused:
-        command.main(["05", "--device-batch", "3"])
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("05 --device-batch 3", r"total_batch_size=524288 is not a multiple of .* 3 \* 65536 \* 8"),
+    (f"04 --device-batch {10**20}", "micro_batch_size=1[0]{20} is out of range"),
+    (f"04 --nproc {10**11}", "524288 is not a multiple of .* = 64 [*] 1024 [*] 100000000000; "),
+])
+def test_sizes_that_no_run_takes_are_refused(arguments, words):
+    with pytest.raises(UserError, match=words) as refused:
+        command.main(arguments.split())
     assert "\n" not in str(refused.value)
 
 
-def test_another_torch_is_refused(monkeypatch):
-    monkeypatch.setattr("speedrun.predict.fake_cuda.TORCH", "2.12.0")
-    assert reason_against().startswith("predictions need torch 2.12.0; this is ")
+def test_more_tokens_than_a_shard_counts_are_refused():
+    sizes = dict(seq_len=2**28, micro_batch_size=1, total_batch_size=2**31, val_tokens=2**31)
+    with pytest.raises(UserError, match="4,294,967,297 tokens, more than"):
+        predict(find_script("01"), H100, 8, sizes)
+
+
+def test_a_run_that_does_not_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(runs, "LONGEST", {False: 0.1})
+    with pytest.raises(UserError, match="muon on the fake GPU has not ended after 0.1 seconds"):
+        predict(find_script("01"), H100, 8, SMALL)
+    assert not multiprocessing.active_children()
+
+
+def test_another_torch_or_triton_is_refused(monkeypatch):
+    assert compat.other_version(compiled=True) is None  # else all tests here fail
+    monkeypatch.setattr(compat, "TORCH", "2.12.0")
+    assert compat.reason_against().startswith("predictions need torch 2.12.0; this is ")
+    monkeypatch.undo()
+    monkeypatch.setattr(compat, "TRITON", "0.0")
+    assert "need triton 0.0; here it is" in compat.reason_against(compiled=True)

@@ -163,18 +163,6 @@ def test_what_does_not_fit_together(start, settings, message):
     refused(start, message, *settings)
 
 
-@pytest.mark.parametrize("milestone, window_end, fits", [
-    ("06b", 1408, True), ("06b", 1407, False), ("09", 1409, True), ("09", 1408, False),
-])
-def test_windows_of_stages_end_before_the_last_validation(milestone, window_end, fits):
-    defaults = find_script(milestone).hyperparameters
-    values = {**defaults, "window_end": window_end}
-    with contextlib.nullcontext() if fits else pytest.raises(UserError, match=(
-            f"^window_end={window_end} is too small, as the last of window_stages=3 trains with a"
-            " window of 1408; raise it")):
-        check_values(values, defaults, 8, on_gpu=True)
-
-
 def test_ranks(start):
     refused(start, r"^total_batch_size=1024 is not a multiple of .* = 2 \* 32 \* 3; the number"
             " of ranks may be 1, 2, 4, 8, 16, 32$", options=["--nproc", "3"])
@@ -194,101 +182,79 @@ def test_a_layer_needs_a_table_where_the_script_has_no_dot():
         check_values(dict(value_embed_pattern="0."), dict(value_embed_pattern="10"), 1, False)
 
 
-@pytest.mark.parametrize("switches, fits", [
-    (dict(use_flex_attention=None, compile=None), True), (dict(use_flex_attention=True), True),
-    (dict(use_flex_attention=False), False),
-    (dict(use_flex_attention=True, compile=False), False),
-    (dict(attention_kernel=None, compile=False), True), (dict(attention_kernel="FA2"), True),
-    (dict(attention_kernel="FA3"), True), (dict(attention_kernel="dense"), False),
-])
-def test_long_sequences_need_attention_without_a_dense_mask(switches, fits):
-    values = dict(seq_len=65_536) | switches
-    with contextlib.nullcontext() if fits else pytest.raises(
-            UserError, match="^seq_len=65536 is too long for a dense mask"):
-        check_values(values, {}, 8, on_gpu=True)
+CPU, GPU = dict(on_gpu=False), dict(on_gpu=True)
+STAGES = dict(window_start=128, window_growth=640, window_stages=3)  # 128, 768, 1408
+LENGTHS = dict(train_seq_len=32, val_seq_len=64, micro_batch_size=2, total_batch_size=1152,
+               val_tokens=1024)
+DENSE, FP8 = "^seq_len=65536 is too long for a dense mask", "is not a multiple of 16, .*use_fp8"
 
 
-@pytest.mark.parametrize("kernel", ["FA2", "FA3"])
-def test_a_cpu_attends_with_a_dense_mask(kernel):
-    for fitting in ("dense", None):
-        check_values(dict(seq_len=64, attention_kernel=fitting), {}, 1, on_gpu=False)
-    with pytest.raises(UserError, match=f"^attention_kernel={kernel}: without CUDA"):
-        check_values(dict(seq_len=64, attention_kernel=kernel), {}, 1, on_gpu=False)
-    with pytest.raises(UserError, match="too long for a dense mask"):
-        check_values(dict(seq_len=65_536, attention_kernel=None), {}, 1, on_gpu=False)
-
-
-@pytest.mark.parametrize("kernel", [None, "FA2", "FA3"])
-def test_flash_attention_needs_bfloat16(kernel):
-    values = dict(seq_len=64, attention_kernel=kernel)
-    with pytest.raises(UserError, match="^bf16=False does not fit attention_kernel=FA"):
-        check_values(values | dict(bf16=False), {}, 1, on_gpu=True)
-    for fitting in (dict(bf16=None), dict(bf16=True), dict(bf16=False, attention_kernel="dense")):
-        check_values(values | fitting, {}, 1, on_gpu=True)
-
-
-@pytest.mark.parametrize("change, message", [
-    (dict(val_tokens=1088), r"^val_tokens=1088 is .* \* val_seq_len \* ranks = 2 \* 64 \* 2;"),
-    (dict(total_batch_size=1056),
+@pytest.mark.parametrize("machine, values, message", [
+    # a window is wider for the last validation than for the last step where long ones have an end
+    (GPU, STAGES | dict(window_end=1408), None),
+    (GPU, STAGES | dict(window_end=1407), "^window_end=1407 is too small, as the last of "
+     "window_stages=3 trains with a window of 1408; raise it"),
+    (GPU, STAGES | dict(window_end=1409, long_window_end=1), None),
+    (GPU, STAGES | dict(window_end=1408, long_window_end=1), "^window_end=1408 is too small"),
+    # long sequences need attention without a dense mask; None: what the machine can do
+    (GPU, dict(seq_len=65_536, use_flex_attention=None, compile=None), None),
+    (GPU, dict(seq_len=65_536, use_flex_attention=True), None),
+    (GPU, dict(seq_len=65_536, use_flex_attention=False), DENSE),
+    (GPU, dict(seq_len=65_536, use_flex_attention=True, compile=False), DENSE),
+    (GPU, dict(seq_len=65_536, attention_kernel=None, compile=False), None),
+    (GPU, dict(seq_len=65_536, attention_kernel="FA3"), None),
+    (GPU, dict(seq_len=65_536, attention_kernel="dense"), DENSE),
+    (CPU, dict(seq_len=65_536, attention_kernel=None), DENSE),
+    (CPU, dict(seq_len=64, attention_kernel=None), None),
+    (CPU, dict(seq_len=64, attention_kernel="dense"), None),
+    (CPU, dict(seq_len=64, attention_kernel="FA2"), "^attention_kernel=FA2: without CUDA"),
+    (GPU, dict(seq_len=64, attention_kernel=None, bf16=None), None),
+    (GPU, dict(seq_len=64, attention_kernel="dense", bf16=False), None),
+    (GPU, dict(seq_len=64, attention_kernel=None, bf16=False), "^bf16=False does not fit .*=FA"),
+    (GPU, dict(seq_len=64, attention_kernel="FA3", bf16=False), "^bf16=False does not fit .*=FA3"),
+    # each length of sequences is checked
+    (CPU, LENGTHS, None),
+    (CPU, LENGTHS | dict(val_tokens=1088),
+     r"^val_tokens=1088 is .* \* val_seq_len \* ranks = 2 \* 64 \* 2;"),
+    (CPU, LENGTHS | dict(total_batch_size=1056),
      r"^total_batch_size=1056 is .* \* train_seq_len \* ranks = 2 \* 32 \* 2;"),
-    (dict(val_seq_len=32_768, val_tokens=131_072, use_flex_attention=False),
+    (CPU, LENGTHS | dict(val_seq_len=32_768, val_tokens=131_072, use_flex_attention=False),
      "^val_seq_len=32768 is too long for a dense mask"),
+    # a GPU's products in FP8 need multiples of 16
+    (GPU, dict(vocab_size=256, model_dim=48, use_fp8=True), None),
+    (GPU, dict(vocab_size=257, model_dim=48, use_fp8=None), FP8),
+    (GPU, dict(vocab_size=256, model_dim=40, use_fp8=True), FP8),
+    (GPU, dict(vocab_size=257, use_fp8=False), None), (GPU, dict(vocab_size=257), None),
+    (CPU, dict(vocab_size=257, use_fp8=None), None),
 ])
-def test_each_length_of_sequences_is_looked_at(change, message):
-    values = dict(train_seq_len=32, val_seq_len=64, micro_batch_size=2, total_batch_size=1152,
-                  val_tokens=1024)
-    check_values(values, {}, 2, on_gpu=False)
-    with pytest.raises(UserError, match=message):
-        check_values(values | change, {}, 2, on_gpu=False)
-
-
-@pytest.mark.parametrize("use_fp8", [None, True])
-def test_a_gpus_products_in_fp8_want_multiples_of_16(use_fp8):
-    values = dict(vocab_size=256, model_dim=48, use_fp8=use_fp8)
-    check_values(values, {}, 1, on_gpu=True)
-    for odd in (dict(vocab_size=257), dict(model_dim=40)):
-        with pytest.raises(UserError, match="is not a multiple of 16, .*use_fp8=False"):
-            check_values(values | odd, {}, 1, on_gpu=True)
-        check_values(values | odd, {}, 1, on_gpu=False)
-        check_values(values | odd | dict(use_fp8=False), {}, 1, on_gpu=True)
-        check_values(odd, {}, 1, on_gpu=True)
+def test_what_depends_on_the_machine_or_the_script(machine, values, message):
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        check_values(values, {}, 2, **machine)
 
 
 # ---- shards ----
 
 
 def remove(folder):
-    for file in folder.glob("*_val_*.bin"):
-        file.unlink()
+    next(folder.glob("*_val_*.bin")).unlink()
 
 
-def truncate(folder):
-    file = next(folder.glob("*_train_000002.bin"))
-    os.truncate(file, file.stat().st_size - 2)
+def change(name, new):
+    """Replaces the bytes of a shard by new(bytes)."""
+    def spoil(folder):
+        file = folder / f"x_{name}.bin"
+        file.write_bytes(new(file.read_bytes()))
+
+    return spoil
 
 
-def lengthen(folder):
-    file = next(folder.glob("*_train_000002.bin"))
-    file.write_bytes(file.read_bytes() + b"\0\0")
+def make_other(kind):
+    """Puts something else, made by kind(path), in the place of the validation shard."""
+    def spoil(folder):
+        remove(folder)
+        kind(folder / "x_val_000000.bin")
 
-
-def spoil_magic(folder):
-    file = next(folder.glob("*_train_000001.bin"))
-    file.write_bytes(b"\0" * 4 + file.read_bytes()[4:])
-
-
-def shorten_header(folder):
-    next(folder.glob("*_val_*.bin")).write_bytes(b"\0" * 100)
-
-
-def make_folder(folder):
-    remove(folder)
-    (folder / "x_val_000000.bin").mkdir()
-
-
-def make_pipe(folder):
-    remove(folder)
-    os.mkfifo(folder / "x_val_000000.bin")
+    return spoil
 
 
 def make_file(folder):
@@ -296,16 +262,21 @@ def make_file(folder):
     folder.touch()
 
 
+spoil_magic = change("train_000001", lambda data: b"\0" * 4 + data[4:])
+
+
 @pytest.mark.parametrize("spoil, message", [
     (remove, r"^no shards match val_files=.*\*_val_\*.bin; .*cached_fineweb10B.py 1 --out "),
     (shutil.rmtree, "^no shards match train_files=.*cached_fineweb10B.py 1 --out .*/shards$"),
     (make_file, "^train_files=.*: .*/shards cannot be read as a folder: Not a directory; change"),
-    (make_folder, "x_val_000000.bin is not a regular file, so it is not a token shard; remove it"),
-    pytest.param(make_pipe, "x_val_000000.bin is not a regular file", marks=posix),
-    (truncate, r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
-    (lengthen, r"train_000002.bin has 20026 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
-    (spoil_magic, "train_000001.bin is no token shard .* make or fetch it again"),
-    (shorten_header, "val_000000.bin is no token shard"),
+    (make_other(os.mkdir), "x_val_000000.bin is not a regular file, so it is not a token shard"),
+    pytest.param(make_other(getattr(os, "mkfifo", None)), "x_val_000000.bin is not a regular file",
+                 marks=posix),
+    (change("train_000002", lambda data: data[:-2]),
+     r"train_000002.bin has 20022 bytes, not 1024 \+ 2 \* 9500 tokens; make or fetch"),
+    (change("train_000002", lambda data: data + b"\0\0"), "train_000002.bin has 20026 bytes, not"),
+    (spoil_magic, "train_000001.bin is not a token shard .* make or fetch it again"),
+    (change("val_000000", lambda data: data[:100]), "val_000000.bin is not a token shard"),
 ])
 def test_shards(start, spoil, message, shards, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "shards")
@@ -329,14 +300,14 @@ def test_a_damaged_embedded_corpus(start, shards, tmp_path, monkeypatch):
     folder = shutil.copytree(shards, tmp_path / "shards")
     monkeypatch.setattr("speedrun.run.data.BUILTIN", folder)
     spoil_magic(folder)
-    refused(start, "train_000001.bin is no token shard .*; make it again: python data/builtin_corp",
+    refused(start, "train_000001.bin is not a token shard .*; make it again: python data/builtin_",
             data=folder)
 
 
 def test_a_folder_whose_name_looks_like_a_pattern(start, shards, tmp_path):
     named = shutil.copytree(shards, tmp_path / "d[1]")
     other = shutil.copytree(shards, tmp_path / "d1")
-    truncate(other)
+    remove(other)
     with pytest.raises(Launched):
         start(data=named)
     remove(named)
@@ -356,7 +327,7 @@ def test_shards_that_begin_again_are_told(tmp_path):
         shard_files.write(tmp_path / f"x_{split}_0.bin", [1] * 70_000)
     plans = [make_plan("01", data=tmp_path, steps=steps, scale="tiny") for steps in (17, 18)]
     told = [[note for note in plan.notes if note.startswith("training shards")] for plan in plans]
-    assert told == [[], ["training shards: they serve 17 of 18 steps, then begin again"]]
+    assert told == [[], ["training shards: they serve 17 of 18 steps, then start over"]]
 
 
 @pytest.mark.parametrize("setting, message", [

@@ -11,8 +11,15 @@ import sys
 
 import pytest
 
-from speedrun.history.blocks import split_blocks
-from speedrun.history.carry import ALREADY, CARRIED, DIFFERS, Repair, carry, repairs
+from speedrun.history.blocks import (
+    ALREADY,
+    CARRIED,
+    DIFFERS,
+    Repair,
+    carry,
+    repairs,
+    split_blocks,
+)
 from speedrun.history.manifest import REPOSITORY
 
 OLD = '"""Card."""\n\nimport os\n\n\n# Adds.\ndef f(x):\n    return x\n\n\ndef g():\n    return 2\n'
@@ -143,10 +150,10 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
             f"{entry}{changes}[tiny]\nwarmup_steps = {2 + len(changes)}\n", encoding="utf-8")
     commit(clone)
 
-    def said(command, *arguments, code=0):
+    def said(command, *arguments):
         ended = subprocess.run([sys.executable, str(clone / "tools" / command), *arguments],
                                capture_output=True, encoding="utf-8", cwd=clone)
-        assert ended.returncode == code, ended.stderr
+        assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
     assert "history/loop/p0_vanilla_loop/loop.py" in said(
@@ -155,7 +162,6 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
     assert "train/loop/loop.py is p0_vanilla_loop now" in said("check_train.py", "p0", "--take")
     assert [line.split()[0] for line in said("check_train.py", "p0", "--list").splitlines()] == [
         "p0", "p1"]
-    assert "train/loop/loop.py against p1" in said("check_train.py", "p1", code=1)
     root = clone / "history" / "loop" / "p0_vanilla_loop" / "loop.py"
     root.write_text(text.replace("range(args.train_steps + 1)", "range(1 + args.train_steps)"),
                     encoding="utf-8")
@@ -164,15 +170,11 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
         ["carried", "train/loop/loop.py", "train"]]
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["00"], "has no changed block since HEAD"),
-    (["0O"], 'no milestone "0O"'),
-    (["00", "--since", "nowhere"], "no old text of history/speedrun/00_baseline/train_gpt.py"),
-    (["00", "--block"], "expected one argument"),
-])
-def test_wrong_input_is_one_line(clone, arguments, message):
-    ended = propagate(clone, *arguments)
-    assert ended.returncode != 0
-    assert ended.stderr.startswith("error: ")
-    assert message in ended.stderr
-    assert ended.stderr.count("\n") == 1
+def test_wrong_input_is_one_line(clone):
+    for arguments, message in (
+            (["00"], "has no changed block since HEAD"), (["0O"], 'no milestone "0O"'),
+            (["00", "--since", "nowhere"], "no old text of history/speedrun/00_baseline/train_gpt"),
+            (["00", "--block"], "expected one argument")):
+        ended = propagate(clone, *arguments)
+        assert ended.returncode != 0 and message in ended.stderr
+        assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

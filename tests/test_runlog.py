@@ -36,20 +36,19 @@ def test_our_log(tmp_path):
     log = read_log(write(tmp_path, OURS))
     assert log.val_curve == [(0, 5.5452), (20, 4.0123)]
     assert log.train_curve == [(10, 4.5)]
+    assert all(step.step != 7 for step in log.steps)  # quoted in the script
     assert log.last == Step(20, 20, val_loss=4.0123, train_time_ms=1220, step_avg_ms=61.0)
     assert log.hyperparameters == {"train_steps": 20, "total_batch_size": 4096}
     assert log.environment["device"] == "cuda NVIDIA H100 80GB HBM3"
     assert log.peak_memory_mib == 1234
 
 
-def test_step_lines_quoted_in_the_script_do_not_count(tmp_path):
-    assert all(step.step != 7 for step in read_log(write(tmp_path, OURS)).steps)
-
-
 def test_early_record_has_no_average_in_its_first_steps():
     log = RunLog()
     event = log.feed("step:1/6200 train_loss:10.9184 train_time:74701ms step_avg:nanms\n")
     assert event == Step(1, 6200, train_loss=10.9184, train_time_ms=74701, step_avg_ms=None)
+    log.feed("step:5/20 val_loss:nan train_time:1ms step_avg:1.00ms")
+    assert math.isnan(log.val_curve[0][1])  # a loss that diverged is kept
 
 
 def test_llmc_log(tmp_path):
@@ -86,12 +85,6 @@ def test_other_lines_tell_nothing(line):
     assert log == RunLog()
 
 
-def test_a_loss_that_diverged_is_kept():
-    log = RunLog()
-    log.feed("step:5/20 val_loss:nan train_time:1ms step_avg:1.00ms")
-    assert math.isnan(log.val_curve[0][1])
-
-
 def test_a_log_cut_anywhere_never_yields_a_wrong_value(tmp_path):
     whole = read_log(write(tmp_path, OURS))
     start = OURS.index("hyperparameters:{") + len('hyperparameters:{"train_steps": 20, "total_ba')
@@ -99,6 +92,8 @@ def test_a_log_cut_anywhere_never_yields_a_wrong_value(tmp_path):
         cut = read_log(write(tmp_path, OURS[:end]))
         assert cut.steps == whole.steps[: len(cut.steps)]
         assert cut.peak_memory_mib in (None, 1234)
+    header = read_log(write(tmp_path, OURS[: OURS.index("step:0/20")]))
+    assert header.last is None and header.hyperparameters["train_steps"] == 20
     with pytest.raises(ValueError):  # nothing but half a header
         read_log(write(tmp_path, OURS[:start]))
 
@@ -115,8 +110,3 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path, content):
     with pytest.raises(ValueError, match="is not a training log") as error:
         read_log(path)
     assert "\n" not in str(error.value)
-
-
-def test_a_header_alone_is_a_log(tmp_path):
-    log = read_log(write(tmp_path, OURS[: OURS.index("step:0/20")]))
-    assert log.steps == [] and log.last is None and log.hyperparameters["train_steps"] == 20

@@ -6,7 +6,6 @@ Run: .venv/bin/python -m pytest tests/test_sample.py
 import io
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 
@@ -18,9 +17,7 @@ import sample
 from snapshots import MANIFEST, load_snapshot, micro_args, tried_snapshots
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY
-from speedrun.sample.checkpoint import load_run
-from speedrun.sample.draw import generate, next_token, random_stream
-from speedrun.sample.vocabulary import vocabulary_of
+from speedrun.sample import generate, load_run, next_token, random_stream, vocabulary_of
 from speedrun.scripts.sizes import length_names
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "sample.py")]
@@ -141,10 +138,13 @@ def test_every_milestone_writes(milestone, shards, tmp_path, text_of, capsys):
 # ---- known answers ----
 
 
-@pytest.mark.parametrize("temperature", [0, 0.5, 1])
+@pytest.mark.parametrize("temperature", [0, 1])
 def test_known_answer(fake, text_of, temperature):
-    options = ["--prompt", "abc", "--tokens", 5, "--temperature", temperature]
-    assert text_of(fake(), *options)[0] == "abcdefgh\n"
+    options = ["--tokens", 5, "--temperature", temperature]
+    assert text_of(fake(), "--prompt", "abc", *options)[0] == "abcdefgh\n"
+    assert text_of(fake(), "--prompt", "", *options)[0] == "\0\1\2\3\4\n"  # a document's start
+    # a line end is added only where there is none
+    assert text_of(fake(), "--prompt", "\b", "--tokens", 2)[0] == "\b\t\n"
 
 
 def test_the_context_slides_over_a_long_prompt(fake, text_of):
@@ -155,12 +155,8 @@ def test_the_context_slides_over_a_long_prompt(fake, text_of):
     assert "the last" not in text_of(fake(), "--prompt", letters[:8], "--tokens", 3)[1]
 
 
-def test_the_context_has_a_limit(fake):
+def test_the_context_is_that_of_training_and_has_a_limit(fake):
     assert load_run(fake(seq_len=65_536)).context == 16_384  # as for the snapshots' dense masks
-    assert load_run(fake(seq_len=512)).context == 512
-
-
-def test_the_context_is_that_of_training(fake):
     run = fake()
     lengths = dict(train_seq_len=16, val_seq_len=64)
     hyperparameters = torch.load(run / "checkpoint.pt")["hyperparameters"] | lengths
@@ -169,10 +165,6 @@ def test_the_context_is_that_of_training(fake):
     script = FAKE.replace(" seq_len: int = 8", " train_seq_len: int = 8\n    val_seq_len: int = 8")
     (run / "train_gpt.py").write_text(script, encoding="utf-8")
     assert load_run(run).context == 16
-
-
-def test_an_empty_prompt_starts_from_the_document_token(fake, text_of):
-    assert text_of(fake(), "--prompt", "", "--tokens", 3)[0] == "\0\1\2\n"
 
 
 def test_the_end_of_a_document_ends_the_text(fake, text_of):
@@ -184,10 +176,6 @@ def test_the_end_of_a_document_ends_the_text(fake, text_of):
     out, err = text_of(run, "--prompt", sys_bytes, "--tokens", 5, "--no-stop")
     assert out == 3 * "\N{REPLACEMENT CHARACTER}" + "\n\0\1\n"
     assert "ended" not in err
-
-
-def test_a_line_end_is_added_only_where_there_is_none(fake, text_of):
-    assert text_of(fake(), "--prompt", "\b", "--tokens", 2)[0] == "\b\t\n"
 
 
 def test_prompts_from_files_and_stdin(fake, text_of, tmp_path, monkeypatch):
@@ -225,7 +213,9 @@ def test_a_sample_does_not_depend_on_how_many_there_are(fake, text_of):
     (alone,) = samples(text_of(run, *options)[0])
     three = samples(text_of(run, *options, "--num-samples", 3)[0])
     assert len(three) == 3 and three[0] == alone
-    assert len({text.split()[1] for text in three}) == 3  # they part at the first new token
+    assert len({text.split()[1] for text in three}) == 3  # they differ from the first new token on
+    greedy = text_of(run, *options[:-1], 0, "--num-samples", 2)
+    assert "all samples are the same" in greedy[1]
     assert samples(text_of(run, *options, "--num-samples", 3)[0]) == three
     other = samples(text_of(run, *options, "--num-samples", 3, "--seed", 1)[0])
     assert not set(other) & set(three)
@@ -239,7 +229,7 @@ def frequencies(logits, temperature=1.0, top_k=0, count=4000):
     return {id: times / count for id, times in drawn.items()}
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_tokens_are_drawn_with_the_odds_of_the_model(temperature):
     logits = [0.0, 1.0, -1.0, 2.0]
     expected = torch.tensor(logits).div(temperature).softmax(0)
@@ -252,10 +242,10 @@ def test_top_k_keeps_the_most_probable_in_their_proportion():
     seen = frequencies([0.0, 1.0, -1.0, 2.0], top_k=2)
     assert seen.keys() == {1, 3}
     assert seen[3] == pytest.approx(torch.tensor(1.0).sigmoid().item(), abs=0.03)
-    assert frequencies([0.0, 1.0, -1.0, 2.0], top_k=1) == {3: 1.0}
-    assert len(frequencies([1.0, 1.0, 1.0, 1.0], top_k=2)) == 2  # also where all are alike
+    assert frequencies([0.0, 1.0, -1.0, 2.0], top_k=1, count=50) == {3: 1.0}
+    assert len(frequencies([1.0, 1.0, 1.0, 1.0], top_k=2, count=50)) == 2  # also if all are equal
     for everything in (0, 4, 99):
-        assert len(frequencies([1.0, 1.0, 1.0, 1.0], top_k=everything)) == 4
+        assert len(frequencies([1.0, 1.0, 1.0, 1.0], top_k=everything, count=50)) == 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-300, 1e-4])
@@ -263,34 +253,17 @@ def test_a_cold_sample_is_greedy(temperature):
     assert frequencies([0.0, 30.0, -30.0, 29.0], temperature, count=50) == {1: 1.0}
 
 
-def test_equal_samples_are_announced(fake, text_of):
-    options = ["--prompt", "a", "--tokens", 2, "--num-samples", 2]
-    assert "all samples are the same" in text_of(fake(), *options, "--temperature", 0)[1]
-    assert "all samples are the same" not in text_of(fake(), *options)[1]
-
-
 # ---- vocabularies ----
 
 
-@pytest.mark.parametrize("vocab_size, top_k", [(50304, 0), (50304, 60_000), (50304, 50_300)])
-def test_padding_is_never_drawn(fake, vocab_size, top_k):
-    run = load_run(fake(vocab_size=vocab_size, favourite=50300, certainty=9.0))
+@pytest.mark.parametrize("top_k", [0, 60_000, 50_300])
+def test_padding_is_never_drawn(fake, byte_gpt2, top_k):
+    run = load_run(fake(vocab_size=50304, favourite=50300, certainty=9.0))
+    assert [vocabulary_of(size, None).size for size in (50304, 50257, 257, 64)] == [
+        50257, 50257, 257, 64]
     for temperature in (0, 1, 100):
         new = generate(run, [50256], 50257, temperature, top_k, random_stream(0, 0))
         assert all(next(new) < 50257 for _ in range(30))
-
-
-def test_the_command_knows_where_padding_begins(fake, text_of, byte_gpt2, monkeypatch):
-    sizes = []
-
-    def recording(trained, prompt, size, *options):
-        sizes.append(size)
-        return iter([65, 50256])
-
-    monkeypatch.setattr("speedrun.sample.draw.generate", recording)
-    for vocab_size in (50304, 50257, 257, 64):
-        text_of(fake(vocab_size=vocab_size), "--prompt", "1", "--tokens", 1)
-    assert sizes == [50257, 50257, 257, 64]
 
 
 def test_gpt2_text(fake, text_of, byte_gpt2):
@@ -309,11 +282,11 @@ def test_gpt2_without_its_vocabulary_prints_numbers(fake, text_of, monkeypatch):
     run = fake(vocab_size=50304)
     out, err = text_of(run, "--prompt", "50000 50001", "--tokens", 2)
     assert out == "50000 50001 50002 50003 \n"
-    assert "GPT-2's vocabulary cannot be had (ConnectionError)" in err
+    assert "GPT-2's vocabulary cannot be loaded (ConnectionError)" in err
     assert "TIKTOKEN_CACHE_DIR" in err
     assert text_of(run, "--prompt", "50254", "--tokens", 9)[0] == "50254 50255 \n"
     for prompt in ("some text", "50257", "-1"):  # padding is no token either
-        with pytest.raises(UserError, match="must be numbers of tokens, 0 to 50256"):
+        with pytest.raises(UserError, match="must be token numbers, 0 to 50256"):
             sample.main([str(run), f"--prompt={prompt}"])
 
 
@@ -321,7 +294,7 @@ def test_an_unknown_vocabulary_prints_numbers(fake, text_of):
     run = fake(vocab_size=64)
     out, err = text_of(run, "--prompt", "61", "--tokens", 4)
     assert out == "61 62 63 0 1 \n" and "no known vocabulary has 64 tokens" in err
-    with pytest.raises(UserError, match="prompt must not be empty"):
+    with pytest.raises(UserError, match="has no start of a document; give a prompt"):
         sample.main([str(run), "--prompt", ""])
 
 
@@ -335,7 +308,7 @@ def test_an_unknown_vocabulary_may_have_a_document_token():
 
 def test_characters_that_are_spread_over_tokens(fake, text_of, monkeypatch):
     printed = []
-    monkeypatch.setattr("speedrun.sample.draw.generate",
+    monkeypatch.setattr("speedrun.sample.generate",
                         lambda *options: iter("aé€".encode() + b"\xe2\x82"))
     monkeypatch.setattr("builtins.print", lambda *text, **options: printed.extend(text))
     text_of(fake(), "--prompt", "x", "--tokens", 8)
@@ -362,10 +335,7 @@ def refuse(run, message):
 def test_pickled_code_is_refused_and_not_run(fake, tmp_path):
     run = fake()
     save(run, Malicious(tmp_path / "made"))
-    ended = subprocess.run([*COMMAND, str(run), "--prompt", "a"], capture_output=True, text=True)
-    assert ended.returncode == 1 and ended.stdout == ""
-    assert ended.stderr.startswith("error: ") and "holds pickled code" in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    refuse(run, "holds pickled code")
     assert not (tmp_path / "made").exists()
 
 
@@ -426,22 +396,13 @@ def test_scripts_that_are_no_snapshots_are_refused(fake, script, message):
     refuse(run, message)
 
 
-@pytest.mark.parametrize("certainty", [float("nan"), float("inf")])
-def test_a_diverged_model_is_refused(fake, certainty):
-    refuse(fake(certainty=certainty), "logits are not finite")
-
-
-def test_a_python_without_torch_is_refused(fake):
-    bare = [sys.executable, "-S", *COMMAND[1:]]  # no site-packages
-    ended = subprocess.run([*bare, str(fake()), "--prompt", "a"], capture_output=True, text=True)
-    assert ended.returncode == 1 and ended.stdout == ""
-    assert ended.stderr.startswith("error: torch is not installed here: make ")
-    assert ended.stderr.endswith("-B .venv/installed\n")
+def test_a_diverged_model_is_refused(fake):
+    refuse(fake(certainty=float("nan")), "logits are not finite")
 
 
 @pytest.mark.parametrize("option", [
-    "--tokens=-1", "--tokens=0", "--temperature=-0.1", "--temperature=nan", "--temperature=inf",
-    "--temperature=warm", "--top-k=-1", "--seed=-1", "--num-samples=0", "--prompt-file=x",
+    "--tokens=0", "--temperature=nan", "--top-k=-1", "--seed=-1", "--num-samples=0",
+    "--prompt-file=x",
 ])
 def test_wrong_options(fake, option, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -3,8 +3,6 @@
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,10 @@ from matplotlib import pyplot
 from PIL import Image
 
 import make_figures
-import test_roofline
-from speedrun.figures import causes, records_plot, tables
+import test_predictions
+from speedrun.compare.plot import stored_hash
+from speedrun.figures import causes, readme, tables
+from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 from speedrun.history.records import load_records
@@ -63,7 +63,7 @@ def test_milestones_of_one_record_share_a_gain(manifest):
 
 def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
     split = sum(gain.tokens is not None for gain in causes.gains(manifest))
-    digest, known = causes.data_hash(manifest), Milestone.tokens
+    before, known = causes.shown_in(manifest), Milestone.tokens
     monkeypatch.setattr(Milestone, "tokens", property(
         lambda m: None if m.slug == "untied_head" else known.fget(m)))
     found = causes.gains(manifest)
@@ -71,7 +71,7 @@ def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
     axes = pyplot.subplots()[1]
     causes.panel(axes, found)
     assert len(axes.patches) == len(found) + split - 2  # one bar instead of two
-    assert causes.data_hash(manifest) != digest
+    assert causes.shown_in(manifest) != before
 
 
 def test_text_between_markers_is_replaced():
@@ -86,7 +86,7 @@ def test_text_between_markers_is_replaced():
     "<!-- end t --><!-- begin t -->", "<!-- begin t --><!-- end t --><!-- end t -->", "",
 ])
 def test_broken_markers_are_refused(text):
-    fault = "<!-- begin t --> and <!-- end t --> must stand there once each, in this order"
+    fault = "<!-- begin t --> and <!-- end t --> must occur once each, in this order"
     with pytest.raises(ValueError, match=fault):
         tables.replace_between(text, "t", "new")
 
@@ -94,12 +94,57 @@ def test_broken_markers_are_refused(text):
 def test_milestone_table_lists_what_is_written(manifest):
     rows = tables.milestone_table(manifest).splitlines()[2:]
     for m, row in zip(manifest.milestones, rows, strict=True):
-        assert f"[{m.id}](history/{m.chain}/{m.name})" in row and row.count("|") == 10
-        assert f"]({m.lesson})" in row
+        assert f"[{m.id}]({m.chain}/{m.name})" in row and row.count("|") == 10
+        assert f"](../{m.lesson})" in row
         assert f"| {m.minutes:g} |" in row if m.minutes else "| — |" in row
         assert f"part of #{m.part_of}" in row or not m.part_of
-    inside = tables.milestone_table(manifest, folder="history")
-    assert "[00](speedrun/00_baseline)" in inside and "](../lessons/00_baseline.ipynb)" in inside
+
+
+def test_the_readme_shows_the_stations(manifest, records):
+    table = readme.station_table(manifest)
+    assert re.findall(r"^\| \[(\w+)\]", table, re.M) == [
+        m.id for m in manifest.milestones if not m.id[-1].isalpha()]
+    assert "| 22.3 | 3.25B | 123,532,032 | [read](lessons/01_muon.ipynb) |" in table
+    told = readme.claim(manifest, records).replace("\n", " ")
+    assert "took 45 minutes" in told and f"fallen to {records[-1].minutes:g}." in told
+    assert f"The {len(manifest.milestones)} scripts" in told
+    assert f"down to {manifest.milestones[-1].minutes:.2f}:" in told
+
+
+def test_the_readmes_excerpt_is_of_the_two_scripts(manifest):
+    old, new = (manifest.get(id).script.read_text("utf-8").splitlines() for id in ("00b", "01"))
+    lines = readme.excerpt(manifest).splitlines()
+    assert lines[0] == "```diff" and lines[-1] == "```"
+    shown = {mark: [line[2:] for line in lines if line[:1] == mark] for mark in "-+"}
+    for mark, inside, outside in (("-", old, new), ("+", new, old)):
+        assert len(shown[mark]) > 5 and set(shown[mark]) <= {*inside, ""}
+        assert shown[mark][0] not in outside
+
+
+def test_links_in_readmes_lead_to_files_and_headings():
+    def anchors(path):
+        headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.M)
+        return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+    links = {(file, link) for folder in ("", "history", "data", "train", "lessons")
+             for file in (REPOSITORY / folder).glob("*.md")
+             for link in re.findall(r"\]\(([^)\s]+)\)", file.read_text(encoding="utf-8"))}
+    assert len(links) > 100
+    for file, link in sorted(links):
+        path, _, anchor = link.partition("#")
+        target = file.parent / path if path else file
+        if not link.startswith("https://"):
+            assert target.exists() and (not anchor or anchor in anchors(target)), (file, link)
+
+
+def test_the_readme_is_short():
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 120
+
+
+def test_the_readme_says_how_large_09_is(manifest):
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f" 09 has {manifest.get('09').parameters:,} parameters," in text
 
 
 def test_record_table_has_every_record(manifest, records):
@@ -149,9 +194,9 @@ def fresh(tmp_path_factory):
         "__pycache__", "*.md", "*.png"))
     lines = [line_of(m, seed) for m in load_manifest().milestones for seed in range(3)]
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
-    predicted = test_roofline.invented(*(m.id for m in load_manifest().milestones))
+    predicted = test_predictions.invented(*(m.id for m in load_manifest().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
-    for table in make_figures.TABLES:
+    for table in TABLES:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
@@ -170,34 +215,27 @@ def snapshot(root: Path) -> dict:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_check_names_what_is_stale_and_writes_nothing(copy, capsys):
+def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, capsys):
     assert make_figures.main(["--check"], root=copy) == 0
     listing = copy / "history" / "records.json"
     listing.write_text(listing.read_text("utf-8").replace("31.4", "31.5"), encoding="utf-8")
     entry = copy / "history" / "speedrun" / "01_muon" / "milestone.toml"
     entry.write_text(entry.read_text("utf-8").replace("3.2785", "3.2786"), encoding="utf-8")
+    (copy / "README.md").unlink()
+    (copy / "history" / "records.png").unlink()
     before = snapshot(copy)
+    load_manifest.cache_clear()
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "stale: README.md: table milestones",
+    seen = capsys.readouterr()
+    assert seen.out.splitlines() == [
         "stale: history/README.md: table milestones",
         "stale: history/README.md: table records",
         "stale: history/records.png",
         "stale: history/causes.png",
     ]
-    assert snapshot(copy) == before
-    assert make_figures.main([], root=copy) == 0
-    assert make_figures.main(["--check"], root=copy) == 0
-
-
-def test_missing_file_is_an_error_line(copy, capsys):
-    (copy / "README.md").unlink()
-    (copy / "history" / "records.png").unlink()
-    assert make_figures.main(["--check"], root=copy) == 1
-    seen = capsys.readouterr()
     assert "error: README.md: the file is missing" in seen.err
-    assert "stale: history/records.png" in seen.out
+    assert snapshot(copy) == before
 
 
 def test_unreadable_history_is_an_error_line(copy):
@@ -208,13 +246,13 @@ def test_unreadable_history_is_an_error_line(copy):
 
 def test_stored_hash_of_something_else_is_none(tmp_path):
     file = tmp_path / "x.png"
-    assert records_plot.stored_hash(file) is None
+    assert stored_hash(file) is None
     picture = (REPOSITORY / "history" / "records.png").read_bytes()
     for content in (b"", b"not a picture", picture[:40], picture[:-4000]):
         file.write_bytes(content)
-        assert records_plot.stored_hash(file) is None
+        assert stored_hash(file) is None
     Image.new("L", (2, 2)).save(file, "JPEG")  # of a kind that has no texts
-    assert records_plot.stored_hash(file) is None
+    assert stored_hash(file) is None
 
 
 def test_a_hash_of_code_that_every_python_makes(tmp_path):
@@ -236,27 +274,3 @@ class A:
                            ("[x, ", "[", False), ("y=None", "y=0", False)):
         script.write_text(text.replace(old, new), encoding="utf-8")
         assert (code_hash(script) == "f5d627db046022e0") == same, new
-
-
-# ---- the commands ----
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda path: path.name)
-def test_every_command_answers_help(command):
-    run = subprocess.run(
-        [sys.executable, str(command), "--help"], capture_output=True, text=True, timeout=60
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("usage: ")
-
-
-@pytest.mark.parametrize("module", ["make_figures", "speedrun.history.manifest"])
-def test_what_help_needs_imports_nothing_heavy(module):
-    code = (
-        f"import sys, {module}; "
-        "print(*{'matplotlib', 'numpy', 'torch', 'difflib'} & set(sys.modules))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY / "tools", capture_output=True, text=True
-    )
-    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr

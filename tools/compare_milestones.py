@@ -6,8 +6,8 @@
     python tools/compare_milestones.py 02 02:muon_lr=1e-3 02:muon_lr=4e-3     settings of its own
     python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
 
-Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ in the seed
-alone are runs of one entry.
+Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ only in the
+seed are runs of one entry.
 """
 
 import argparse
@@ -47,21 +47,25 @@ def main() -> int:
         if path := getattr(args, name):
             replace_file(path, write(comparison).encode())
     if args.png and any(entry.runs for entry in comparison.entries):
-        from speedrun.compare.plot import draw_comparison
+        from speedrun.compare.plot import draw_comparison, save, shown_in
 
-        draw_comparison(comparison, args.png, official_curves(comparison, args.official))
+        curves = official_curves(comparison, args.official)
+        save(draw_comparison(comparison, curves), args.png, shown_in(comparison, curves))
     if stopped:
         raise UserError(f"{stopped}\nthe table holds what had finished", stopped.status)
     return 1 if any(entry.failures for entry in comparison.entries) else 0
 
 
-def official_curves(comparison: Comparison, wanted: bool) -> dict[str, list]:
-    """label -> official curve, of the entries that are milestones, if they are wanted."""
-    manifest = load_manifest()
-    return {
-        entry.label: [list(point) for point in manifest.get(entry.milestone).curve]
-        for entry in comparison.entries if wanted and entry.milestone
-    }
+def official_curves(comparison: Comparison, wanted: bool) -> dict[str, dict[str, list]]:
+    """label -> {axis: official curve} of the entries that are milestones, if they are wanted; over
+    steps, and over the millions of tokens that the record took for them."""
+    found = {}
+    for entry in comparison.entries if wanted else ():
+        m = load_manifest().get(entry.milestone) if entry.milestone else None
+        if m and m.curve:
+            found[entry.label] = {"steps": list(m.curve), "tokens": [
+                (step * m.tokens_per_step / 1e6, loss) for step, loss in m.curve]}
+    return found
 
 
 def parse_args() -> argparse.Namespace:
@@ -73,7 +77,8 @@ def parse_args() -> argparse.Namespace:
         " its own; to read: a log.txt or the folder of a run")
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
-    add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
+    add("--steps", type=positive, metavar="N",
+        help="optimizer steps; the schedule shrinks in proportion")
     add("--repeat", type=repeats, default=1, metavar="N", help="runs of each script, by seed")
     add("--seed", type=natural, default=0, metavar="N", help="seed of the first of them")
     add("--set", action="append", default=[], metavar="NAME=VALUE",

@@ -4,7 +4,7 @@
     python tools/diff_milestones.py 04                          what it changes in its parent
     python tools/diff_milestones.py 03 04                       all that changes between the two
     python tools/diff_milestones.py 03 04 --stat                its size, figures and numbers
-    python tools/diff_milestones.py 03 04 --blocks Muon GPT     these blocks alone
+    python tools/diff_milestones.py 03 04 --blocks Muon GPT     only these blocks
     python tools/diff_milestones.py train 01 --html diff.html   your script beside 01, on a page
     python tools/diff_milestones.py 03 04 --time --nproc 8      and how fast each trains here
 """
@@ -66,7 +66,7 @@ def train_in_turn(args: argparse.Namespace):
 def show(args: argparse.Namespace, old, new, comparison) -> None:
     """Prints the comparison in the view that was asked for."""
     from speedrun.diff import terminal
-    from speedrun.diff.words import summary_line
+    from speedrun.diff.facts import summary_line
 
     console = terminal.make_console(sys.stdout)
     if args.view == "full":

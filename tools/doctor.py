@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tell what this machine can run, and what to do about what is missing.
+"""Report what this machine can run, and how to get what is missing.
 
-    python tools/doctor.py            what it has, what to do, and the milestones in all
+    python tools/doctor.py            what it has, what to do, and a line for the milestones
     python tools/doctor.py --all      also what is not needed here, and each milestone
     python tools/doctor.py --json     all of it for programs
 
-ok: fine · none: not here and not needed · note: runs, but not as it could · fix: repair this first.
+ok: fine · none: absent and not needed · note: runs, but could run better · fix: repair this first.
 The exit code is 1 if something has to be repaired before the milestones run at the scale
 that run_milestone.py chooses here, else 0.
 """
@@ -13,7 +13,7 @@ that run_milestone.py chooses here, else 0.
 import argparse
 import sys
 
-from speedrun.base.cli import Parser, run_command  # which an old Python refuses
+from speedrun.base.cli import Parser, run_command  # refused by an old Python
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     which.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
-    from speedrun.doctor.judge import examine
+    from speedrun.doctor.checks import examine
     from speedrun.doctor.report import print_report, to_json
     from speedrun.history.manifest import load_manifest
 

@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
 
-    from speedrun.predict.prediction import largest_micro_batch, predict
     from speedrun.predict.report import to_json, to_text
+    from speedrun.predict.runs import largest_micro_batch, predict
     from speedrun.scripts.find import find_script
 
     script, card = find_script(args.target), CARDS[args.gpu]

@@ -17,7 +17,7 @@ import sys
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.files import replace_file
 from speedrun.base.text import short
-from speedrun.history.carry import DIFFERS, carry, repairs
+from speedrun.history.blocks import DIFFERS, carry, repairs
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from speedrun.base.cli import Parser, folder, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import short, visible
+from speedrun.history.glossary import load_glossary
 from speedrun.run.execute import run
 from speedrun.run.fit_batch import fit_micro_batch
 from speedrun.run.plan import AUTO, Nodes, make_plan
-from speedrun.run.settings import print_settings
 from speedrun.run.summary import print_summary, to_json
-from speedrun.scripts.find import find_script
+from speedrun.scripts.find import Script, find_script
 
 
 def main() -> int:
     """Parses, runs, prints; returns the exit code."""
     args = parse_args()
     if args.help_settings:
-        print_settings(find_script(args.target), sys.stdout)
+        print_settings(find_script(args.target))
         return 0
     stream = sys.stderr if args.json or args.dry_run else sys.stdout
     plan = make_plan(
@@ -71,7 +71,8 @@ def parse_args() -> argparse.Namespace:
     add("target", help="a milestone (01, muon), train, or the path of a train_gpt.py")
     add("--scale", choices=["record", "tiny"],
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
-    add("--steps", type=positive, metavar="N", help="optimizer steps; the schedule shrinks along")
+    add("--steps", type=positive, metavar="N",
+        help="optimizer steps; the schedule shrinks in proportion")
     add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
     add("--device-batch", type=positive_or_auto, metavar="N|auto",
         help="sequences per forward pass on a device (the batch of a step stays the same); auto: "
@@ -86,13 +87,33 @@ def parse_args() -> argparse.Namespace:
         help="ranks on this machine (default: one per visible GPU, 1 without)")
     add("--nnodes", type=positive, default=1, metavar="N", help="machines of the run")
     add("--node-rank", type=natural, default=0, metavar="N", help="which of them this is, from 0")
-    add("--rdzv-endpoint", metavar="HOST:PORT", help="where machine 0 is met")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="machine 0's address and a free port there")
     add("--dry-run", action="store_true", help="print the command and run nothing, "
         "not even trials: --device-batch auto answers only if it remembers")
     add("--help-settings", action="store_true", help="list the hyperparameters that --set takes:"
         " default, tiny value, unit, meaning")
     add("--json", action="store_true", help="print the summary as JSON, all else on stderr")
     return parser.parse_args()
+
+
+def print_settings(script: Script) -> None:
+    """Prints name, default, tiny value, unit and meaning of each hyperparameter as a table; a
+    default that depends on the machine is empty."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def written(value):
+        return "" if value is None else f"{value:_}" if type(value) is int else str(value)
+
+    glossary, table = load_glossary(), Table(box=None, pad_edge=False)
+    for title in ("--set", "default", "tiny", "unit", "meaning"):
+        table.add_column(title, overflow="fold")
+    for name, default in script.hyperparameters.items():
+        if name != "log_dir":  # it is chosen with --out
+            entry = glossary.get(name)
+            words = (entry.unit, entry.meaning) if entry else ()
+            table.add_row(name, written(default), written(script.tiny.get(name)), *words)
+    Console(highlight=False, markup=False).print(table)
 
 
 def positive_or_auto(text: str) -> int | str:

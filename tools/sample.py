@@ -21,7 +21,7 @@ from speedrun.base.cli import Parser, natural, not_negative, positive, run_comma
 from speedrun.base.errors import UserError
 from speedrun.base.text import short, visible
 
-MOST_BYTES = 2**24  # of a prompt; a model sees its end only
+MOST_BYTES = 2**24  # of a prompt; a model sees only its end
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,9 +30,12 @@ def main(argv: list[str] | None = None) -> int:
     prompt = read_prompt(args.prompt, args.prompt_file)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # waiting threads give a shared CPU away sooner
 
-    from speedrun.sample.checkpoint import load_run  # torch, which takes seconds
-    from speedrun.sample.draw import generate, random_stream
-    from speedrun.sample.vocabulary import vocabulary_of
+    from speedrun.sample import (
+        generate,
+        load_run,  # torch, which takes seconds
+        random_stream,
+        vocabulary_of,
+    )
 
     trained = load_run(args.run)
     vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))
@@ -41,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     start = [] if vocabulary.bos is None else [vocabulary.bos]
     ids = vocabulary.encode(prompt)
     if not start + ids:
-        raise UserError("how a document starts is not known here, so the prompt must not be empty")
+        raise UserError("this vocabulary has no start of a document; give a prompt")
     note(f"{short(args.run)}: step {trained.step}, on {trained.device.type}, "
          f"tokens: {vocabulary.name}")
     if len(ids) > trained.context:
@@ -56,13 +59,13 @@ def main(argv: list[str] | None = None) -> int:
                        random_stream(args.seed, sample))
         count = write(vocabulary, ids, new, args.tokens, args.stop)
         if count < args.tokens:
-            note(f"the document ended after {count} tokens (--no-stop goes on)")
+            note(f"the document ended after {count} tokens (--no-stop continues)")
     return 0
 
 
 def write(vocabulary, prompt, new, tokens, stop) -> int:
     """Prints the prompt's ids and up to `tokens` more, each as soon as it is drawn; with `stop`
-    not beyond the end of the document. Returns how many there were more."""
+    not beyond the end of the document. Returns the number of new tokens."""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # waits for a character's last byte
     is_terminal = sys.stdout.isatty()
     last = ""
@@ -83,15 +86,15 @@ def write(vocabulary, prompt, new, tokens, stop) -> int:
             count += 1
             show(vocabulary.spell(id))
         show(b"", final=True)
-    finally:  # also before the line that tells of Ctrl-C
+    finally:  # also before the line that reports Ctrl-C
         if not last.endswith("\n"):
             print(flush=True)
     return count
 
 
 def read_prompt(text: str | None, file: Path | None) -> bytes:
-    """The prompt as it was given on the command line, in a file or, for "-" and where there is
-    neither, on stdin unless that is a terminal. Raises UserError if the file cannot be read."""
+    """The prompt from the command line, from a file or, for "-" and without either, from stdin
+    unless that is a terminal. Raises UserError if the file cannot be read."""
     if text == "-" or file == Path("-") or (text is None and file is None):
         asked = text or file
         return read_some(sys.stdin.buffer) if asked or not sys.stdin.isatty() else b""
@@ -105,7 +108,7 @@ def read_prompt(text: str | None, file: Path | None) -> bytes:
 
 
 def read_some(stream: BinaryIO) -> bytes:
-    """All of a stream; UserError if that is more than MOST_BYTES, as of /dev/urandom."""
+    """The whole stream; UserError if it is longer than MOST_BYTES, as /dev/urandom is."""
     prompt = stream.read(MOST_BYTES + 1)
     if len(prompt) > MOST_BYTES:
         raise UserError(f"the prompt is longer than {MOST_BYTES:,} bytes; give a shorter one")
@@ -113,7 +116,7 @@ def read_some(stream: BinaryIO) -> bytes:
 
 
 def note(line: str) -> None:
-    """Tells what is not part of the text."""
+    """Prints a remark, which is not part of the text."""
     print(visible(line), file=sys.stderr, flush=True)
 
 
@@ -124,8 +127,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("run", type=Path, help="folder of a run, or the path of its checkpoint.pt")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT",
-                        help="what to continue (default: stdin if it is no terminal, else nothing; "
-                        "nothing begins a document); - is stdin")
+                        help="what to continue (default: stdin if it is not a terminal, else "
+                        "nothing; nothing begins a document); - is stdin")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE",
                         help="the same from a file, as it is; - is stdin")
     add("--tokens", type=positive, default=256, metavar="N", help="new tokens (default: 256)")
@@ -136,7 +139,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--seed", type=natural, default=0, metavar="N", help="of the draws (default: 0)")
     add("--num-samples", type=positive, default=1, metavar="N", help="texts to write (default: 1)")
     add("--no-stop", dest="stop", action="store_false",
-        help="go on where a document ends; the next one begins on a line of its own")
+        help="continue after the end of a document; the next one begins on a new line")
     return parser.parse_args(argv)
 
 

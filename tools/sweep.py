@@ -46,12 +46,12 @@ def main() -> int:
         raise UserError(str(stopped), stopped.status)
     losses = [min(entry.final_losses, default=math.nan) for entry in comparison.entries]
     if not math.isfinite(losses[0]):
-        raise UserError("the manifest's own run has no loss to compare with")
+        raise UserError("the run with the tiny scale's own values has no loss to compare with")
     best = min((loss, number) for number, loss in enumerate(losses) if math.isfinite(loss))[1]
     if best:
-        print(f"better than the manifest: {comparison.entries[best].label}")
+        print(f"better than the tiny scale's values: {comparison.entries[best].label}")
         return 1
-    print("no change is better than the manifest")
+    print("no change is better than the tiny scale's values")
     return 0
 
 

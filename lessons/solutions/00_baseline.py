@@ -7,7 +7,7 @@ import torch
 
 from speedrun.history.manifest import load_manifest
 from speedrun.run.data import BUILTIN, make_builtin, patterns
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 # ---- 00.1: FLOPs per token of the larger model "d24" ----
 

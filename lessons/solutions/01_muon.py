@@ -3,7 +3,7 @@
 import torch
 
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 m01 = load_snapshot(load_manifest().get("01").script)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from speedrun.history.manifest import load_manifest
 from speedrun.run.data import BUILTIN, make_builtin
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 m01 = load_snapshot(load_manifest().get("01").script)
 m02 = load_snapshot(load_manifest().get("02").script)

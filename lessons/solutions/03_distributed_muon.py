@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 m03 = load_snapshot(load_manifest().get("03").script)
 

@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 TILE = 128
 

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 # ---- 1: tiles of 64 x 256 for 768 rows ----
 

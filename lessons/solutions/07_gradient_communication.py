@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 # ---- 1: bytes that a rank sends ----
 

@@ -1,11 +1,34 @@
-"""The library the commands in tools/ share; each module has one duty and imports fast."""
+"""The library behind the commands in tools/, and the environment that they run in: if Python is
+too old or a requirement is missing, a command continues in the .venv that make fills."""
 
+import os
 import sys
-
-from speedrun.base.venv import enter_venv, install_command
+from importlib.util import find_spec
 
 LEAST_PYTHON = (3, 11)
-if sys.version_info < LEAST_PYTHON:  # before what an older one cannot import
+ROOT = os.path.abspath(os.path.join(__file__, *[".."] * 3))  # old Pythons read this file, too
+VENV = os.path.join(ROOT, ".venv")
+NEEDED = ("torch", "numpy", "rich")
+
+
+def enter_venv(is_old: bool = False) -> None:
+    """Restarts this command in the repository's .venv, if that exists and this Python is too old
+    or a requirement is missing; else returns. Not under -S, which excludes all packages."""
+    python = os.path.join(VENV, "bin", "python")
+    if (os.access(python, os.X_OK) and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
+            and not sys.flags.no_site
+            and (is_old or any(find_spec(name) is None for name in NEEDED))):
+        sys.stdout.flush()
+        os.execv(python, [python, *sys.argv])
+
+
+def install_command() -> str:
+    """The command that installs an environment with all requirements."""
+    folder = "" if os.getcwd() == ROOT else f"-C {os.path.relpath(ROOT)} "
+    return f"make {folder}-B .venv/installed"
+
+
+if sys.version_info < LEAST_PYTHON:  # before the imports that an older one cannot parse
     enter_venv(is_old=True)
     sys.exit("error: this is Python {}.{}; 3.11 or newer is needed: {}".format(
         *sys.version_info[:2], install_command()))

@@ -1,4 +1,4 @@
-"""What the commands have in common: arguments, and errors in one line."""
+"""Shared by the commands: types of arguments, and errors in one line."""
 
 import argparse
 import errno
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from speedrun import enter_venv, install_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
-from speedrun.base.venv import enter_venv, install_command
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong command line with one line."""
+    """Reports a wrong command line in one line."""
 
     def error(self, message):
         self.exit(2, f"error: {visible(message)}; see --help\n")
@@ -53,9 +53,9 @@ def folder(text: str) -> Path:
 def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     """Ends the process with the exit code of `main`; an error of the user's becomes one line.
 
-    Those are UserError (with its own exit code), OSError, a package that is not installed, and
-    `errors`. A reader that has gone, as in `... | head`, ends it silently. A Python that lacks a
-    requirement gives way to the repository's .venv, if there is one.
+    Those are UserError (with its own exit code), OSError, a missing package, and `errors`. A closed
+    stdout, as in `... | head`, ends it silently. A Python that lacks a requirement is replaced by
+    the repository's .venv, if there is one.
     """
     status, message = 1, None
     _open_closed_streams()
@@ -70,6 +70,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
         status, message = 130, "interrupted"
     except ModuleNotFoundError as error:
         message = f"{error.name} is not installed here: {install_command()}"
+        if error.name in sys.stdlib_module_names:  # resource, for example
+            message = f"{sys.platform} has no Python module {error.name}; use Linux, macOS or WSL"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
         if getattr(error, "errno", 0) == errno.ENOSPC and not error.filename:  # mostly a temporary
@@ -81,8 +83,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
 
 
 def _open_closed_streams():
-    """Opens the null device as stdin, stdout and stderr where they are closed (`>&-`): the next
-    file to be opened would take their place."""
+    """Opens the null device as stdin, stdout and stderr if they are closed (`>&-`): the next file
+    that is opened would take their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -90,7 +92,7 @@ def _open_closed_streams():
 
 
 def _check_folder():
-    """Raises UserError if the current folder was removed: libraries fail there in riddles."""
+    """Raises UserError if the current folder was removed, as libraries fail obscurely there."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Errors that are told to the user in one line."""
+"""Errors that are reported to the user in one line."""
 
 
 class UserError(Exception):
-    """Something that the user can mend: the text is one line for them, `status` the exit code."""
+    """An error that the user can fix: the text is one line for them, `status` the exit code."""
 
     def __init__(self, text: str, status: int = 1):
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Where the repository is; files that are written whole or not at all, JSON that may be missing."""
+"""The repository's folder; files written whole or not at all; JSON that may be missing."""
 
 import json
 import os
@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
-    """Gives the file its new content at one go, under permissions `mode` if that is not None.
+    """Gives the file its new content in one step, with permissions `mode` if that is not None.
 
     Raises UserError, one line, if that is impossible; the file is then as it was.
     """
@@ -28,12 +28,12 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
-        with suppress(OSError):  # a read-only disk does not even remove what is not there
+        with suppress(OSError):  # a read-only disk refuses even if there is no such file
             temporary.unlink()
 
 
 def check_output(option: str, file: Path, suffix: str = "") -> None:
-    """Raises UserError, one line, where `replace_file` should not write: the name does not end in
+    """Raises UserError, one line, if `replace_file` should not write: the name does not end in
     `suffix`, its folder is missing, or it is a link, a folder or a device.
 
     option: names the file in the message, for example "--png".
@@ -49,7 +49,7 @@ def check_output(option: str, file: Path, suffix: str = "") -> None:
 
 
 def read_json(file: Path) -> object:
-    """What a JSON file holds, or None where there is none that can be read."""
+    """The content of a JSON file, or None if it cannot be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

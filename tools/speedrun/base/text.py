@@ -8,17 +8,17 @@ UNKNOWN = "—"  # not recorded, or not a single figure
 
 
 def visible(text: str) -> str:
-    """The text with each character that could steer a terminal or has no glyph as a picture of it,
-    one for one, so that columns stay; line ends and tabs stay."""
-    def picture(c):
+    """The text with each character that could control a terminal or has no glyph replaced by one
+    symbol, so that columns stay; line ends and tabs stay."""
+    def symbol(c):
         return chr(0x2400 + ord(c)) if ord(c) < 32 else "\N{REPLACEMENT CHARACTER}"
 
-    return "".join(c if c.isprintable() or c in "\n\t" else picture(c) for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else symbol(c) for c in text)
 
 
 def short(path: Path) -> str:
-    """The path relative to the current folder where it lies below it, else absolute; as it is where
-    the current folder was deleted."""
+    """The path relative to the current folder if it is below it, else absolute; unchanged if the
+    current folder was deleted."""
     try:
         here = Path.cwd()
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def short(path: Path) -> str:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Return record numbers as text: 22, 23, 24, 30 become "#22–#24, #30"."""
+    """Record numbers as text: 22, 23, 24, 30 become "#22–#24, #30"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -39,6 +39,6 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> str:
-    """Return a Markdown table; the columns named in `right` are aligned to the right."""
+    """A Markdown table; the columns named in `right` are aligned to the right."""
     rule = ["---:" if name in right else "---" for name in head]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])

@@ -15,9 +15,8 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.check.hints import LEVELS, hint_of, next_level, print_hint
-from speedrun.check.outcome import Outcome
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
-from speedrun.check.screen import Screen
+from speedrun.check.screen import Outcome, Screen
 from speedrun.history.manifest import Milestone, load_manifest
 
 POLL_S = 0.3

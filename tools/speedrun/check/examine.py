@@ -12,8 +12,9 @@ import torch
 
 from speedrun.check import kept, trace
 from speedrun.check.differences import Difference, alike, differences
-from speedrun.check.guide import slips_of
-from speedrun.check.outcome import Outcome
+from speedrun.check.hints import slips_of
+from speedrun.check.screen import Outcome
+from speedrun.check.trace_runs import RUN
 from speedrun.check.transplant import Mixture, Verdict, judge
 from speedrun.check.values import odd_values
 from speedrun.check.worker import BROKEN_SHARDS, Task, run, write_shards
@@ -56,7 +57,7 @@ class Examination:
     def _find_wanted(self):
         script = self.write(self.text)
         found = self._run([script], ("contract", "updates"))[0]
-        shown = torch.load(found["updates"].folder / trace.RUN, weights_only=True)
+        shown = torch.load(found["updates"].folder / RUN, weights_only=True)
         self._choose_options(found["contract"].observations, shown)
         found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
         return dict(run=shown, seen={job: task.observations for job, task in found.items()},
@@ -221,7 +222,7 @@ def _judged(examination, mixture, jobs):
         return [seen and (located(seen[0], origin), *seen[1:])
                 for seen, (_, origin) in zip(found, mixed, strict=True)]
 
-    part = "your blocks that differ, each alone in the milestone's script"
+    part = "your differing blocks, each by itself in the milestone's script"
     names = examination.wanted["contract"]["names"][1]
     outcomes = [Outcome(name, f"{name}{names[name]}, which tools call by this name",
                         "no such name in the script", part=part)
@@ -231,7 +232,7 @@ def _judged(examination, mixture, jobs):
             outcomes += [Outcome(name, part=part) for name in verdict.names]
             continue
         if len(verdict.names) > 1:
-            words = "Only together they show this: each of them alone fits, or stops the script."
+            words = "Only together do they show this: each by itself fits, or stops the script."
         else:
             words = examination.diagnose(mixture, verdict)
         title = f"{' and '.join(verdict.names)} ({', '.join(map(mixture.span, verdict.names))})"

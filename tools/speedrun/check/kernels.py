@@ -1,6 +1,8 @@
-"""Runs kernels in Triton's language without Triton: as Python, program by program, on a CPU's
-tensors."""
+"""What a GPU's kernels compute, on a CPU's tensors: kernels in Triton's language run as Python, and
+PyTorch's kernels for attention take dense masks.
+"""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -148,3 +150,46 @@ def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
         next_power_of_2=lambda n: 2 ** math.ceil(math.log2(n)),
         Config=lambda kwargs, *_, **__: SimpleNamespace(kwargs=kwargs))
     return {"triton": top, "triton.language": language}
+
+
+def as_compiled(mask):
+    """A block mask whose rule knows which tiles are listed, how many are, and whether one is listed
+    twice: without compilation FlexAttention applies the rule to all pairs."""
+    def listed(counts, columns):
+        N = columns.size(-1)
+        some = torch.where(torch.arange(N) < counts[..., None], columns, N).long()
+        return torch.zeros(*columns.shape[:-1], N + 1, dtype=torch.bool).scatter(-1, some, True)
+
+    partial = listed(mask.kv_num_blocks, mask.kv_indices)
+    full = torch.zeros_like(partial)
+    if mask.full_kv_num_blocks is not None:
+        full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    B, H, *_ = partial.shape
+    rows, cols = mask.BLOCK_SIZE
+
+    def rule(b, h, q, k):
+        tile = b % B, h % H, q // rows, k // cols
+        return partial[tile] & mask.mask_mod(b, h, q, k) | full[tile]
+
+    seen = copy.copy(mask)
+    seen.mask_mod = rule
+    return seen, int((partial | full)[..., :-1].sum()), bool((partial & full)[..., :-1].any())
+
+
+def varlen_attn(q, k, v, starts, starts_k, longest, longest_k, *, scale=None,
+                 window_size=(-1, -1)):
+    """What torch's varlen_attn computes, from a dense mask. Left out is what the kernel would not
+    read: what is longer than said, or comes after the last start."""
+    if starts.dtype != torch.int32 or starts_k.dtype != torch.int32:
+        raise RuntimeError("cumulative sequence lengths must be int32")
+    t = torch.arange(len(q), dtype=torch.int32)
+    number = torch.searchsorted(starts, t, right=True)  # of the document
+    number_k = torch.searchsorted(starts_k, t, right=True)
+    position = t - starts[number - 1]
+    back = t[:, None] - t
+    left, right = (len(q) if size < 0 else size for size in window_size)
+    seen = (number[:, None] == number_k) & (back <= left) & (back >= -right)
+    y = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=seen, scale=scale).transpose(0, 1)
+    read = (number < len(starts)) & (position < min(longest, longest_k))
+    return y.where(read[:, None, None], 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import visible
-from speedrun.check.outcome import Outcome
+from speedrun.check.screen import Outcome
 from speedrun.history.manifest import Milestone, slug_in
 
 FILE = ".progress.json"
@@ -55,7 +55,7 @@ class Standing:
 
 
 class Progress:
-    """The standing of each milestone, {slug: Standing}, started anew (and a note says so) where the
+    """The standing of each milestone, {slug: Standing}, started over (and a note says so) where the
     file holds something else. Without a file (None) nothing is kept.
 
     Raises UserError, one line, for a file that is keyed by ids, as it was once.
@@ -69,12 +69,12 @@ class Progress:
             kept = json.loads(text)
             if old := [name for name in kept if slug_in(name) is None]:
                 raise UserError(f"{file} names milestones by ids such as {old[0]}, which may mean"
-                                " another one now; delete it, and progress starts anew")
+                                " another one now; delete it, and progress starts over")
             self.standings = {slug_in(name): Standing(**raw) for name, raw in kept.items()}
         except FileNotFoundError:
             pass
         except (ValueError, TypeError, AttributeError):
-            print(f"note: {file.name} could not be read; progress starts anew", file=sys.stderr)
+            print(f"note: {file.name} could not be read; progress starts over", file=sys.stderr)
 
     def of(self, milestone: Milestone) -> Standing:
         """The standing of a milestone, an empty one if there is none yet."""

@@ -3,40 +3,31 @@
 Nothing here knows a milestone; what takes long or cannot be seen from outside is replaced.
 """
 
-import copy
 import dataclasses
 import functools
 import gc
-import importlib
 import os
-import sys
 import threading
 import time
 import zlib
 from collections import Counter, defaultdict
-from contextlib import contextmanager, nullcontext, suppress
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.attention import flex_attention
-from torch.optim import optimizer as optim
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from speedrun.check.kernels import modules
+from speedrun.check.kernels import as_compiled, varlen_attn
+from speedrun.compat import (
+    TorchDispatchMode,
+    arguments_of,
+    is_in_backward,
+    tree_leaves,
+    tree_map_only,
+)
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor",
-               "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
-               "reduce_scatter_single", "all_to_all_single", "all_to_all", "reduce", "gather",
-               "scatter", "send", "recv", "isend", "irecv")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 LATE = 12  # calls of the model, after which used batches are gone
-CLOCKS = ("perf_counter", "time", "monotonic", "process_time")
 # Every process group of this process. Nothing may free one: the destructor of a gloo group waits,
 # with Python's lock, for a thread that may be waiting for that lock (pytorch issue 56297).
 GROUPS = []
@@ -62,12 +53,20 @@ def draw(name, like, number=0):
 def fill(model, scale=1.0):
     """Gives every weight of a model values that follow from its name; none is zero. scale: that of
     the matrices."""
-    for name, tensor in model.state_dict().items():
+    for name, tensor in sorted(model.state_dict().items()):  # tied ones have one value in any order
         if tensor.is_floating_point():
             centre, spread = 0.6, 0.3
             if tensor.ndim > 1:
                 centre, spread = 0.0, scale * 1.2 / tensor.shape[-1] ** 0.5
             tensor.copy_(centre + spread * draw(name, tensor.float()))
+
+
+def parameters_of(model):
+    """{name: parameter} of a model; a tied one has the first of its names by the alphabet."""
+    names = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(param, []).append(name)
+    return {min(some): param for param, some in names.items()}
 
 
 def dtype_name(dtype):
@@ -200,7 +199,7 @@ class Spy:
     def call(self, function, net, *args, **kwargs):
         """The model is called."""
         if self.initial is None:
-            self.initial = {n: p.detach().clone() for n, p in net.named_parameters()}
+            self.initial = {n: p.detach().clone() for n, p in parameters_of(net).items()}
             if self.stop:
                 raise Enough
         training = torch.is_grad_enabled()
@@ -283,7 +282,7 @@ class Spy:
         mask = kwargs.get("block_mask")
         self.masks.append("no block mask")
         if isinstance(mask, flex_attention.BlockMask):
-            kwargs["block_mask"], self.tiles, twice = _as_compiled(mask)
+            kwargs["block_mask"], self.tiles, twice = as_compiled(mask)
             rows, columns = mask.BLOCK_SIZE
             self.masks[-1] = (f"{mask.shape[0]}, tiles of {rows} by {columns}"
                               f"{', and some are listed twice' * twice}")
@@ -297,7 +296,7 @@ class Spy:
     def attend_to_packs(self, function, *args, **kwargs):
         """varlen_attn is called, which does not work on a CPU."""
         self.packs = True
-        return _varlen_attn(*args, **kwargs)
+        return varlen_attn(*args, **kwargs)
 
     def activate(self, function, implementation):
         """A FlashAttention is activated, whose package is not here."""
@@ -311,7 +310,7 @@ class Spy:
             size = largest.numel() * largest.element_size()
             what = "optimizers" if self.depth else "gradients and losses"
             self.sent[what, dtype_name(largest.dtype)] += size
-            if torch._C._current_graph_task_id() >= 0:  # autograd is at work
+            if is_in_backward():
                 self.sent_in_backward += size
         self.messages += self.depth > 0
         handle = function(*args, **kwargs)
@@ -348,8 +347,8 @@ class Spy:
 
     def weights(self, optimizer):
         """[(name, weight)] of what an optimizer moves."""
-        names = {id(p): name for net in self.models for name, p in net.named_parameters()}
-        return [(names.get(id(p), "a tensor that is no parameter of the model"), p)
+        names = {id(p): name for net in self.models for name, p in parameters_of(net).items()}
+        return [(names.get(id(p), "a tensor that is not a parameter of the model"), p)
                 for group in optimizer.param_groups for p in group["params"]]
 
     def before_step(self, optimizer):
@@ -377,16 +376,27 @@ class Spy:
                 self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
 
     def states(self):
-        """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)]."""
-        ranks = int(os.environ.get("WORLD_SIZE", 1))
-        return [(name, value) for optimizer in self.steps for name, p in self.weights(optimizer)
-                for value in optimizer.state.get(p, {}).values()
-                if isinstance(value, torch.Tensor) and value.numel() * ranks >= p.numel() > 8]
+        """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)].
+
+        What one weight keeps for all of its group has the first of their names by the alphabet.
+        """
+        ranks, found = int(os.environ.get("WORLD_SIZE", 1)), []
+        for optimizer in self.steps:
+            names = {id(p): name for name, p in self.weights(optimizer)}
+            for group in optimizer.param_groups:
+                params = group["params"]
+                kept = [p for p in params if optimizer.state.get(p)]
+                for p in kept:
+                    name = names[id(p)] if len(kept) > 1 else min(names[id(q)] for q in params)
+                    found += [(name, value) for value in optimizer.state[p].values()
+                              if isinstance(value, torch.Tensor)
+                              and value.numel() * ranks >= p.numel() > 8]
+        return found
 
 
 def _eight_bits(a, b, func, args, kwargs):
     """A scaled product in words: dtypes, how it sums, and what a GPU would not take."""
-    names = (argument.name for argument in func._schema.arguments)
+    names = (argument.name for argument in arguments_of(func))
     fast = {**dict(zip(names, args, strict=False)), **kwargs}.get("use_fast_accum", False)
     taken = a.stride(1) == 1 and b.stride(0) == 1
     return (f"{' and '.join(sorted(map(dtype_name, (a.dtype, b.dtype))))}{', summed fast' * fast}"
@@ -397,133 +407,3 @@ def _kind(value):
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)} tensor of {value.ndim} dimensions"
     return type(value).__name__
-
-
-def _as_compiled(mask):
-    """A block mask whose rule knows which tiles are listed, how many are, and whether one is listed
-    twice: without compilation FlexAttention applies the rule to all pairs."""
-    def listed(counts, columns):
-        N = columns.size(-1)
-        some = torch.where(torch.arange(N) < counts[..., None], columns, N).long()
-        return torch.zeros(*columns.shape[:-1], N + 1, dtype=torch.bool).scatter(-1, some, True)
-
-    partial = listed(mask.kv_num_blocks, mask.kv_indices)
-    full = torch.zeros_like(partial)
-    if mask.full_kv_num_blocks is not None:
-        full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
-    B, H, *_ = partial.shape
-    rows, cols = mask.BLOCK_SIZE
-
-    def rule(b, h, q, k):
-        tile = b % B, h % H, q // rows, k // cols
-        return partial[tile] & mask.mask_mod(b, h, q, k) | full[tile]
-
-    seen = copy.copy(mask)
-    seen.mask_mod = rule
-    return seen, int((partial | full)[..., :-1].sum()), bool((partial & full)[..., :-1].any())
-
-
-def _varlen_attn(q, k, v, starts, starts_k, longest, longest_k, *, scale=None,
-                 window_size=(-1, -1)):
-    """What torch's varlen_attn computes, from a dense mask. Left out is what the kernel would not
-    read: what is longer than said, or comes after the last start."""
-    if starts.dtype != torch.int32 or starts_k.dtype != torch.int32:
-        raise RuntimeError("cumulative sequence lengths must be int32")
-    t = torch.arange(len(q), dtype=torch.int32)
-    number = torch.searchsorted(starts, t, right=True)  # of the document
-    number_k = torch.searchsorted(starts_k, t, right=True)
-    position = t - starts[number - 1]
-    back = t[:, None] - t
-    left, right = (len(q) if size < 0 else size for size in window_size)
-    seen = (number[:, None] == number_k) & (back <= left) & (back >= -right)
-    y = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=seen, scale=scale).transpose(0, 1)
-    read = (number < len(starts)) & (position < min(longest, longest_k))
-    return y.where(read[:, None, None], 0)
-
-
-def told(function, method):
-    """The function, each call of which goes through a method of the current spy."""
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        return getattr(Spy.current, method)(function, *args, **kwargs)
-
-    return call
-
-
-def tell(owner, name, method):
-    """Replaces a function of a module or class by the one that is told."""
-    setattr(owner, name, told(getattr(owner, name), method))
-
-
-@functools.cache
-def watch(module):
-    """Lets spies see what a script's model and validate do."""
-    tell(module.GPT, "__init__", "make")
-    tell(module.GPT, "forward", "call")
-    if callable(getattr(module, "validate", None)):
-        tell(module, "validate", "validate")
-
-
-def stand_ins():
-    """Replaces what would take long or cannot be seen from outside: torch.compile compiles nothing,
-    and clocks are the spy's."""
-    Spy()
-    for clock in CLOCKS:
-        setattr(time, clock, lambda: Spy.current.now)
-        setattr(time, f"{clock}_ns", lambda: int(Spy.current.now * 1e9))
-    optim.register_optimizer_step_pre_hook(lambda o, *_: Spy.current.before_step(o))
-    optim.register_optimizer_step_post_hook(lambda o, *_: Spy.current.after_step(o))
-    torch.compile = _compile
-    threading.setprofile(lambda *event: Spy.current.saw_thread(*event))
-    tell(threading.Thread, "start", "start")
-    tell(torch, "save", "save")
-    sys.addaudithook(lambda *event: Spy.current.saw_event(*event))
-    tell(torch.nn.functional, "rms_norm", "norm")
-    tell(flex_attention, "flex_attention", "attend")
-    with suppress(ImportError, AttributeError):  # an older torch lacks them
-        tell(importlib.import_module("torch.nn.attention.varlen"), "varlen_attn", "attend_to_packs")
-        tell(torch.nn.attention, "activate_flash_attention_impl", "activate")
-    tell(torch.nn.parallel.DistributedDataParallel, "__init__", "distribute")
-    tell(dist, "init_process_group", "meet")
-    for name in COLLECTIVES:
-        tell(dist, name, "send")
-
-
-def _compile(model=None, *, disable=False, **options):
-    if model is None:
-        return functools.partial(_compile, disable=disable)
-    if disable:
-        return model
-    if isinstance(model, torch.nn.Module):
-        return OptimizedModule(model, lambda function: told(function, "call_compiled"))
-    return told(model, "call_compiled")
-
-
-@contextmanager
-def triton():
-    """Puts something in the place of Triton, which a CPU has no use for and may lack: what a script
-    imports meanwhile has kernels that run, and the current spy sees each launch."""
-    made = modules(lambda same: Spy.current.launch(same))
-    for module in made.values():
-        module.__spec__ = ModuleSpec(module.__name__, None)
-    with mock.patch.dict(sys.modules, made):
-        yield
-
-
-def run(module, values, folder, spy, meter=False):
-    """Runs main in the folder; returns the lines of its log below the script's own text."""
-    args = arguments(module, {**values, "log_dir": str(folder)})
-    watch(module)
-    try:
-        with spy.meter if meter else nullcontext(), suppress(Enough):
-            module.main(args)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    log = Path(folder, "log.txt")
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    own = Path(module.__file__).read_text(encoding="utf-8")
-    lacks = "" if text.startswith(own) else "the script's own text is missing\n"
-    text = (lacks + text.removeprefix(own)).replace(str(folder), "LOG_DIR")
-    return text.replace(str(Path(args.train_files).parent), "SHARDS").splitlines()

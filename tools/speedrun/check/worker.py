@@ -22,15 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speedrun.check import spy, trace
-from speedrun.run.failure import ending, last_words
-from speedrun.scripts.load import load_snapshot
+from speedrun.check import launch, trace
+from speedrun.run.failure import describe_exit, error_line
+from speedrun.scripts.find import load_snapshot
 
 FORK = multiprocessing.get_context("fork")
 torch.set_num_threads(1)  # here too: differences are looked for between the forks
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
 PATIENCE_S = 3  # for ranks that another has left alone
 POLL_S = 0.01
+ENDING = {signal.SIGINT, signal.SIGTERM}
 GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by itself
 
 
@@ -38,7 +39,7 @@ GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by
 # the names of the files begin.
 BROKEN_SHARDS = {
     "a shard that is cut short": {"train_files": "cut"},
-    "a file that is no shard": {"train_files": "magic"},
+    "a file that is not a shard": {"train_files": "magic"},
     "a token beyond the vocabulary": {"train_files": "beyond"},
     "a shard with too few tokens": {"val_files": "short"},
     "a shard with no target for a step's end": {"train_files": "exact"},
@@ -89,11 +90,15 @@ class Task:
         self.started = time.monotonic()
         self.end = self.started + self.limit + GRACE_S
         gc.freeze()
-        for rank in range(self.world):
-            process = FORK.Process(target=_work, args=(self, rank))
-            process.start()
-            os.setpgid(process.pid, process.pid)  # with all that it starts, out of Ctrl-C's reach
-            self.ranks.append(process)
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until `stop` knows the processes
+        try:
+            for rank in range(self.world):
+                process = FORK.Process(target=_work, args=(self, rank))
+                process.start()
+                os.setpgid(process.pid, process.pid)  # with all it starts, out of Ctrl-C's reach
+                self.ranks.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def ended(self) -> bool:
         """Whether it has ended, if need be by force; it has its observations then."""
@@ -134,7 +139,7 @@ class Task:
                 how = f"no end: still running after {self.limit:.0f} s"
                 errors.append((2, ["error", how, *self._place(output)]))
             else:
-                how, words = ending(code), last_words(output)[:200]
+                how, words = describe_exit(code), error_line(output)[:200]
                 how += f"; the last line that it wrote: {words}" if words else ""
                 errors.append((1, ["error", f"the process {how}", 0, ""]))
         if errors:
@@ -145,7 +150,7 @@ class Task:
         if len(states) > 1:
             keepers = Counter(part for state in states for part in state.items())
             own = sum(size for (_, size), ranks in keepers.items() if ranks == 1)
-            found["numbers of the optimizers' state that one rank alone keeps"] = [
+            found["numbers of the optimizers' state that only one rank keeps"] = [
                 "at least", own, 0.8]
             found["numbers of the optimizers' state on all ranks together"] = [
                 "at most", sum(sum(state.values()) for state in states), (1.15, 64)]
@@ -167,6 +172,7 @@ class Task:
 
 def _work(task, rank):
     """What a forked process does: the job, then its end."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     folder, world = task.folder, task.world
     os.chdir(folder)
     output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -193,7 +199,7 @@ def _observe(task, rank):
     note, shards = trace.Observations(), task.folder.parent / "shards"
     files = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
     try:
-        spy.stand_ins()
+        launch.stand_ins()
         task.job.function(load_snapshot(task.script), {**files, **task.values}, note, rank=rank,
                           folder=task.folder / "log", shards=shards, **task.options)
     except BaseException as error:  # the learner's script may do anything

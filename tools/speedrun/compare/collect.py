@@ -185,7 +185,7 @@ def _key(path, log):
     script = text.partition(f"{RULE}\n")[0] if RULE in text else ""
     compared = _compared(log.hyperparameters)
     if not script or not compared:
-        return path.resolve()  # a public log does not tell what it shares with another
+        return path.resolve()  # a public log does not say what it shares with others
     return script, json.dumps(compared, sort_keys=True)
 
 

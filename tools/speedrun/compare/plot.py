@@ -1,4 +1,5 @@
-"""Draws the curves of a comparison: loss over steps, over tokens and over seconds."""
+"""Pictures: a comparison's curves over steps, over tokens and over seconds; and what all pictures
+share, a form and a hash of their data in the file, by which a stale one is found."""
 
 import hashlib
 import io
@@ -8,11 +9,10 @@ from itertools import cycle
 from pathlib import Path
 
 from speedrun.base.files import replace_file
-from speedrun.compare.results import Comparison, Entry
-from speedrun.compare.stats import mean_curve
+from speedrun.compare.results import Comparison, Entry, mean_curve
 
 HASH_KEY = "Data-SHA256"  # the name of the PNG text chunk that holds data_hash
-# Okabe and Ito's colours, told apart by most eyes, and markers for a reader in grey.
+# Okabe and Ito's colours, which most eyes can distinguish, and markers for a reader in grey.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
 STYLES = [  # colour, marker and what fills it: the second round is hollow, the third grey, ...
     (color, marker, fill or color) for fill in (None, "white", "#bbbbbb")
@@ -34,55 +34,83 @@ def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-def data_hash(comparison: Comparison, official: dict[str, list]) -> str:
-    """The hexadecimal SHA-256 of all that the picture shows."""
-    shown = [[entry.label, curves_of(entry)] for entry in comparison.entries]
-    text = json.dumps([shown, comparison.target, official])
-    return hashlib.sha256(text.encode()).hexdigest()
+def shown_in(comparison: Comparison, official: dict[str, dict[str, list]]) -> list:
+    """All that the picture of a comparison shows, for `save`."""
+    curves = [[entry.label, curves_of(entry)] for entry in comparison.entries]
+    return [curves, comparison.target, official]
 
 
-def draw_comparison(
-    comparison: Comparison, path: Path, official: dict[str, list[tuple[int, float]]]
-) -> None:
-    """Writes a PNG: each run a thin line, the mean of an entry's a thick one.
+def draw_comparison(comparison: Comparison, official: dict[str, dict[str, list]]):
+    """Draws each run as a thin line, the mean of an entry's as a thick one; returns the figure.
 
-    official: label -> curve [(step, loss), ...] of an entry's record, drawn dashed over steps and
-    tokens. Axes of which nothing is known are left out. Raises UserError if the file cannot be
-    written.
+    official: label -> {name in AXES: curve} of an entry's record, drawn dashed. Axes of which
+    nothing is known are left out.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     curves = {entry: curves_of(entry) for entry in comparison.entries if entry.runs}
     names = [name for name in AXES if any(found[name] for found in curves.values())]
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(4 + 3 * len(names), 5), dpi=200, sharey=True, squeeze=False,
-        facecolor="white", layout="constrained",
-    )
-    for panel, name in zip(axes[0], names, strict=True):
+    figure, axes = new_figure((4 + 3 * len(names), 5), columns=len(names))
+    for panel, name in zip(axes, names, strict=True):
         for entry, style in zip(curves, cycle(STYLES)):
-            _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label), style)
+            _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label, {}),
+                        style)
         if comparison.target is not None:
             panel.axhline(comparison.target, color="0.6", linewidth=0.8, zorder=0)
-        panel.grid(color="0.92", linewidth=0.8)
-        panel.set(xlabel=AXES[name], axisbelow=True)
-        panel.spines[["top", "right"]].set_visible(False)
-    first = axes[0][0]
+        panel.set(xlabel=AXES[name])
+    first = axes[0]
     first.set(ylabel="validation loss, nats per token", ylim=_limits(comparison, curves, official))
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3,
                   frameon=False, fontsize="small")
-    shown = data_hash(comparison, official)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={HASH_KEY: shown, "Software": None})
-    replace_file(path, picture.getvalue())
-    plt.close(figure)
+    return figure
+
+
+def new_figure(size: tuple[float, float], columns: int = 1, font: int = 11):
+    """A matplotlib figure of a size in inches, 200 pixels each, and its panels in a row, which
+    share their vertical axis; font: the size of its text in points."""
+    import matplotlib  # takes a second: only when there is something to draw
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"font.size": font, "font.family": "DejaVu Sans"})
+    figure = Figure(size, dpi=200, facecolor="white", layout="constrained")
+    panels = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+    for panel in panels:
+        panel.grid(color="0.92", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def save(figure, path: Path, shown: object, grey: bool = False) -> None:
+    """Writes a figure as a PNG that holds the hash of the data `shown`; grey: without colours,
+    which takes a third of the bytes. Raises UserError if the file cannot be written."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    drawn, content, texts = io.BytesIO(), io.BytesIO(), PngInfo()
+    figure.savefig(drawn, format="png")
+    texts.add_text(HASH_KEY, data_hash(shown))
+    picture = Image.open(drawn).convert("L" if grey else "RGB")
+    picture.save(content, format="PNG", optimize=True, pnginfo=texts)
+    replace_file(path, content.getvalue())
+
+
+def data_hash(shown: object) -> str:
+    """The hexadecimal SHA-256 of data that JSON can hold."""
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+
+
+def stored_hash(path: Path) -> str | None:
+    """The hash in the PNG file at `path`, or None if it has none or is not a whole PNG."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.text.get(HASH_KEY)
+    except (OSError, SyntaxError, AttributeError):  # missing, cut off, of another kind
+        return None
 
 
 def _draw_entry(panel, name, entry, curves, record, style):
-    """Draws the curves of an entry's runs over AXES[name], and that of its record or None."""
+    """Draws the curves of an entry's runs over AXES[name], and that of its record."""
     color, marker, face = style
     for curve in curves if len(curves) > 1 else []:
         panel.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.5)
@@ -92,15 +120,15 @@ def _draw_entry(panel, name, entry, curves, record, style):
         panel.plot(*zip(*mean, strict=True), color=color, linewidth=1.6, marker=marker,
                    markersize=4, markerfacecolor=face, markevery=max(1, len(mean) // 10),
                    label=entry.label)
-    if record and name != "seconds":
-        scale = entry.tokens_per_step / 1e6 if name == "tokens" else 1
-        panel.plot(*zip(*[(step * scale, loss) for step, loss in record], strict=True),
-                   color=color, linestyle="--", linewidth=1.2, label=f"{entry.label}, official")
+    if name in record:
+        panel.plot(*zip(*record[name], strict=True), color=color, linestyle="--", linewidth=1.2,
+                   label=f"{entry.label}, official")
 
 
 def _limits(comparison, entries, official):
     """Loss limits that leave out the steep first part, which would flatten all the rest."""
-    curves = [run.val_curve for entry in entries for run in entry.runs] + list(official.values())
+    curves = [run.val_curve for entry in entries for run in entry.runs]
+    curves += [record["steps"] for record in official.values()]
     curves = [[loss for _, loss in curve if math.isfinite(loss)] for curve in curves]
     losses = [loss for curve in curves for loss in curve]
     if not losses:

@@ -1,17 +1,20 @@
-"""What several runs of several scripts achieved, in a form that a file can keep."""
+"""What several runs of several scripts achieved: their curves, and the figures made of them."""
 
 import json
 import math
 import statistics
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from speedrun.compare.stats import crossing, mean_curve, p_value
 from speedrun.run.log import RunLog
 from speedrun.scripts.sizes import BYTE_VOCABULARIES
 
 RECORD_TARGET = 3.28  # nats per token on FineWeb's validation tokens
 OWN_TARGET = "the final loss of"
+
+Curve = Sequence[tuple[float, float]]  # (x, loss) with rising x: steps, tokens or seconds
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Run:
 
 @dataclass(eq=False)  # so that it may be a key
 class Entry:
-    """Runs that differ in their seed alone, and a line for each that failed.
+    """Runs that differ only in their seed, and a line for each that failed.
 
     milestone: its slug; code: hash of the script's code; options: the hyperparameters that were
     passed on; flops_per_token: of a training step; peak_flops: of one of the world_size devices,
@@ -62,7 +65,7 @@ class Entry:
 
 @dataclass
 class Comparison:
-    """Entries and the loss that all of them are to reach; `target_is` says where it comes from.
+    """Entries and the loss that all of them should reach; `target_is` says why this one.
 
     command: what was typed; data_fingerprint: of the embedded corpus, where that was trained on;
     mixed: whether runs were trained on different corpora, or on known beside unknown ones.
@@ -80,7 +83,7 @@ class Comparison:
         return json.dumps(asdict(self)) + "\n"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Score:
     """The figures of an entry; what is not known, or not reached, is None.
 
@@ -92,19 +95,19 @@ class Score:
     label: str
     runs: int
     failed: int
-    steps: int | None = None
-    tokens: int | None = None
-    tokens_to_target: float | None = None
-    val_loss: float | None = None
-    val_step: int | None = None
-    val_loss_sd: float | None = None
-    p_value: float | None = None
-    step_avg_ms: float | None = None
-    step_avg_range: tuple[float, float] | None = None
-    tokens_per_s: float | None = None
-    mfu: float | None = None
-    peak_memory_mib: int | None = None
-    seconds_to_target: float | None = None
+    steps: int | None
+    tokens: int | None
+    tokens_to_target: float | None
+    val_loss: float | None
+    val_step: int | None
+    val_loss_sd: float | None
+    p_value: float | None
+    step_avg_ms: float | None
+    step_avg_range: tuple[float, float] | None
+    tokens_per_s: float | None
+    mfu: float | None
+    peak_memory_mib: int | None
+    seconds_to_target: float | None
     speed_up: float | None = None
 
 
@@ -126,8 +129,8 @@ def run_from_log(path: Path, log: RunLog) -> Run:
 
 
 def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
-    """The loss to reach and where it comes from: 3.28 on GPT-2 tokens, on bytes what the first
-    entry ends at (None if that is no finite number). Logs that do not tell their vocabulary are
+    """The loss to reach, and the reason for it: 3.28 on GPT-2 tokens, on bytes what the first
+    entry ends at (None if that is no finite number). Logs without a vocabulary size are
     records."""
     if all(entry.vocab_size not in BYTE_VOCABULARIES for entry in entries):
         return RECORD_TARGET, "the records'"
@@ -140,43 +143,74 @@ def choose_target(entries: list[Entry]) -> tuple[float | None, str]:
 
 def scores(comparison: Comparison) -> list[Score]:
     """The figures of every entry, in order."""
-    made = [_score(entry, comparison) if entry.runs else Score(entry.label, 0, len(entry.failures))
-            for entry in comparison.entries]
-    first = made[0].seconds_to_target
-    return [replace(row, speed_up=first / row.seconds_to_target)
-            if first and row.seconds_to_target else row for row in made]
+    made = [_score(entry, comparison) for entry in comparison.entries]
+    for row in made:
+        if made[0].seconds_to_target and row.seconds_to_target:
+            row.speed_up = made[0].seconds_to_target / row.seconds_to_target
+    return made
 
 
 def _score(entry, comparison):
-    """The Score of an entry with runs, but for its speed-up."""
-    target, batch = comparison.target, entry.tokens_per_step
-    steps = max(run.steps for run in entry.runs)
-    losses = entry.final_losses
-    val_step = max((run.val_curve[-1][0] for run in entry.runs if run.val_curve), default=steps)
+    """The Score of an entry, but for its speed-up."""
+    target, batch, runs, losses = (
+        comparison.target, entry.tokens_per_step, entry.runs, entry.final_losses)
+    steps = max((run.steps for run in runs), default=None)
+    val_step = max((run.val_curve[-1][0] for run in runs if run.val_curve), default=steps)
     finite = [loss for loss in losses if math.isfinite(loss)]
     reached = None if target is None else crossing(entry.curve, target)
-    clock = dict(mean_curve([run.seconds for run in entry.runs]))
+    clock = dict(mean_curve([run.seconds for run in runs]))
     over_seconds = [(clock[step], loss) for step, loss in entry.curve if step in clock]
-    averages = [run.step_avg_ms for run in entry.runs if run.step_avg_ms]
+    averages = [run.step_avg_ms for run in runs if run.step_avg_ms]
     step_avg_ms = statistics.median(averages) if averages else None
     tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
     mfu = None
     if tokens_per_s and entry.flops_per_token and entry.peak_flops:
         mfu = entry.flops_per_token * tokens_per_s / (entry.peak_flops * entry.world_size)
-    # A target taken from the entries themselves is no fixed number to test against.
+    # A target taken from the entries themselves is not a fixed number to test against.
     is_fixed = target is not None and not comparison.target_is.startswith(OWN_TARGET)
     return Score(
-        label=entry.label, runs=len(entry.runs), failed=len(entry.failures), steps=steps,
-        tokens=steps * batch if batch else None,
+        label=entry.label, runs=len(runs), failed=len(entry.failures), steps=steps,
+        tokens=steps * batch if steps and batch else None,
         tokens_to_target=reached * batch if batch and reached is not None else None,
         val_loss=statistics.fmean(losses) if losses else None,
-        val_step=val_step if val_step < steps else None,
+        val_step=val_step if val_step != steps else None,
         val_loss_sd=statistics.stdev(finite) if len(finite) > 1 else None,
         p_value=p_value(losses, target) if is_fixed else None,
         step_avg_ms=step_avg_ms,
         step_avg_range=(min(averages), max(averages)) if averages else None,
         tokens_per_s=tokens_per_s,
         mfu=mfu,
-        peak_memory_mib=max(run.peak_memory_mib or 0 for run in entry.runs) or None,
+        peak_memory_mib=max((run.peak_memory_mib or 0 for run in runs), default=0) or None,
         seconds_to_target=None if target is None else crossing(over_seconds, target),
     )
+
+
+def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """The mean of several curves at the x that all of them have."""
+    values = [dict(curve) for curve in curves]
+    common = set.intersection(*map(set, values)) if values else set()
+    return [(x, statistics.fmean(curve[x] for curve in values)) for x in sorted(common)]
+
+
+def crossing(curve: Curve, target: float) -> float | None:
+    """The first x at which the curve, straight between its points, is down at `target`; None if it
+    never is."""
+    if curve and curve[0][1] <= target:
+        return curve[0][0]
+    for (x, loss), (next_x, next_loss) in pairwise(curve):
+        if next_loss <= target:
+            return x + (next_x - x) * (loss - target) / (loss - next_loss)
+    return None
+
+
+def p_value(losses: Sequence[float], target: float) -> float | None:
+    """How likely runs at least as good as these are if the true mean loss were `target`.
+
+    A one-sided t-test over independent runs; a small value shows that the mean loss is below the
+    target. None for fewer than three runs, or where they do not differ at all.
+    """
+    if len(losses) < 3 or not all(map(math.isfinite, losses)) or len(set(losses)) == 1:
+        return None
+    from scipy.stats import ttest_1samp  # takes a second to import
+
+    return float(ttest_1samp(losses, target, alternative="less").pvalue)

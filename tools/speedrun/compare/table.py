@@ -42,7 +42,7 @@ def columns(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What the reader must know beside the table, a line each."""
+    """The remarks below the table, a line each."""
     table = scores(comparison)
     lines = []
     if comparison.target is not None:

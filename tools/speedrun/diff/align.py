@@ -1,4 +1,4 @@
-"""Lines two texts up: which lines stay, change, come and go, and which words change in a line."""
+"""Aligns two texts: which lines stay, change, are added or removed, and which words change."""
 
 import re
 from bisect import bisect
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the old text beside one of the new; mark is SAME, INDENTED (the indentation alone
+    """A line of the old text beside one of the new; mark is SAME, INDENTED (only the indentation
     changed), CHANGED (with marked words only if the lines are alike), REMOVED (`new` is None) or
     ADDED (`old` is None)."""
 
@@ -40,10 +40,10 @@ def align(old: Sequence[Line], new: Sequence[Line]) -> list[Row]:
     """The rows of two texts, in reading order.
 
     Lines that are equal, or equal but for the indentation, are the same line; then those that share
-    half of their words. What is left comes side by side as it stands.
+    half of their words. The rest is put side by side in its order.
     """
     a, b = ([line.text.lstrip() for line in lines] for lines in (old, new))
-    # Without a word a line says too little to tie two texts together: `)` stands anywhere.
+    # A line without a word, such as `)`, occurs anywhere, so it cannot anchor the alignment.
     matcher = SequenceMatcher(lambda text: not re.search(r"\w", text), a, b, autojunk=False)
     rows = []
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -86,6 +86,12 @@ def counts(rows: Sequence[Row]) -> tuple[int, int, int]:
     return marks.count(ADDED) + changed, marks.count(REMOVED) + changed, marks.count(INDENTED)
 
 
+def folded_line(rows: Sequence[Row]) -> str:
+    """The note that replaces lines that are not shown, all of them with the same mark."""
+    fate = "re-indented" if rows[0].mark == INDENTED else "the same"
+    return f"{FOLDED} {len(rows)} lines {fate}"
+
+
 def _kept(old, new):
     """The row of lines that are equal but for the indentation."""
     return Row(SAME if old.text == new.text else INDENTED, old, new)
@@ -120,7 +126,7 @@ def _beside(old, new):
 
 def _changed(old, new):
     """The row of a changed line, with the words in it that changed."""
-    if old.text.lstrip() == new.text.lstrip():  # `)` and the like, which tie no texts together
+    if old.text.lstrip() == new.text.lstrip():  # `)` and the like, which anchor nothing
         return _kept(old, new)
     a, b = (list(WORD.finditer(line.text)) for line in (old, new))
     matcher = SequenceMatcher(None, [x[0] for x in a], [x[0] for x in b], autojunk=False)

@@ -1,12 +1,11 @@
-"""Compares two scripts block by block, by their structure and not by their lines alone."""
+"""Compares two scripts block by block, by their structure and not only by their lines."""
 
 from dataclasses import dataclass
 from textwrap import shorten
 
 from speedrun.base.errors import UserError
 from speedrun.diff.align import Line, Row, align, counts
-from speedrun.diff.match import match, methods
-from speedrun.diff.nature import CODE, FORMATTING, nature
+from speedrun.diff.structure import CODE, FORMATTING, classify, match, methods
 from speedrun.history.blocks import UNCOUNTED, Block, split_blocks
 from speedrun.history.schema import nearest
 
@@ -17,7 +16,7 @@ LONGEST_REASON = 100  # characters; a file may repeat dozens of names
 class Change:
     """A block that differs. old or new is None if it was added or removed.
 
-    words: what happened to it beside changed lines ("moved", "comments only");
+    words: what happened to it apart from changed lines ("moved", "comments only");
     rows: its lines, in reading order, empty if none of them is worth a look.
     """
 
@@ -26,6 +25,21 @@ class Change:
     new: Block | None
     words: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def fate(self) -> str:
+        """What happened to the block: in words, then the numbers of lines added and removed."""
+        added, removed, indented = counts(self.rows)
+        lines = [f"+{added}"] * bool(added) + [f"-{removed}"] * bool(removed)
+        parts = [*self.words, " ".join(lines)]
+        parts += [f"{indented} lines re-indented"] * bool(indented)
+        return ", ".join(filter(None, parts)) or "lines without text"
+
+    @property
+    def place(self) -> str:
+        """The line where the block begins, in both files if that differs."""
+        lines = [block.line for block in (self.old, self.new) if block]
+        return "line " + " → ".join(map(str, dict.fromkeys(lines)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Difference:
 
 def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new")) -> Difference:
     """The Difference of two texts; `names` are what its `refused` calls them."""
-    blocks = []
+    blocks, sources = [], (old.split("\n"), new.split("\n"))
     for name, text in zip(names, (old, new), strict=True):
         try:
             blocks.append(split_blocks(text))
@@ -80,14 +94,14 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
         if a and b and a.text == b.text and not moved:
             unchanged.append(b.name)
         else:
-            changes.append(_change(a, b, moved, (old.split("\n"), new.split("\n"))))
+            changes.append(_change(a, b, moved, sources))
     return Difference(tuple(changes), tuple(unchanged))
 
 
 def _as_text(old, new, reason):
     a, b = (Block("all lines", text.removesuffix("\n"), 1) for text in (old, new))
-    rows = align(_lines(a, old.split("\n")), _lines(b, new.split("\n")))
-    changes = [Change(a.name, a, b, (), tuple(rows))] if old != new else []
+    rows = _rows(a, b, (old.split("\n"), new.split("\n")))
+    changes = [Change(a.name, a, b, (), rows)] if old != new else []
     return Difference(tuple(changes), refused=reason)
 
 
@@ -100,21 +114,24 @@ def _change(old, new, moved, sources):
         parts = match(methods(old), methods(new))
         if reordered := [b.name for _, b, moved in parts if moved]:
             words.append(f"methods reordered: {', '.join(reordered)}")
-        natures = set()
+        kinds = set()
         for a, b, _ in parts:
-            natures |= nature(a.text, b.text) if a and b else {CODE}
-        if natures and CODE not in natures:
-            words.append(f"{' and '.join(sorted(natures - {FORMATTING} or natures))} only")
-        if natures <= {FORMATTING}:
+            kinds |= classify(a.text, b.text) if a and b else {CODE}
+        if kinds and CODE not in kinds:
+            words.append(f"{' and '.join(sorted(kinds - {FORMATTING} or kinds))} only")
+        if kinds <= {FORMATTING}:
             parts = []  # there is nothing to see
-    rows = []
-    for a, b, _ in parts:
-        rows += align(_lines(a, sources[0]), _lines(b, sources[1]))
+    rows = [row for a, b, _ in parts for row in _rows(a, b, sources)]
     return Change((new or old).name, old, new, tuple(words), tuple(rows))
 
 
+def _rows(old, new, sources):
+    """The rows of two blocks, of which one may be None."""
+    return tuple(align(*map(_lines, (old, new), sources)))
+
+
 def _lines(block, source):
-    """The Lines of a block; between those of the imports others may stand in the file."""
+    """The Lines of a block; other lines of the file may come between those of its imports."""
     lines, number = [], block.line - 1 if block else 0
     for text in block.text.split("\n") if block else []:
         number = source.index(text, number) + 1

@@ -1,25 +1,26 @@
-"""What is known of the two sides of a diff beside their text: figures and hyperparameters."""
+"""What a diff shows beside the changed lines: ideas, figures, hyperparameters, a summary."""
 
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.base.text import UNKNOWN, short
+from speedrun.base.text import UNKNOWN, short, visible
+from speedrun.diff.difference import Difference
 from speedrun.history.blocks import merge_names
-from speedrun.history.fields import default_hyperparameters, written_defaults
+from speedrun.history.fields import read_fields
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.scripts.find import locate
 from speedrun.scripts.sizes import training_tokens, whole
 
-# What there is to tell in figures, and how it is written.
+# The figures that a diff shows, and their formats.
 FIGURES = {"minutes": "g", "steps": ",", "tokens": ",", "val loss": ".4f", "parameters": ","}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two files: what to call it, where it lies, its text, the milestone that it is (or
-    None), and the defaults of its hyperparameters, {name: (as written, value or None)}."""
+    """One of the two files: its name, path and text, the milestone that it is (or None), and the
+    defaults of its hyperparameters, {name: (as written, value or None)}."""
 
     name: str
     path: Path
@@ -28,7 +29,7 @@ class Side:
     hyperparameters: dict[str, tuple[str, object]]
 
     def figures(self) -> dict[str, str]:
-        """Figures as text: what the hyperparameters tell, and a milestone's official ones."""
+        """Figures as text: those that follow from the hyperparameters, and official ones."""
         m, values = self.milestone, {name: v for name, (_, v) in self.hyperparameters.items()}
         known = {
             "minutes": m and m.minutes, "steps": whole(values.get("train_steps")),
@@ -43,7 +44,7 @@ def read_side(target: str) -> Side:
     """The Side for a milestone, `train`, or the path of any Python file.
 
     Raises UserError, ManifestError, OSError or ValueError, one line, if there is no such file or it
-    is no text.
+    is not a text.
     """
     path, milestone = locate(target, load_manifest())
     try:
@@ -52,7 +53,7 @@ def read_side(target: str) -> Side:
     except (UnicodeDecodeError, SyntaxError) as error:
         raise UserError(f"{path} is not a text that can be read: {error}") from None
     name = milestone.name if milestone else target if target == "train" else short(path)
-    return Side(name, path, text, milestone, _hyperparameters(path, text))
+    return Side(name, path, text, milestone, _hyperparameters(path))
 
 
 def parent_of(target: str) -> str:
@@ -73,16 +74,16 @@ def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
             for name in FIGURES if name in before or name in after]
 
 
-def moved(old: Side, new: Side) -> dict[str, list[tuple[str, str | None, str | None]]]:
+def changed_values(old: Side, new: Side) -> dict[str, list[tuple[str, str | None, str | None]]]:
     """(name, old, new) of what differs, by its title: the figures that both sides have, and the
-    hyperparameters. A title of nothing is left out."""
+    hyperparameters. Empty titles are left out."""
     figures = [row for row in all_figures(old, new) if UNKNOWN not in row and row[1] != row[2]]
     title = "official figures" if old.milestone and new.milestone else "figures"
-    found = {title: figures, "hyperparameters": moved_hyperparameters(old, new)}
+    found = {title: figures, "hyperparameters": changed_hyperparameters(old, new)}
     return {title: rows for title, rows in found.items() if rows}
 
 
-def moved_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None, str | None]]:
+def changed_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None, str | None]]:
     """(name, old default, new default) of those that differ, as the files write them; None for a
     side without it. 524_288 and 512 * 1024 do not differ. Empty if a side has none at all."""
     before, after = old.hyperparameters, new.hyperparameters
@@ -95,10 +96,10 @@ def moved_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None, s
     return found
 
 
-def told_by(old: Side, new: Side) -> list[tuple[str, Milestone]]:
-    """The milestones whose ideas lie between the two, in reading order, each behind its title: from
-    below `old` down to `new`, or the other way, which undoes them, where one descends from the
-    other; else `new` alone; none if that is no milestone."""
+def ideas_between(old: Side, new: Side) -> list[tuple[str, Milestone]]:
+    """The milestones whose ideas lead from one side to the other, in reading order, each behind its
+    title. If one side descends from the other: all between them, undone where `old` is the
+    descendant. Else only `new`; none if that is not a milestone."""
     older, younger = ([] if side.milestone is None else load_manifest().lineage(side.milestone)
                       for side in (old, new))  # the youngest first
     if younger and younger[0] in older:
@@ -111,9 +112,26 @@ def told_by(old: Side, new: Side) -> list[tuple[str, Milestone]]:
     return [(f"{m.id} {m.title}.", m) for m in reversed(younger)]
 
 
-def _hyperparameters(path, text):
+def summary_line(old: Side, new: Side, comparison: Difference) -> str:
+    """How many blocks changed, were added, were removed and stayed, or why there are none."""
+    changes = comparison.changes
+    if not changes and old.text != new.text:
+        return "the blocks are the same; --full also shows blank lines between blocks"
+    if not changes and old.path.read_bytes() != new.path.read_bytes():
+        return "the same text, in another encoding or with other line endings"
+    if not changes:
+        return "no difference"
+    if comparison.refused:
+        return f"compared line by line: {visible(comparison.refused)}"
+    added = sum(change.old is None for change in changes)
+    removed = sum(change.new is None for change in changes)
+    parts = {"changed": len(changes) - added - removed, "added": added, "removed": removed,
+             "unchanged": len(comparison.unchanged)}
+    return "blocks: " + ", ".join(f"{count} {word}" for word, count in parts.items() if count)
+
+
+def _hyperparameters(path):
     try:
-        values, written = default_hyperparameters(path), written_defaults(text)
-    except (ValueError, RecursionError, MemoryError):  # no Python, as the comparison will tell
+        return {name: (f.written, f.default) for name, f in read_fields(path).items()}
+    except (ValueError, RecursionError, MemoryError):  # not Python, as the comparison will report
         return {}
-    return {name: (written[name], value) for name, value in values.items()}

@@ -1,12 +1,12 @@
 """Makes of a comparison one page of HTML that needs nothing else, no network either."""
 
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from string import Template
 
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
 from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
@@ -15,12 +15,11 @@ from speedrun.base.files import check_output
 from speedrun.base.text import number_ranges, visible
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import columns, notes
-from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, passages
-from speedrun.diff.difference import Difference
-from speedrun.diff.facts import Side, moved, told_by
-from speedrun.diff.words import folded_line, summary_line, what, where
+from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, folded_line, passages
+from speedrun.diff.difference import Change, Difference
+from speedrun.diff.facts import Side, changed_values, ideas_between, summary_line
 
-PAGE = Path(__file__).with_name("page.html")
+PAGE = "page.html"
 # Token types and the class of their colour in the page; the first that fits counts.
 COLOURS = [
     (Comment, "c"), (String, "s"), (Number, "m"), (Keyword, "k"), (Operator.Word, "k"),
@@ -44,67 +43,37 @@ def check_target(path: Path, sources: Iterable[Path]) -> None:
 def make_page(
     old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
-    """The text of the page; runs: of both scripts, if they are to stand in it."""
-    ideas, index, blocks = [], [], []
-    for title, m in told_by(old, new):
-        records = f' <span class="faint">{number_ranges(m.records)}</span>' if m.records else ""
-        ideas.append(f"<p><strong>{_text(title)}</strong> {_text(m.idea)}{records}</p>")
-    for i, change in enumerate(comparison.changes, start=1):
-        name, fate = _text(change.name), _text(what(change))
-        index.append(f'<li><a href="#b{i}">{name}</a> <span class="faint">{fate}</span></li>')
-        blocks.append(f'<section id="b{i}" tabindex="-1"><h2>{name}<span>{fate},'
-                      f" {_text(where(change))}</span></h2>{_rows(change)}\n</section>")
-    return Template(PAGE.read_text(encoding="utf-8")).substitute(
-        title=_text(f"{old.name} → {new.name}"),
-        ideas="\n".join(ideas),
-        moved="".join(_moved_table(title, rows) for title, rows in moved(old, new).items()),
-        timing=_timing(runs) if runs else "",
-        summary=_text(summary_line(old, new, comparison)),
-        index="\n".join(index),
-        blocks="\n".join(blocks),
-    )
+    """The text of the page; runs: of both scripts, if the page is to show them."""
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else visible(str(value)))
+    return pages.get_template(PAGE).render(
+        title=f"{old.name} → {new.name}", ideas=ideas_between(old, new),
+        values=changed_values(old, new), timing=columns(runs) if runs else {},
+        notes=notes(runs) if runs else (), summary=summary_line(old, new, comparison),
+        changes=comparison.changes, cells=_cells, number_ranges=number_ranges)
 
 
-def _moved_table(title, rows):
-    lines = []
-    for name, old, new in rows:
-        fate = "added" if old is None else "removed" if new is None else ""
-        sides = " → ".join(_text(side) for side in (old, new) if side is not None)
-        lines.append(f'<tr><th scope="row">{_text(name)}</th>'
-                     f'<td>{sides} <span class="faint">{fate}</span></td></tr>')
-    return f"<div><h2>{title.capitalize()}</h2><table>{''.join(lines)}</table></div>"
+def _cells(change: Change) -> Iterator[tuple[str, int, str, int | None, Markup | str]]:
+    """(classes, row, sign, line number, code) of each line of a block, as cells of a grid, the row
+    being theirs on a wide screen; without a number, the note on lines that are not shown.
 
-
-def _timing(runs):
-    lines = []
-    for head, cells in columns(runs).items():
-        figures = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-        lines.append(f'<tr><th scope="row">{_text(head)}</th>{figures}</tr>')
-    remarks = "".join(f'<p class="faint">{_text(note)}</p>' for note in notes(runs))
-    return f'<h2>Timing</h2><div class="wide"><table>{"".join(lines)}</table></div>{remarks}'
-
-
-def _rows(change):
-    """The lines of a block as cells of a grid, --r being their row on a wide screen.
-
-    Their order is that of a narrow one, which has one column: old lines, then new ones.
+    Their order is that of a narrow screen, which has one column: old lines, then new ones.
     """
     codes = [_coloured([line for row in change.rows if (line := getattr(row, side))])
              for side in ("old", "new")]
-    cells, place = [], 1
+    place = 1
     for kind, rows in passages(change.rows):
         if kind == FOLDED:
-            text = _text(folded_line(rows))
-            cells.append(f'<div class="gap" style="--r:{place}">{text}</div>')
+            yield "gap", place, "", None, folded_line(rows)
             place += 1
             continue
         for side, code, (look, sign) in zip("lr", codes, LOOKS[kind], strict=True):
             for i, row in enumerate(rows, start=place):
                 if line := (row.old if side == "l" else row.new):
-                    cells.append(f'<div class="{side} {look}" style="--r:{i}"><b>{line.number}</b>'
-                                 f"<i>{_text(sign)}</i><code>{code[line]}</code></div>")
+                    yield f"{side} {look}", i, sign, line.number, code[line]
         place += len(rows)
-    return f'\n<div class="rows">\n{chr(10).join(cells)}\n</div>' if cells else ""
 
 
 def _coloured(lines):
@@ -119,16 +88,14 @@ def _coloured(lines):
     for line in lines:
         marks = [any(a <= i < b for a, b in line.spans) for i in range(len(line.text))]
         letters = zip(line.text, marks, colours[start : start + len(line.text)], strict=True)
-        code = ""
-        for (marked, colour), group in groupby(letters, itemgetter(1, 2)):
-            inner = _text("".join(letter for letter, *_ in group))
-            if colour:
-                inner = f'<span class="{colour}">{inner}</span>'
-            code += f"<mark>{inner}</mark>" if marked else inner
-        coloured[line] = code.replace("</mark><mark>", "")
+        code = Markup()
+        for marked, words in groupby(letters, itemgetter(1)):
+            inner = Markup()
+            for colour, word in groupby(words, itemgetter(2)):
+                text = escape(visible("".join(letter for letter, *_ in word)))
+                span = Markup('<span class="{}">{}</span>') if colour else Markup("{1}")
+                inner += span.format(colour, text)
+            code += Markup("<mark>{}</mark>").format(inner) if marked else inner
+        coloured[line] = code
         start += len(line.text) + 1
     return coloured
-
-
-def _text(text):
-    return escape(visible(text))

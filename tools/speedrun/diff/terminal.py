@@ -9,10 +9,25 @@ from rich.console import Console
 from rich.text import Text
 
 from speedrun.base.text import number_ranges, visible
-from speedrun.diff.align import ADDED, CHANGED, FOLDED, INDENTED, REMOVED, SAME, passages
+from speedrun.diff.align import (
+    ADDED,
+    CHANGED,
+    FOLDED,
+    INDENTED,
+    REMOVED,
+    SAME,
+    folded_line,
+    passages,
+)
 from speedrun.diff.difference import Change, Difference
-from speedrun.diff.facts import Side, all_figures, moved, moved_hyperparameters, told_by
-from speedrun.diff.words import folded_line, summary_line, what, where
+from speedrun.diff.facts import (
+    Side,
+    all_figures,
+    changed_hyperparameters,
+    changed_values,
+    ideas_between,
+    summary_line,
+)
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: ""}
 FAINT = "dim"
@@ -32,11 +47,11 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
     """The two names, what lies between them, the figures and hyperparameters that moved, and how
     many blocks did."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
-    for title, m in told_by(old, new):
+    for title, m in ideas_between(old, new):
         records = f" Records: {number_ranges(m.records)}" if m.records else ""
         console.print(Text.assemble((f"\n{title} ", "bold"), m.idea, (records, FAINT)))
-    for title, rows in moved(old, new).items():
-        _print_moved(console, title, rows)
+    for title, rows in changed_values(old, new).items():
+        _print_values(console, title, rows)
     console.print(f"\n{summary_line(old, new, comparison)}")
 
 
@@ -48,10 +63,10 @@ def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -
         sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(
             *comparison.lines(counted_only=True))
         width = max((len(change.name) for change in comparison.changes), default=0)
-        sizes += [f"  {c.name:<{width}}  {what(c)}" for c in comparison.changes]
+        sizes += [f"  {c.name:<{width}}  {c.fate}" for c in comparison.changes]
     console.print(Text("\n" + "\n".join([summary_line(old, new, comparison), *sizes])))
-    _print_moved(console, "figures", all_figures(old, new))
-    _print_moved(console, "hyperparameters", moved_hyperparameters(old, new))
+    _print_values(console, "figures", all_figures(old, new))
+    _print_values(console, "hyperparameters", changed_hyperparameters(old, new))
 
 
 def print_changes(console: Console, comparison: Difference, in_columns: bool = False) -> None:
@@ -97,9 +112,9 @@ def print_unified(
 
 
 def _print_title(console, change):
-    """A block's name, what happened to it, and where it stands."""
-    fate = f"  {what(change)}  ({where(change)})"
-    console.print(Text.assemble(("\n── ", FAINT), (change.name, "bold cyan"), fate))
+    """A block's name, what happened to it, and its place."""
+    place = f"  {change.fate}  ({change.place})"
+    console.print(Text.assemble(("\n── ", FAINT), (change.name, "bold cyan"), place))
 
 
 def _styled(sign, line):
@@ -124,7 +139,7 @@ def _print_beside(console, signs, rows, width):
             console.print(whole)
 
 
-def _print_moved(console, title, rows):
+def _print_values(console, title, rows):
     """A small table: name, old → new."""
     if not rows:
         return

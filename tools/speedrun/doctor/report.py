@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from textwrap import shorten
 
 OK = "ok"
-ABSENT = "none"  # not here, and not needed for what this machine would run
+ABSENT = "none"  # not here, and not needed for the scale that this machine would run
 NOTE = "note"  # milestones run, but not as they could
 FIX = "fix"  # milestones do not run until this is repaired
 STYLES = {OK: "green", ABSENT: "dim", NOTE: "yellow", FIX: "bold red"}
@@ -42,7 +42,7 @@ class Report:
 
     @property
     def to_fix(self) -> list[str]:
-        """Names of the lines without whose repair milestones do not run."""
+        """Names of the lines that must be repaired before milestones run."""
         return [line.name for line in (*self.checks, *self.milestones) if line.status == FIX]
 
     @property
@@ -54,8 +54,8 @@ class Report:
 
     @property
     def brief(self) -> list[Finding]:
-        """The lines of what is here or to do, and for the milestones of each status one, which is
-        that of the first."""
+        """The checks without those that are ABSENT, and one line for the milestones of each
+        status, with the text of the first."""
         lines = [line for line in self.checks if line.status != ABSENT]
         for status in STYLES:
             if some := [line for line in self.milestones if line.status == status]:
@@ -96,9 +96,7 @@ def _print_rich(lines, verdict, style, stream):
     grid = Table.grid(Column(no_wrap=True), Column(no_wrap=True), Column(overflow="fold"),
                       padding=(0, 2, 0, 0))
     for line in lines:
-        text = Text(line.text)
-        if line.do:
-            text.append(f"\n→ {line.do}", style="cyan")
-        grid.add_row(Text(line.status, STYLES[line.status]), Text(line.name, "bold"), text)
-    console.print(grid)
-    console.print(Text(verdict, style))
+        do = (f"\n→ {line.do}", "cyan") if line.do else ""
+        grid.add_row(Text(line.status, STYLES[line.status]), Text(line.name, "bold"),
+                     Text.assemble(line.text, do))
+    console.print(grid, Text(verdict, style))

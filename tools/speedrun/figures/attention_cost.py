@@ -5,7 +5,7 @@ from types import ModuleType
 
 from speedrun.base.text import markdown
 from speedrun.history.manifest import Manifest
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 
 LENGTHS = (1024, 2048, 4096, 8192)  # tokens; a mask is counted pair by pair, so no longer ones
 WINDOW = 1024  # that of record #12

@@ -3,14 +3,11 @@
 Minutes are tokens times minutes per token, so the logarithms of both gains add up to that of all.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from speedrun.figures.records_plot import save_grey
+from speedrun.compare.plot import new_figure
 from speedrun.history.manifest import Manifest
 
 TICKS = (0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5)
@@ -60,27 +57,18 @@ def totals(found: Sequence[Gain]) -> tuple[float, float, float]:
             math.exp(sum(gain.whole for gain in found if gain.tokens is None)))
 
 
-def data_hash(manifest: Manifest) -> str:
-    """Return the hexadecimal SHA-256 of all that the picture shows."""
-    shown = [[value if isinstance(value, str | None) else round(value, 6) for value in gain]
-             for gain in gains(manifest)]  # rounded, for logarithms differ between machines
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+def shown_in(manifest: Manifest) -> list:
+    """Return all that the picture shows; rounded, because logarithms differ between machines."""
+    return [[value if isinstance(value, str | None) else round(value, 6) for value in gain]
+            for gain in gains(manifest)]
 
 
-def draw_causes(manifest: Manifest, path: Path) -> None:
-    """Write to `path` a PNG, 1600 pixels wide, of what every milestone gained."""
-    import matplotlib  # takes a second: only when there is something to draw
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
+def draw_causes(manifest: Manifest):
+    """Draw what every milestone gained; return the figure, 1600 pixels wide."""
     found = gains(manifest)
-    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.25 * len(found)), dpi=200, facecolor="white",
-                                layout="constrained")
+    figure, (axes,) = new_figure((8, 1.4 + 0.25 * len(found)))
     panel(axes, found)
-    save_grey(figure, path, data_hash(manifest))
-    plt.close(figure)
+    return figure
 
 
 def panel(axes, found: Sequence[Gain]) -> None:

@@ -12,9 +12,8 @@ from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.compare.collect import collect
-from speedrun.compare.plot import HASH_KEY, data_hash
-from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, scores
-from speedrun.compare.stats import crossing
+from speedrun.compare.plot import new_figure
+from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, crossing, scores
 from speedrun.compare.table import loss_text
 from speedrun.figures.tables import cell
 from speedrun.history.fields import default_hyperparameters
@@ -23,6 +22,7 @@ from speedrun.history.schema import Curve, build
 from speedrun.scripts.find import code_hash, find_script
 
 SEEDS = 3
+FEW = f"fewer than {SEEDS} runs"
 SAME = 1.5e-4  # between losses of two logs that are equal but for their last digit
 MAY_DIFFER = {"val_loss_every": 20}  # from the tiny scale's: the curves are drawn
 
@@ -47,51 +47,55 @@ class TinyRun:
 
 
 def load_ladder(path: Path, manifest: Manifest) -> Comparison:
-    """The Comparison of the runs in the file, in the manifest's order; those of milestones that are
-    not there any more are left out. Where a systems step's runs have its parent's losses, the
-    parent's stand for the seeds that are missing, without a clock.
+    """The Comparison of the runs in the file, in the manifest's order, without those of milestones
+    that no longer exist. Where a systems step's runs have its parent's losses, the parent's fill in
+    for missing seeds, without a clock.
 
     Raises OSError or ValueError, in one line.
     """
-    runs, by_slug = [], {}
-    for number, line in enumerate(_read(path), start=1):
-        where = f"{Path(path).name}: line {number}: "
-        try:
-            runs.append(build(where, TinyRun, json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}{error}") from None
-        by_slug.setdefault(runs[-1].milestone, []).append(runs[-1])
-    by_id = {}
-    for milestone in manifest.milestones:
-        if milestone.slug in by_slug:
-            entry = by_id[milestone.id] = _entry(milestone, by_slug[milestone.slug])
-            entry.runs += _runs_of_parent(milestone, entry, by_id.get(milestone.parent))
-    entries = list(by_id.values())
-    first = entries[0] if entries else None
-    return Comparison(
-        entries, first and first.curve[-1][1], f"{OWN_TARGET} {first and first.label}",
-        data_fingerprint=runs[0].corpus if runs else None,
-        mixed=len({run.corpus for run in runs}) > 1)
+    return _compare(_read(Path(path)), manifest)
 
 
 def _read(path):
-    return Path(path).read_text(encoding="utf-8").splitlines()
+    """{slug: its TinyRuns}."""
+    runs = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        where = f"{path.name}: line {number}: "
+        try:
+            run = build(where, TinyRun, json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}{error}") from None
+        runs.setdefault(run.milestone, []).append(run)
+    return runs
+
+
+def _compare(runs, manifest):
+    """The Comparison of {slug: TinyRuns}, see load_ladder."""
+    entries = {}
+    for m in manifest.milestones:
+        if m.slug in runs:
+            entries[m.id] = entry = _entry(m, runs[m.slug])
+            if m.kind == "systems" and m.parent in entries:
+                entry.runs += _borrowed(entry.runs, entries[m.parent].runs)
+    first = next(iter(entries.values()), None)
+    corpora = {run.corpus for some in runs.values() for run in some}
+    return Comparison(
+        [*entries.values()], first and first.curve[-1][1], f"{OWN_TARGET} {first and first.label}",
+        data_fingerprint=min(corpora, default=None), mixed=len(corpora) > 1)
 
 
 def _entry(milestone, runs):
-    codes = {run.code for run in runs}
+    codes, first = {run.code for run in runs}, runs[0]
     return Entry(
-        milestone.name, milestone.slug, codes.pop() if len(codes) == 1 else None, runs[0].options,
-        runs[0].options.get("vocab_size"), runs[0].tokens_per_step, device=runs[0].device,
+        milestone.name, milestone.slug, codes.pop() if len(codes) == 1 else None, first.options,
+        first.options.get("vocab_size"), first.tokens_per_step, device=first.device,
         runs=[Run("", run.steps, list(run.val_curve), list(run.seconds), run.seed, run.step_avg_ms)
               for run in runs])
 
 
-def _runs_of_parent(milestone, entry, parent):
-    """The parent's runs of other seeds, for a systems step that has its losses."""
-    if milestone.kind != "systems" or parent is None:
-        return []
-    own, others = ({run.seed: run for run in some.runs} for some in (entry, parent))
+def _borrowed(runs, parents):
+    """The parent's runs of other seeds, if those of the same seeds have the same losses."""
+    own, others = ({run.seed: run for run in some} for some in (runs, parents))
     if not all(seed in others and _same(run.val_curve, others[seed].val_curve)
                for seed, run in own.items()):
         return []
@@ -109,29 +113,25 @@ def run_stale(path: Path, manifest: Manifest, stream: TextIO) -> None:
     """Makes the runs that are missing or stale, and keeps those of each milestone as soon as they
     are whole. A systems step is run once where its losses are its parent's. Raises as `collect`,
     Stopped for a signal, and UserError for a run that fails."""
-    lines = {m.slug: [] for m in manifest.milestones}
-    for line in _read(path) if path.exists() else []:
-        lines.setdefault(json.loads(line)["milestone"], []).append(line)
-    ladder = load_ladder(path, manifest) if path.exists() else Comparison([], None, "")
+    runs = _read(path) if path.exists() else {}
     for milestone in manifest.milestones:
-        if not (fault := _fault(milestone, ladder, manifest)):
+        if not (fault := _fault(milestone, _compare(runs, manifest), manifest)):
             continue
         print(f"running {milestone.id}: {fault}", file=stream, flush=True)
-        kept = [] if _change(milestone, ladder, manifest) else lines[milestone.slug]
-        known = {json.loads(line)["seed"] for line in kept}
-        seeds = [seed for seed in range(SEEDS) if seed not in known]
-        first = 1 if milestone.kind == "systems" and not known else SEEDS
+        kept = runs.get(milestone.slug, []) if fault == FEW else []
+        seeds = [seed for seed in range(SEEDS) if seed not in {run.seed for run in kept}]
+        first = 1 if milestone.kind == "systems" and not kept else SEEDS
         for some in filter(None, (seeds[:first], seeds[first:])):
-            kept = lines[milestone.slug] = kept + _run(milestone, some, manifest, stream)
-            text = "".join(f"{line}\n" for m in manifest.milestones for line in lines[m.slug])
+            kept = runs[milestone.slug] = kept + _run(milestone, some, manifest, stream)
+            text = "".join(f"{json.dumps(asdict(run))}\n" for m in manifest.milestones
+                           for run in runs.get(m.slug, []))
             replace_file(path, text.encode())
-            ladder = load_ladder(path, manifest)
-            if not _fault(milestone, ladder, manifest):
+            if not _fault(milestone, _compare(runs, manifest), manifest):
                 break
 
 
 def _run(milestone, seeds, manifest, stream):
-    """Runs a milestone once per seed and returns the lines of the runs."""
+    """The TinyRuns of a milestone, one per seed, newly made."""
     made, stopped = collect(
         [milestone.slug], seeds, f"tiny-{milestone.slug}", stream,
         scale="tiny", settings=[f"{name}={value}" for name, value in MAY_DIFFER.items()])
@@ -145,43 +145,30 @@ def _run(milestone, seeds, manifest, stream):
                if name not in manifest.glossary.of_kind("files")}
     options = {name: value for name, value in options.items()
                if script.hyperparameters[name] != value}
-    return [json.dumps(asdict(TinyRun(
-        entry.milestone, entry.code, run.seed, made.data_fingerprint, entry.device,
-        entry.tokens_per_step, run.steps, run.step_avg_ms, options, run.val_curve, run.seconds)))
-        for run in entry.runs]
+    return [TinyRun(entry.milestone, entry.code, run.seed, made.data_fingerprint, entry.device,
+                    entry.tokens_per_step, run.steps, run.step_avg_ms, options, run.val_curve,
+                    run.seconds) for run in entry.runs]
 
 
 def stale_entries(ladder: Comparison, manifest: Manifest) -> list[str]:
     """A line for each milestone whose runs were of another code or other hyperparameters than
     today's. A missing run is not stale: the table shows how many there are."""
-    faults = {milestone.id: _change(milestone, ladder, manifest)
-              for milestone in manifest.milestones}
-    return [f"{id}: {fault}" for id, fault in faults.items() if fault]
+    faults = {m.id: _fault(m, ladder, manifest) for m in manifest.milestones}
+    return [f"{id}: {fault}" for id, fault in faults.items() if fault not in (None, FEW)]
 
 
 def _fault(milestone, ladder, manifest):
     """What is wrong with a milestone's runs, or None."""
-    entry = _entry_of(milestone, ladder)
-    few = entry is None or len(entry.runs) < SEEDS
-    return _change(milestone, ladder, manifest) or (f"fewer than {SEEDS} runs" if few else None)
-
-
-def _change(milestone, ladder, manifest):
-    """What has changed since a milestone's runs, or None."""
-    if (entry := _entry_of(milestone, ladder)) is None:
-        return None
-    own = default_hyperparameters(milestone.script)
-    wanted = {name: str(value) for name, value in manifest.overrides(milestone, "tiny").items()
-              if name not in MAY_DIFFER}
+    entry = next((e for e in ladder.entries if e.milestone == milestone.slug), None)
+    if entry is None:
+        return FEW
     if entry.code != code_hash(milestone.script):
         return "the script has changed since its runs"
-    if wanted != {name: str(entry.options.get(name, own[name])) for name in wanted}:
-        return "the tiny hyperparameters have changed since its runs"
-    return None
-
-
-def _entry_of(milestone, ladder):
-    return next((entry for entry in ladder.entries if entry.milestone == milestone.slug), None)
+    own = default_hyperparameters(milestone.script)
+    for name, value in manifest.overrides(milestone, "tiny").items():
+        if name not in MAY_DIFFER and str(value) != str(entry.options.get(name, own[name])):
+            return "the tiny hyperparameters have changed since its runs"
+    return FEW if len(entry.runs) < SEEDS else None
 
 
 def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
@@ -190,8 +177,8 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
     rows, lines = {}, []
     for entry, row in zip(ladder.entries, scores(ladder), strict=True):
         milestone = manifest.get(entry.milestone)
-        above = (rows.get(m.id) for m in manifest.lineage(milestone)[1:])
-        parent = next(filter(None, above), None)  # the nearest that has runs
+        ancestors = (rows.get(m.id) for m in manifest.lineage(milestone)[1:])
+        parent = next(filter(None, ancestors), None)  # the nearest that has runs
         rows[milestone.id] = row
         step = parent and parent.val_loss and crossing(entry.curve, parent.val_loss)
         lines.append([
@@ -219,19 +206,9 @@ def _against(parent, row, kind):
     return f"{change:+.1%}" + ("" if change < 0 else ": not fewer at this scale")
 
 
-def draw_ladder(ladder: Comparison, path: Path) -> None:
-    """Writes a PNG: the final loss of every run, and of each milestone the mean.
-
-    Raises OSError if the file cannot be written.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 12, "font.family": "DejaVu Sans"})
-    figure, panel = plt.subplots(figsize=(10, 4.5), dpi=160, facecolor="white",
-                                 layout="constrained")
+def draw_ladder(ladder: Comparison):
+    """Draws the final loss of every run, and each milestone's mean; returns the figure."""
+    figure, (panel,) = new_figure((8, 3.6), font=10)
     for place, entry in enumerate(ladder.entries):
         losses = entry.final_losses
         panel.plot([place] * len(losses), losses, "o", color="0.6", markersize=4)
@@ -239,9 +216,6 @@ def draw_ladder(ladder: Comparison, path: Path) -> None:
             panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
     ids = [entry.label.partition("_")[0] for entry in ladder.entries]
     panel.set_xticks(range(len(ids)), ids, rotation=90)
-    panel.set(ylabel="final validation loss", xlabel="milestone", axisbelow=True)
+    panel.set(ylabel="final validation loss", xlabel="milestone")
     panel.margins(x=0.01)
-    panel.grid(color="0.92", linewidth=0.8)
-    panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={HASH_KEY: data_hash(ladder, {}), "Software": None})
-    plt.close(figure)
+    return figure

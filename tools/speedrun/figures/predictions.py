@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 from speedrun.base.files import replace_file
@@ -11,10 +12,8 @@ from speedrun.figures.tables import cell
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
-from speedrun.predict.prediction import observe
-from speedrun.predict.roofline import FITTED_ON, step_ms
-from speedrun.run.fit_batch import MARGIN
-from speedrun.run.predicted import SIZES, largest_predicted
+from speedrun.predict.runs import observe
+from speedrun.run.fit_batch import MARGIN, SIZES, largest_predicted
 from speedrun.scripts.find import Script, code_hash, find_script
 from speedrun.scripts.sizes import length_names
 
@@ -46,13 +45,10 @@ def write_predictions(path: Path, predictions: Mapping[str, StoredPrediction]) -
 
 
 def make_prediction(milestone: Milestone) -> StoredPrediction:
-    """Predicts a milestone's memory and step anew, compiled; takes minutes. Raises as `observe`."""
+    """Predicts a milestone's memory again, compiled; takes minutes. Raises as `observe`."""
     script = find_script(milestone.id)
     record = observe(script, CARD, WORLD_SIZE, {}, compiled=True)
-    least, most = step_ms(record, CARD, WORLD_SIZE)
-    return StoredPrediction(
-        code_hash(milestone.script), record.peak, round(least, 1), round(most, 1),
-        **memory_alone(script))
+    return StoredPrediction(code_hash(milestone.script), record.peak, **memory_alone(script))
 
 
 def memory_alone(script: Script) -> dict[str, float]:
@@ -93,40 +89,29 @@ def _fault(milestone, stored):
 
 
 def official_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
-    """A Markdown table: predicted peak memory and time of a step beside the record's own."""
-    head = ["milestone", "peak, predicted", "official", "error", "step, predicted", "official", ""]
+    """A Markdown table: predicted peak memory beside the record's own."""
+    head = ["milestone", "peak, predicted", "official", "error"]
     rows = []
     for m in manifest.milestones:
-        official = cell(m.peak_memory_mib, "{:,d} MiB"), cell(m.step_avg_ms, "{:.1f} ms")
+        official = cell(m.peak_memory_mib, "{:,d} MiB")
         if m.slug not in stored:
-            rows.append([m.name, "not predicted", official[0], UNKNOWN,
-                         "not predicted", official[1], UNKNOWN])
+            rows.append([m.name, "not predicted", official, UNKNOWN])
             continue
-        p = stored[m.slug]
-        error = m.peak_memory_mib and p.peak / MIB / m.peak_memory_mib - 1
-        rows.append([
-            m.name, f"{p.peak / MIB:,.0f} MiB", official[0], cell(error, "{:+.0%}"),
-            f"{p.least_ms:.0f} to {p.most_ms:.0f} ms", official[1], _verdict(m, p),
-        ])
-    return markdown(head, rows, right=head[1:6])
-
-
-def _verdict(milestone, prediction):
-    """Whether the official step lies in the range, and whether it could fail to."""
-    if milestone.step_avg_ms is None:
-        return UNKNOWN
-    inside = prediction.least_ms <= milestone.step_avg_ms <= prediction.most_ms
-    fitted = ", fitted on it" if set(FITTED_ON) & {*milestone.records} else ""
-    return f"{'in' if inside else 'out'}{fitted}"
+        peak = stored[m.slug].peak / MIB
+        error = m.peak_memory_mib and peak / m.peak_memory_mib - 1
+        rows.append([m.name, f"{peak:,.0f} MiB", official, cell(error, "{:+.0%}")])
+    return markdown(head, rows, right=head[1:])
 
 
 def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
-    """A Markdown table: the largest micro batch of one GPU by its memory."""
-    rows = []
-    for m in (m for m in manifest.milestones if m.slug in stored):
+    """A Markdown table: the largest micro-batch of one GPU by its memory; predicted neighbours that
+    have the same share a row."""
+    def largest(m):
         own = find_script(m.id).hyperparameters
         rooms = (MARGIN * gib * 2**30 for gib in SIZES)
-        rows.append([m.id, *(str(largest_predicted(stored[m.slug], own, 1, room) or "none")
-                             for room in rooms)])
-    head = ["milestone", *(f"{gib} GB" for gib in SIZES)]
-    return markdown(head, rows, right=head[1:])
+        return [str(largest_predicted(stored[m.slug], own, 1, room) or "none") for room in rooms]
+
+    predicted = (m for m in manifest.milestones if m.slug in stored)
+    head = ["milestones", *(f"{gib} GB" for gib in SIZES)]
+    return markdown(head, [[", ".join(m.id for m in alike), *sizes]
+                           for sizes, alike in groupby(predicted, largest)], right=head[1:])

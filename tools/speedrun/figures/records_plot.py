@@ -1,32 +1,28 @@
-"""Draw the fall of the record time, and tell whether a committed picture still shows its data."""
+"""Draw the fall of the record time, with the milestones' names."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 from typing import NamedTuple
 
-from speedrun.compare.plot import HASH_KEY
+from speedrun.compare.plot import new_figure
 from speedrun.history.manifest import Manifest
 from speedrun.history.records import Record
 
-# Labels stand in columns beside the staircase: those of the records up to a day stand at another
-# day, from a time in minutes on upwards to the right of their points or downwards to their left.
+# Labels are in columns beside the staircase: those of the records up to a day are at another day,
+# from a time in minutes on upwards to the right of their points or downwards to their left.
 COLUMNS = (
     ("2025-06-30", "2025-02-10", 3.4, "right"),
     ("2025-10-31", "2025-11-12", 2.75, "right"),
     ("9999-12-31", "2025-11-01", 1.95, "left"),
 )
-LINE = 1.135  # from one label to the next, as a factor of the time: the axis is logarithmic
+LINE = 1.15  # from one label to the next, as a factor of the time: the axis is logarithmic
 
 
 class Mark(NamedTuple):
-    """A milestone in the picture: its point is the last of its records, its label beside it."""
+    """A milestone in the picture: its point is the last of its records; a station has a label."""
 
     id: str
-    text: str
-    is_station: bool
+    text: str  # "" for a step between two stations
     date: str
     minutes: float
     label_date: str
@@ -35,63 +31,49 @@ class Mark(NamedTuple):
 
 
 def marks(manifest: Manifest) -> list[Mark]:
-    """Return the milestones that have figures, with their labels placed, column by column.
+    """Return the milestones that have figures, with the stations' labels placed in columns.
 
     A column is filled from its end, so that no two labels overlap and their lines do not cross.
     """
-    told = [(m.record, m) for m in manifest.milestones if m.record]
+    shown = [(m.record, m) for m in manifest.milestones if m.record]
     found, after = [], ""
     for until, day, minutes, side in COLUMNS:
         upwards = side == "right"
-        column = [(r, m) for r, m in told if after < r.date <= until]
+        column = [(r, m) for r, m in shown if after < r.date <= until]
         if upwards:
             column.reverse()  # so that of one record's milestones the first is above
         for r, m in sorted(column, key=lambda pair: pair[0].minutes, reverse=not upwards):
+            if not m.is_station:
+                found.append(Mark(m.id, "", r.date, r.minutes, r.date, r.minutes, "above"))
+                continue
             place = (day, minutes, side)
             if upwards and r.minutes > minutes:
                 minutes = r.minutes
                 place = (r.date, minutes, "above")
             text = f"{m.id} {m.slug.replace('_', ' ')}"
-            found.append(Mark(m.id, text, m.is_station, r.date, r.minutes, *place))
+            found.append(Mark(m.id, text, r.date, r.minutes, *place))
             minutes *= LINE if upwards else 1 / LINE
         after = until
     return found
 
 
-def data_hash(records: Sequence[Record], manifest: Manifest) -> str:
-    """Return the hexadecimal SHA-256 of all that the picture shows."""
-    points = [(r.number, r.date, r.minutes) for r in records]
-    return hashlib.sha256(json.dumps([points, marks(manifest)]).encode()).hexdigest()
+def shown_in(records: Sequence[Record], manifest: Manifest) -> list:
+    """Return all that the picture shows."""
+    return [[(r.number, r.date, r.minutes) for r in records], marks(manifest)]
 
 
-def stored_hash(path: Path) -> str | None:
-    """Return the hash in the PNG file at `path`, or None if it has none or is no whole PNG."""
-    from PIL import Image  # when there is something to read
-
-    try:
-        with Image.open(path) as picture:
-            return picture.text.get(HASH_KEY)
-    except (OSError, SyntaxError, AttributeError):  # missing, cut off, of another kind
-        return None
-
-
-def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> None:
-    """Write to `path` a PNG, 1600 pixels wide, of the record time in minutes over the date."""
-    import matplotlib  # takes a second: only when there is something to draw
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def draw_records(records: Sequence[Record], manifest: Manifest):
+    """Draw the record time in minutes over the date; return the figure, 1600 pixels wide."""
     from matplotlib.dates import DateFormatter, MonthLocator
 
-    plt.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
-    figure, axes = plt.subplots(figsize=(8, 6), dpi=200, facecolor="white", layout="constrained")
+    figure, (axes,) = new_figure((8, 6))
     days = [date.fromisoformat(r.date) for r in records]
     minutes = [r.minutes for r in records]
     axes.step(days, minutes, where="post", color="0.75", linewidth=1.5, zorder=1)
     axes.scatter(days, minutes, s=10, color="0.6", zorder=2, label="a record")
     for mark in marks(manifest):
         _draw_mark(axes, mark)
-    for size, label in ((42, "a milestone"), (18, "a step between two")):
+    for size, label in ((42, "a station"), (18, "a step between two stations")):
         axes.scatter([], [], s=size, color="black", label=label)
     axes.annotate(f"{minutes[-1]:g} min", xy=(days[-1], minutes[-1]), xytext=(0, 9),
                   textcoords="offset points", ha="center", fontsize=9)
@@ -103,33 +85,17 @@ def draw_records(records: Sequence[Record], manifest: Manifest, path: Path) -> N
     axes.minorticks_off()
     axes.xaxis.set_major_locator(MonthLocator(bymonth=(1, 7)))
     axes.xaxis.set_major_formatter(DateFormatter("%b %Y"))
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper right", frameon=False)
-
-    save_grey(figure, path, data_hash(records, manifest))
-    plt.close(figure)
-
-
-def save_grey(figure, path: Path, digest: str) -> None:
-    """Write a matplotlib figure to `path` as a PNG in grey that holds the hash of its data."""
-    import numpy as np
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
-    figure.canvas.draw()
-    shown = PngInfo()
-    shown.add_text(HASH_KEY, digest)
-    grey = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("L")  # a third in size
-    grey.save(path, format="PNG", optimize=True, pnginfo=shown)
+    return figure
 
 
 def _draw_mark(axes, mark):
-    """Draw the point of a milestone and its label, with a line between where they are apart."""
+    """Draw a milestone's point and a station's label, with a line to a label further away."""
     point = (date.fromisoformat(mark.date), mark.minutes)
-    axes.scatter(*point, s=42 if mark.is_station else 18, color="black", linewidth=1, zorder=4)
-    text = dict(text=mark.text, xy=point, fontsize=9, color="black" if mark.is_station else "0.35")
+    axes.scatter(*point, s=42 if mark.text else 18, color="black", linewidth=1, zorder=4)
+    if not mark.text:
+        return
+    text = dict(text=mark.text, xy=point, fontsize=10)
     if mark.side == "above":
         axes.annotate(**text, xytext=(8, 3), textcoords="offset points")
         return

@@ -1,7 +1,7 @@
-"""Markdown tables made from the manifest, and the markers in a file between which they stand.
+"""Markdown tables made from the manifest, and the markers that enclose them in a file.
 
     <!-- begin milestones -->
-    (whatever stands here is replaced)
+    (whatever is here is replaced)
     <!-- end milestones -->
 """
 
@@ -18,25 +18,22 @@ from speedrun.run.data import shards_read, steps_per_shard
 def replace_between(text: str, name: str, content: str) -> str:
     """Return `text` with everything between the markers called `name` replaced by `content`.
 
-    Raises ValueError unless both markers stand there once, the beginning first.
+    Raises ValueError unless both markers occur once, the beginning first.
     """
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pieces = re.split(f"({begin}|{end})", text)
     if pieces[1::2] != [begin, end]:
-        raise ValueError(f"{begin} and {end} must stand there once each, in this order")
+        raise ValueError(f"{begin} and {end} must occur once each, in this order")
     return f"{pieces[0]}{begin}\n{content}\n{end}{pieces[-1]}"
 
 
-def milestone_table(manifest: Manifest, folder: str = ".") -> str:
-    """Return the table of the milestones; `folder` holds its file, as seen from the root."""
-    def link(text, path):
-        return f"[{text}]({posixpath.relpath(path, folder)})"
-
+def milestone_table(manifest: Manifest) -> str:
+    """Return the table of the milestones, for a file in history/."""
     head = ["id", "idea", "records", "minutes", "steps", "tokens", "val loss", "kind", "lesson"]
     rows = []
     for m in manifest.milestones:
         rows.append([
-            link(m.id, f"history/{m.chain}/{m.name}"),
+            f"[{m.id}]({m.chain}/{m.name})",
             f"**{m.title}.** {m.idea}",
             records_of(m) or UNKNOWN,
             cell(m.minutes, "{:g}"),
@@ -44,24 +41,24 @@ def milestone_table(manifest: Manifest, folder: str = ".") -> str:
             cell(m.tokens and m.tokens / 1e9, "{:.2f}B"),
             cell(m.val_loss, "{:.4f}"),
             m.kind,
-            link("read", m.lesson) if m.lesson else UNKNOWN,
+            f"[read](../{m.lesson})" if m.lesson else UNKNOWN,
         ])  # fmt: skip
     return markdown(head, rows, right=["minutes", "steps", "tokens"])
 
 
 def lesson_table(manifest: Manifest, folder: str) -> str:
-    """Return the table of the notebooks and the milestones that each of them tells."""
-    told = {}
+    """Return the table of the notebooks and the milestones that each of them covers."""
+    covered = {}
     for m in manifest.milestones:
         if m.lesson:
-            told.setdefault(m.lesson, []).append(m.id)
+            covered.setdefault(m.lesson, []).append(m.id)
     return markdown(["notebook", "milestones"], [
         [f"[{posixpath.basename(path).removesuffix('.ipynb')}]({posixpath.relpath(path, folder)})",
-         ", ".join(ids)] for path, ids in told.items()])
+         ", ".join(ids)] for path, ids in covered.items()])
 
 
 def records_of(milestone: Milestone) -> str:
-    """Return the records that a milestone tells, as text: "part of #19, #22–#24"."""
+    """Return the records that a milestone covers, as text: "part of #19, #22–#24"."""
     part = [f"part of #{milestone.part_of}"] if milestone.part_of else []
     return ", ".join([*part, number_ranges(milestone.records)] if milestone.records else part)
 
@@ -79,14 +76,14 @@ def shard_table(manifest: Manifest) -> str:
 
 
 def record_table(records: Sequence[Record], manifest: Manifest) -> str:
-    """Return the table of all public records, each with the milestones that tell it."""
+    """Return the table of all public records, each with the milestones that cover it."""
     rows = []
     for r in records:
-        told = [m.id for m in manifest.milestones if r in m.covered]
+        covering = [m.id for m in manifest.milestones if r in m.covered]
         what = r.what + "".join(f"; re-timed at {t['minutes']:g} ({t['why']})" for t in r.retimed)
         people = ", ".join(r.people) or UNKNOWN
         rows.append([f"{r.number}", f"{r.minutes:g}", r.date, what, people,
-                     ", ".join(told) or UNKNOWN])  # fmt: skip
+                     ", ".join(covering) or UNKNOWN])  # fmt: skip
     head = ["record", "minutes", "date", "what was new", "who", "milestone"]
     return markdown(head, rows, right=head[:2])
 

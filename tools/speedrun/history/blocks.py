@@ -1,4 +1,4 @@
-"""Split a script into named blocks, the unit in which milestones are compared.
+"""Split a script into named blocks, the unit in which milestones are compared and repaired.
 
 A block is the card (docstring), the import statements together, a section heading, or any other
 top-level statement with the comments directly above it. What a top-level `if` defines last names
@@ -16,6 +16,8 @@ FREE = ("card", "imports")
 # Not counted in the size of a diff.
 UNCOUNTED = (*FREE, "Hyperparameters")
 
+CARRIED, ALREADY, DIFFERS = "carried", "already there", "differs"  # a repair in a descendant
+
 HEADING = re.compile(r"# -{10,} (?P<title>.+?) -{10,}")
 
 
@@ -26,6 +28,15 @@ class Block:
     name: str
     text: str
     line: int
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A block's name, its text before the repair and after it."""
+
+    block: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,43 @@ def merge_names(old: list[str], new: list[str]) -> list[str]:
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
     return list(dict.fromkeys(merged))
+
+
+def repairs(before: str, after: str, wanted: list[str]) -> list[Repair]:
+    """The blocks that differ between two texts of one script; only the wanted ones, if any are.
+
+    Card and imports are every file's own and left out. Raises ValueError, one line, for a wanted
+    block that is unknown, did not change or is free to differ, and for a block that is
+    missing in one text: where it belongs in a descendant is for a person to decide.
+    """
+    changed = {
+        name: pair for name, pair in changed_blocks(before, after).items() if name not in FREE
+    }
+    for name in wanted:
+        if name in FREE:
+            raise ValueError(f"{name} is every file's own; edit it by hand")
+        if name not in changed:
+            known = name in {block.name for block in split_blocks(after)}
+            raise ValueError(f"block {name} {'did not change' if known else 'does not exist'}")
+    found = [Repair(name, *pair) for name, pair in changed.items() if name in (wanted or changed)]
+    for repair in found:
+        if not (repair.old and repair.new):
+            fate = "added" if repair.new else "removed"
+            raise ValueError(f"block {repair.block} was {fate}; do so by hand in the descendants")
+    return found
+
+
+def carry(repair: Repair, source: str) -> tuple[str, str]:
+    """Puts the repaired block into the text of a script that holds the old one byte for byte;
+    returns CARRIED, ALREADY (it holds the new one) or DIFFERS (another or none), and the text."""
+    block = next((b for b in split_blocks(source) if b.name == repair.block), None)
+    if block is not None and block.text == repair.new:
+        return ALREADY, source
+    if block is None or block.text != repair.old:
+        return DIFFERS, source
+    lines, first = source.split("\n"), block.line - 1
+    lines[first : first + block.text.count("\n") + 1] = repair.new.split("\n")
+    return CARRIED, "\n".join(lines)
 
 
 def _is_own_comment(line):

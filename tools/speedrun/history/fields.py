@@ -3,6 +3,7 @@ and take seconds)."""
 
 import ast
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,66 +12,59 @@ CLASS = re.compile(r"^class Hyperparameters\b.*\n(?:[ \t#].*\n|\n)*", re.MULTILI
 _ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 
 
+@dataclass(frozen=True)
+class Field:
+    """A hyperparameter: the name of its type, its default (None if that is not a constant: it
+    depends on the machine or the clock), and the default's text in one line."""
+
+    type: str
+    default: object
+    written: str
+
+
 def default_hyperparameters(script: Path) -> dict[str, object]:
     """The fields of a script's class `Hyperparameters`, {name: default}, in order.
 
-    A default that is no constant (it depends on the machine or the clock) is None. A script without
-    such a class has {}. Raises ValueError, one line, if the file is not Python, and OSError if it
-    cannot be read.
+    A script without such a class has {}. Raises ValueError, one line, if the file is not Python,
+    and OSError if it cannot be read.
     """
-    return {name: default for name, (_, default) in _fields(script).items()}
+    return {name: field.default for name, field in read_fields(script).items()}
 
 
 def hyperparameter_types(script: Path) -> dict[str, str]:
     """The names of their types, {name: type}; raises as default_hyperparameters."""
-    return {name: kind for name, (kind, _) in _fields(script).items()}
+    return {name: field.type for name, field in read_fields(script).items()}
 
 
-def written_defaults(source: str) -> dict[str, str]:
-    """The defaults as a script's text writes them, {name: text in one line}. Raises ValueError if
-    the text is not Python."""
-    found, source = {}, _class_in(source)
-    lines = source.encode().split(b"\n")  # of which the syntax tree counts bytes
-    for field in _syntax_of(source):
-        value = field.value
-        if value is None:
-            found[field.target.id] = "no default"
-            continue
-        part = lines[value.lineno - 1 : value.end_lineno]
-        part[-1] = part[-1][: value.end_col_offset]
-        part[0] = part[0][value.col_offset :]
-        found[field.target.id] = b" ".join(map(bytes.strip, part)).decode()
-    return found
-
-
-def _fields(script):
+def read_fields(script: Path) -> dict[str, Field]:
+    """The same, {name: Field}; raises as default_hyperparameters."""
     try:
-        return _fields_of(_class_in(script.read_text(encoding="utf-8")))
+        return _fields_of(script.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{script} is not a Python script: {error}") from None
 
 
 @cache
 def _fields_of(source):
-    """{name: (name of its type, default)}."""
-    return {field.target.id: (ast.unparse(field.annotation), _constant(field.value))
-            for field in _syntax_of(source)}
-
-
-def _class_in(source):
-    """The lines of the class, or the whole text: to parse all of a script takes long."""
-    found = CLASS.search(source)
-    return found[0] if found else source
-
-
-@cache
-def _syntax_of(source):
-    """The syntax of each field."""
+    if found := CLASS.search(source):  # to parse all of a script takes long
+        source = found[0]
+    lines, fields = source.encode().split(b"\n"), {}  # the syntax tree counts bytes
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
-            return [field for field in node.body
-                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)]
-    return []
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    fields[field.target.id] = Field(
+                        ast.unparse(field.annotation), _constant(field.value),
+                        _text(field.value, lines) if field.value else "no default")
+    return fields
+
+
+def _text(node, lines):
+    """What the source says of a node, in one line."""
+    part = lines[node.lineno - 1 : node.end_lineno]
+    part[-1] = part[-1][: node.end_col_offset]
+    part[0] = part[0][node.col_offset :]
+    return b" ".join(map(bytes.strip, part)).decode()
 
 
 def _constant(node):

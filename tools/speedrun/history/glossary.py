@@ -4,6 +4,7 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from speedrun.base.errors import UserError
 from speedrun.base.files import REPOSITORY
@@ -34,7 +35,7 @@ class Hyperparameter:
     """One entry; hyperparameters.toml explains the keys. None: there is no such value."""
 
     meaning: str
-    kind: str
+    kind: Literal[tuple(KINDS)]
     unit: str = ""
     tiny: object = None
     check: object = None
@@ -71,25 +72,19 @@ class Glossary(dict):
         return {name: value for name, value in values.items() if value not in (None, "", (), {})}
 
 
-def load_glossary(path: Path = GLOSSARY) -> Glossary:
-    """Reads the file; UserError, one line, for an entry that does not fit, OSError where it cannot
-    be read."""
-    return _glossary(Path(path).read_bytes(), Path(path).name)
-
-
 @cache
-def _glossary(content, name):
+def load_glossary(path: Path = GLOSSARY) -> Glossary:
+    """Reads the file, once in a process; UserError, one line, for an entry that does not fit,
+    OSError where it cannot be read."""
     try:
-        table = tomllib.loads(content.decode("utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = {key: build(f"{key}: ", Hyperparameter, entry) for key, entry in table.items()}
         for key, entry in entries.items():
-            if entry.kind not in KINDS:
-                raise ValueError(f'{key}: unknown kind "{entry.kind}"; one of {", ".join(KINDS)}')
             for other in (entry.divides, entry.below, entry.at_most, entry.letters):
                 if other and other not in entries:
                     raise ValueError(f'{key}: there is no hyperparameter "{other}"')
             if (entry.kind == "pattern") != bool(entry.alphabet):
                 raise ValueError(f'{key}: "alphabet" goes with kind "pattern", and only with it')
     except ValueError as error:
-        raise UserError(f"{name}: {error}") from None
+        raise UserError(f"{path.name}: {error}") from None
     return Glossary(entries)

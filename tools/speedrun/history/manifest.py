@@ -6,15 +6,16 @@ Standard library only, so that a command can answer --help before anything heavy
 
 import re
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Literal
 
 from speedrun.base.errors import UserError
 from speedrun.base.files import REPOSITORY
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import Glossary, load_glossary
-from speedrun.history.records import Record, read_records
+from speedrun.history.records import Record, load_records
 from speedrun.history.schema import Counts, Curve, Day, FiguresOf, Texts, build, nearest
 
 HISTORY = REPOSITORY / "history"
@@ -43,7 +44,7 @@ class Declared:
 
     title: str
     idea: str
-    kind: str
+    kind: Literal[KINDS]
     parent: str | None = None
     changes: Texts = ()
     exceeds: str = ""
@@ -98,7 +99,7 @@ class Milestone(Declared):
 
     @property
     def id(self) -> str:
-        """A station's number and at most one letter: where the milestone stands today."""
+        """A station's number and at most one letter: the milestone's place in the chain today."""
         return self.name.partition("_")[0]
 
     @property
@@ -267,73 +268,62 @@ def slug_in(name: str) -> str | None:
     return whole[1] if whole else name
 
 
+@cache
 def load_manifest(history: Path = HISTORY) -> Manifest:
-    """Read and check a history/; ManifestError, one line with file and key, for any fault."""
-    history = Path(history)
+    """Read and check a history/, once in a process; ManifestError, one line with file and key, for
+    any fault."""
     try:
-        records = (history / "records.json").read_bytes()
-        folders = {path.parent for path in (*history.glob("*/*/milestone.toml"),
-                                            *history.glob("*/*/*.py"))}
-        files = tuple((folder, (folder / "milestone.toml").read_bytes(),
-                       tuple(sorted(folder.glob("*.py")))) for folder in sorted(folders))
+        records = {r.number: r for r in load_records(history / "records.json")}
+        chains = {}
+        for folder in sorted({path.parent for name in ("milestone.toml", "*.py")
+                              for path in history.glob(f"*/*/{name}")}):
+            chain = chains.setdefault(folder.parent, [])
+            try:
+                chain.append(_milestone(folder, chain, records))
+            except ValueError as error:  # what is not TOML, not UTF-8, or does not fit
+                raise ValueError(f"{_shown(folder)}/milestone.toml: {error}") from None
+        if not chains:
+            raise ValueError(f"{_shown(history)}: there is no milestone in it")
+        ordered = sorted(chains.values(), key=lambda chain: chain[0].id)
+        milestones = tuple(m for chain in ordered for m in chain)
+        for key in ("id", "slug"):
+            first = {}
+            for m in milestones:
+                other = first.setdefault(getattr(m, key), m)
+                if other is not m:
+                    raise ValueError(f"{_shown(m.folder)}: duplicate {key} \"{getattr(m, key)}\","
+                                     f" as in {_shown(other.folder)}")
     except OSError as error:
         raise ManifestError(f"{_shown(error.filename)}: {error.strerror}") from None
-    return _manifest(history, files, records)
-
-
-@cache  # a command asks for the manifest in many places, and building it takes long
-def _manifest(history, files, records):
-    try:
-        by_number = {r.number: r for r in read_records(records, "history/records.json")}
     except ValueError as error:
         raise ManifestError(str(error)) from None
-    chains = {}
-    for folder, content, scripts in files:
-        try:
-            chain = chains.setdefault(folder.parent, [])
-            chain.append(_milestone(folder, content, scripts, chain, by_number))
-        except ValueError as error:  # what is not TOML, not UTF-8, or does not fit
-            raise ManifestError(f"{_shown(folder)}/milestone.toml: {error}") from None
-    if not chains:
-        raise ManifestError(f"{_shown(history)}: there is no milestone in it")
-    ordered = sorted(chains.values(), key=lambda chain: chain[0].id)
-    milestones = tuple(m for chain in ordered for m in chain)
-    for key in ("id", "slug"):
-        first = {}
-        for m in milestones:
-            value = getattr(m, key)
-            if value in first:
-                raise ManifestError(f"{_shown(m.folder)}: duplicate {key} \"{value}\", as in"
-                                    f" {_shown(first[value])}")
-            first[value] = m.folder
     return Manifest(milestones, history)
 
 
-def _milestone(folder, content, scripts, before, records):
+def _milestone(folder, before, records):
     """The Milestone of a folder; before: those before it in its chain. ValueError for a fault."""
     if not NAME.fullmatch(folder.name):
         raise ValueError("its folder's name must be an id and a slug, such as 05a_window_warmup,"
                          f" not {folder.name}")
+    scripts = sorted(folder.glob("*.py"))
     if len(scripts) != 1:
         names = ", ".join(script.name for script in scripts) or "none"
         raise ValueError(f"its folder must hold one script, not {names}")
-    table = tomllib.loads(content.decode("utf-8"))
+    table = tomllib.loads((folder / "milestone.toml").read_text(encoding="utf-8"))
     for key in (key for key in DERIVED if key in table):
         raise ValueError(f"{key} follows from {DERIVED[key]}; leave it out")
     keys = {f.name for f in fields(Stated)}
     stated = build("", Stated, {key: table.pop(key) for key in keys & table.keys()})
     declared = build("", Declared, table)
-    if declared.kind not in KINDS:
-        raise ValueError(f'unknown kind "{declared.kind}"; one of {", ".join(KINDS)}')
     parent = _parent(declared.parent, before, folder.parent)
     if parent and not declared.changes:
         raise ValueError('missing key "changes"')
     if not parent and declared.changes:
         missing = "" if before else "; if it is none, the folder before it is missing"
         raise ValueError(f"changes: a root has none{missing}")
-    part_of = [declared.part_of] if declared.part_of else []
-    covered = [_record(key, number, records) for key, numbers in (
-        ("part_of", part_of), ("records", declared.records)) for number in numbers]
+    part = [declared.part_of] if declared.part_of else []
+    covered = [_record("part_of", number, records) for number in part]
+    covered += [_record("records", number, records) for number in declared.records]
     record = covered[-1] if declared.records else None
     if declared.figures_of is not None:
         other = None if declared.figures_of == NONE else _record(
@@ -341,14 +331,14 @@ def _milestone(folder, content, scripts, before, records):
         if other == record:
             raise ValueError("figures_of follows from records; leave it out")
         record = other
-    own = {**vars(declared), "parent": parent and parent.id}
     derived = Milestone(
-        **own, script=scripts[0], record=record, covered=tuple(covered), stated=Stated())
+        **{**vars(declared), "parent": parent and parent.id}, script=scripts[0], record=record,
+        covered=tuple(covered), stated=Stated())
     for key, value in vars(stated).items():
         if value is not None and value == getattr(derived, key):
             raise ValueError(f"{key} = {value!r} follows from the record or the script; leave it"
                              " out")
-    return Milestone(**{**vars(derived), "stated": stated})
+    return replace(derived, stated=stated)
 
 
 def _parent(declared, before, chain):

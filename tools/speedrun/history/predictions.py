@@ -14,15 +14,13 @@ PREDICTIONS = REPOSITORY / "history" / "results" / "predictions.json"
 class StoredPrediction:
     """What was predicted of a milestone's compiled code; make_figures.py --predict writes it.
 
-    code: the script's hash then. On eight H100s with the record's sizes: peak, bytes of a GPU;
-    least_ms and most_ms of a step. On one GPU: fixed bytes, and more bytes per_token of a forward
-    pass; val_per_token of one in validation, only where its sequences have a length of their own.
+    code: the script's hash then. peak: bytes of a GPU, one of eight H100s, with the record's sizes.
+    On one GPU: fixed bytes, and more bytes per_token of a forward pass; val_per_token of one in
+    validation, only where its sequences have a length of their own.
     """
 
     code: str
     peak: int
-    least_ms: float
-    most_ms: float
     fixed: int
     per_token: float
     val_per_token: float | None = None

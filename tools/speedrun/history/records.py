@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.base.files import REPOSITORY
-from speedrun.history.schema import Day, Tables, Texts, build, is_list
+from speedrun.history.schema import Day, Tables, Texts, build
 
 RECORDS = REPOSITORY / "history" / "records.json"
 
@@ -33,15 +33,11 @@ def load_records(path: Path = RECORDS) -> tuple[Record, ...]:
 
     Raises ValueError, one line, for an entry that does not fit, OSError for an unreadable file.
     """
-    return read_records(Path(path).read_bytes(), Path(path).name)
-
-
-def read_records(content: bytes, name: str) -> tuple[Record, ...]:
-    """Return the records in a file's content; `name` is what errors call the file."""
+    name = f"{path.parent.name}/{path.name}"
     try:
-        entries = json.loads(content)
+        entries = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if not is_list(entries, lambda entry: isinstance(entry, dict)):
+    if not isinstance(entries, list):
         raise ValueError(f"{name}: must be a list of records")
     return tuple(build(f"{name}: record {i}: ", Record, e) for i, e in enumerate(entries, start=1))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from datetime import date
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args, get_origin
 
 Day = Annotated[str, "YYYY-MM-DD"]
 Text = Annotated[str, "perhaps empty"]
@@ -24,16 +24,17 @@ def build(where: str, cls: type, table: dict):
     kinds = {f.name: f.type for f in fields(cls)}
     required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
     check_keys(where, table, kinds, required)
-    values = {}
     for key, value in table.items():
         kind = kinds[key]
         if type(None) in get_args(kind):
             kind = get_args(kind)[0]
-        words, is_right = TYPES[kind]
-        if not is_right(value):
+        if get_origin(kind) is Literal:
+            words, fits = f"one of {', '.join(get_args(kind))}", value in get_args(kind)
+        else:
+            words, fits = TYPES[kind][0], TYPES[kind][1](value)
+        if not fits:
             raise ValueError(f'{where}"{key}" must be {words}, not {value!r}')
-        values[key] = _frozen(value)
-    return cls(**values)
+    return cls(**{key: _frozen(value) for key, value in table.items()})
 
 
 def check_keys(where: str, table: dict, known: Iterable[str], required: Iterable[str]) -> None:
@@ -56,51 +57,43 @@ def nearest(wanted: str, names: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(wanted, sorted(names), n=1, cutoff=0.5)), None)
 
 
-def is_list(value, is_right) -> bool:
-    """Return whether `value` is a list and `is_right(item)` holds for each of its items."""
-    return isinstance(value, list) and all(map(is_right, value))
+def _is_list(value, *types):
+    return type(value) is list and all(type(item) in types for item in value)
 
 
-def _is_number(value) -> bool:
-    return type(value) in (int, float)  # a bool is an int to isinstance, not to us
+def _is_pairs(value, *types):
+    return _is_list(value, list) and all(_is_list(x, *types) and len(x) == 2 for x in value)
 
 
-def _is_pair(value) -> bool:
-    return is_list(value, _is_number) and len(value) == 2
+def _is_flat(value):
+    return type(value) is dict and not any(type(x) in (list, dict) for x in value.values())
 
 
-def _is_pair_of_strings(value) -> bool:
-    return is_list(value, lambda x: isinstance(x, str)) and len(value) == 2
-
-
-def _is_day(value) -> bool:
+def _is_day(value):
     try:
         return date.fromisoformat(value).isoformat() == value
     except (TypeError, ValueError):
         return False
 
 
-def _is_flat(value) -> bool:
-    return isinstance(value, dict) and not any(isinstance(x, list | dict) for x in value.values())
-
-
 def _frozen(value):
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if type(value) is list else value
 
 
-# Annotation: (what its value must be, in the words of the error message; the test of it).
+# Annotation: (what its value must be, in the words of the error message; the test of it). The tests
+# look at type(), because isinstance takes a bool for an int.
 TYPES = {
-    str: ("a string", lambda v: isinstance(v, str) and v.strip()),
-    Text: ("a string", lambda v: isinstance(v, str)),
+    str: ("a string", lambda v: type(v) is str and v.strip()),
+    Text: ("a string", lambda v: type(v) is str),
     int: ("a whole number above 0", lambda v: type(v) is int and v > 0),
-    float: ("a number above 0", lambda v: _is_number(v) and v > 0),
+    float: ("a number above 0", lambda v: type(v) in (int, float) and v > 0),
     Day: ("YYYY-MM-DD", _is_day),
-    Texts: ("a list of strings", lambda v: is_list(v, lambda x: isinstance(x, str))),
-    Counts: ("a list of whole numbers", lambda v: is_list(v, lambda x: type(x) is int)),
-    Curve: ("a list of [step, loss] pairs", lambda v: is_list(v, _is_pair)),
-    Tables: ("a list of tables", lambda v: is_list(v, _is_flat)),
-    Pairs: ("a list of pairs of strings", lambda v: is_list(v, _is_pair_of_strings)),
+    Texts: ("a list of strings", lambda v: _is_list(v, str)),
+    Counts: ("a list of whole numbers", lambda v: _is_list(v, int)),
+    Curve: ("a list of [step, loss] pairs", lambda v: _is_pairs(v, int, float)),
+    Tables: ("a list of tables", lambda v: _is_list(v, dict) and all(map(_is_flat, v))),
+    Pairs: ("a list of pairs of strings", lambda v: _is_pairs(v, str)),
     FiguresOf: ('a record\'s number or "none"', lambda v: v == "none" or type(v) is int),
-    object: ("a plain value", lambda v: not isinstance(v, list | dict)),
+    object: ("a plain value", lambda v: type(v) not in (list, dict)),
     dict: ("a table of plain values", _is_flat),
 }

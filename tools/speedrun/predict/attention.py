@@ -6,6 +6,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+from speedrun.compat import flash_attention
 from speedrun.scripts.sizes import length_names
 
 ROWS = 32  # of tiles, of which one is asked: most are alike
@@ -36,8 +37,7 @@ def fused(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, b
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"attention of {q.dtype}, {k.dtype} and {v.dtype}")
     if torch.compiler.is_compiling():
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(q, k, v, dropout_p, is_causal, scale=scale)[0]
+        return flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
     return FusedAttention.apply(q, k, v)
 
 

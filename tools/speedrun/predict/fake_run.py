@@ -7,22 +7,28 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from speedrun.base.errors import UserError
+from speedrun.compat import (
+    FakeTensorMode,
+    assemble,
+    distributed_without_data,
+    install_compiler,
+    install_device,
+    reason_against,
+)
 from speedrun.history.glossary import load_glossary
-from speedrun.predict import attention, fake_compiler, fake_cuda
+from speedrun.predict import attention
 from speedrun.predict.cards import Card
 from speedrun.predict.observer import WORKSPACES, Observer
-from speedrun.predict.prediction import STEPS
+from speedrun.predict.prediction import STEPS, Kernel
 from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
 
 
-def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: bool,
+def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: Card,
          *options: str) -> dict[str, object]:
     """What the script does on rank 0 of `world_size` fake cards, compiled or operator by operator,
     with its own hyperparameters and these --name=value.
@@ -32,19 +38,18 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
     and launches of the last step, and if `assembled`, the Triton kernels. Raises UserError where
     that cannot be, and what the script raises.
     """
-    if reason := fake_cuda.reason_against() or (compiled and fake_compiler.reason_against()):
+    if reason := reason_against(compiled):
         raise UserError(reason)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size))
-    observer, compiler, seen = Observer(), fake_compiler.Compiler(), {}
-    models, optimizers = [], {}
-    fake_cuda.install(world_size, card)
+    observer, models, optimizers, seen = Observer(), [], {}, {}
+    install_device(world_size, card)
     if compiled:
-        fake_compiler.install(card, compiler, observer)
+        install_compiler(card, observer.kernel, observer.observed)
     torch.compile = _compile(torch.compile if compiled else None, observer)
     module = load_snapshot(script)
     if hasattr(module, "DistributedDataParallel"):
         module.DistributedDataParallel = functools.partial(
-            _distributed, module.DistributedDataParallel)
+            distributed_without_data, module.DistributedDataParallel)
     if hasattr(module, "ThreadPoolExecutor"):
         module.ThreadPoolExecutor = _AtOnce
     attention.replace(module, compiled)
@@ -53,11 +58,11 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
             if phase == "validation":
-                seen["training"] = observer.totals() | {"graphs": compiler.graphs}
-                seen["training"]["memory"] = _parts(models[-1], optimizers.values())
+                seen["training"] = {
+                    **observer.totals(), "memory": _parts(models[-1], optimizers.values())}
             observer.reset()
             result = function(*args, **kwargs)
-            seen[phase] = observer.totals() | {"graphs": compiler.graphs}
+            seen[phase] = observer.totals()
             observer.reset()
             return result
         return wrapper
@@ -92,10 +97,8 @@ def main(script: Path, world_size: int, card: Card, compiled: bool, assembled: b
             observer.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
             module.main(args)
-    kernels = []
-    if assembled:
-        from speedrun.predict.assemble import assemble  # needs triton
-        kernels = assemble(compiler.sources)
+    kernels = [Kernel(name, *assemble(name, source))
+               for source, name in observer.sources.items() if assembled]
     return {"micro_batch": args.micro_batch_size, "kernels": kernels, **seen}
 
 
@@ -127,29 +130,12 @@ def _compile(function, observer):
     return compile_noted
 
 
-def _distributed(parallel, model, **kwargs):
-    """The script's DistributedDataParallel, without what needs data: the exchange of first values,
-    its log, and buckets that are built again in the order in which gradients came."""
-    parallel = parallel(model, init_sync=False, **kwargs)
-    parallel.logger = _Silent()
-    parallel.register_comm_hook(None, _all_reduce)
-    parallel.reducer = _Reducer(parallel.reducer)
-    return parallel
-
-
 def _backward(function, observer):
     def wrapper(*args, **kwargs):
         observer.phase = "backward"
         function(*args, **kwargs)
         observer.phase = "optimizer"
     return wrapper
-
-
-def _all_reduce(state, bucket):
-    dist.all_reduce(bucket.buffer())
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
 
 
 class _AtOnce(Executor):
@@ -161,22 +147,6 @@ class _AtOnce(Executor):
         future = Future()
         future.set_result(function(*args))
         return future
-
-
-class _Silent:
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: None
-
-
-class _Reducer:
-    def __init__(self, reducer):
-        self._reducer = reducer
-
-    def _rebuild_buckets(self):
-        return False
-
-    def __getattr__(self, name):
-        return getattr(self._reducer, name)
 
 
 def _parts(model, optimizers) -> dict[str, int]:
@@ -192,6 +162,8 @@ def _parts(model, optimizers) -> dict[str, int]:
 def _shard(folder, name, tokens, length, first_token) -> str:
     """A shard of zeros whose documents have `length` tokens and begin with `first_token`; it takes
     next to no room on the disk. Returns its path."""
+    if tokens >= 2**32:
+        raise UserError(f"a run would read {tokens:,} tokens, more than the 2**32 - 1 of a shard")
     file = Path(folder, f"{name}.bin")
     header = b"".join(number.to_bytes(4, "little") for number in (MAGIC, VERSION, tokens))
     with open(file, "wb") as out:

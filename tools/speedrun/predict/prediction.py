@@ -1,24 +1,52 @@
-"""What a run at record scale would need of each GPU, from a run on devices that are not there."""
+"""What is predicted of a training step at record scale: data, without torch."""
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
+import re
+from dataclasses import dataclass
 
-from speedrun.base.errors import UserError
 from speedrun.predict.cards import Card
-from speedrun.predict.launches import Kernel, Launch
-from speedrun.run.failure import ending
 from speedrun.run.fit_batch import MARGIN
-from speedrun.scripts.find import Script
-from speedrun.scripts.sizes import length_names, micro_batches
 
-CTRL_C = {signal.SIGINT}
 STEPS = 2  # that a fake run makes; the first one creates the optimizers' states
+# Of forward and backward: matrix products, attention, what Inductor fused, the rest (gradients
+# copied and added between graphs); and all of the optimizer.
+GROUPS = ("products", "attention", "fused", "other", "optimizer")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a step: the last micro-step's forward and backward, the optimizer.
+
+    phase: "forward", "backward" or "optimizer". kind: "triton"; "library" for what compiled code
+    calls (cuBLAS, cuDNN); "eager" for operators outside of compiled code. moved: bytes read from
+    and written to memory. flops: of matrix products and attention, in `dtype` (None without any).
+    """
+
+    phase: str
+    kind: str
+    name: str
+    moved: float
+    flops: float
+    dtype: str | None
+
+    @property
+    def group(self) -> str:
+        """What it belongs to, one of GROUPS."""
+        if self.phase == "optimizer":
+            return "optimizer"
+        if self.flops:
+            return "attention" if re.search("attention|attn", self.name) else "products"
+        return "fused" if self.kind == "triton" else "other"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Triton kernel assembled for a card: registers of a thread, bytes that a thread spills to
+    memory for want of them, bytes of shared memory of a block."""
+
+    name: str
+    registers: int
+    spilled: int
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -53,154 +81,3 @@ class Prediction:
     def fits(self, card: Card) -> bool:
         """Whether the peak leaves as much of the card's memory free as a trial run has to."""
         return self.peak <= MARGIN * card.memory
-
-    def step_ms(self, card: Card) -> tuple[float, float]:
-        """Milliseconds of a step's products at the card's peak, and of all that its operators read
-        and write at its bandwidth."""
-        products = sum(flops / card.flops_in(dtype) for dtype, flops in self.flops.items())
-        return 1000 * products, 1000 * self.moved / card.bandwidth
-
-
-def predict(script: Script, card: Card, world_size: int, settings: dict[str, object],
-            compiled: bool = False) -> Prediction:
-    """Runs the script's main() on `world_size` fake cards, with its own hyperparameters and these.
-
-    Takes seconds, compiled minutes. All micro-steps of a step are alike, so of more than two only
-    two are run. Raises UserError, one line: where fake cards cannot be (see fake_cuda), or with the
-    script's last words.
-    """
-    micro_tokens, micro_steps = _micro_steps(script, world_size, settings)
-    if micro_steps <= 2:
-        return observe(script, card, world_size, settings, compiled, assembled=compiled)
-    with _side_by_side() as pool:
-        one, two = pool.map(lambda n: observe(
-            script, card, world_size, {**settings, "total_batch_size": n * micro_tokens}, compiled,
-            assembled=compiled and n == 2), (1, 2))
-    more = micro_steps - 2
-    return replace(
-        two, micro_steps=micro_steps, moved=two.moved + more * (two.moved - one.moved),
-        flops={dtype: flops + more * (flops - one.flops[dtype])
-               for dtype, flops in two.flops.items()})
-
-
-def _micro_steps(script, world_size, settings):
-    """Tokens of a forward pass of all ranks, and how many passes make a step."""
-    values = {**script.hyperparameters, **settings}
-    tokens = values["micro_batch_size"] * values[length_names(values)[0]] * world_size
-    return tokens, values["total_batch_size"] // tokens
-
-
-def observe(script: Script, card: Card, world_size: int, settings: dict[str, object],
-            compiled: bool = False, assembled: bool = False) -> Prediction:
-    """As `predict`, from a run with all of its micro-steps; its kernels only if `assembled`."""
-    seen = _apart(script, world_size, card, compiled, assembled,
-                  *(f"--{name}={value}" for name, value in settings.items()))
-    training = seen["training"]
-    return Prediction(
-        micro_batch=seen["micro_batch"],
-        micro_steps=_micro_steps(script, world_size, settings)[1],
-        peaks={phase: seen[phase]["peak"] for phase in ("warm-up", "training", "validation")},
-        memory=training["memory"],
-        flops={dtype: flops / STEPS for dtype, flops in training["flops"].items()},
-        moved=training["moved"] / STEPS,
-        collectives={name: size / STEPS for name, size in training["collectives"].items()},
-        launches=tuple(seen["launches"]),
-        graphs=training["graphs"],
-        recompiled=training["graphs"] - seen["warm-up"]["graphs"],
-        kernels=tuple(seen["kernels"]),
-    )
-
-
-@contextlib.contextmanager
-def _side_by_side():
-    """A pool of threads that wait for runs; all runs end when one fails or Ctrl-C is pressed."""
-    with ThreadPoolExecutor() as pool:
-        try:
-            yield pool
-        except BaseException:
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
-
-
-def _apart(script, *arguments):
-    """What fake_run.main gives in a process of its own, which the fake devices change for good.
-
-    It is the fork of a server that has imported torch once for all runs.
-    """
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    context.set_forkserver_preload(["torch._dynamo", "torch.nn.attention.flex_attention"])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, script, *arguments), daemon=True)
-    resource_tracker.ensure_running()  # which lets Ctrl-C through again
-    signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)  # a server that imports would print where
-    process.start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
-    theirs.close()
-    try:
-        seen, failure = ours.recv()
-    except EOFError:
-        process.join()
-        failure = UserError(f"{script.name} on the fake GPU {ending(process.exitcode)} before its"
-                            " last step")
-    if failure:
-        raise failure
-    return seen
-
-
-def _answer(answer, script, *arguments):
-    """Sends what fake_run.main gives and None, or None and the error to raise."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word; its parent has one
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
-    try:
-        from speedrun.predict import fake_run
-    except ModuleNotFoundError as error:
-        return answer.send((None, error))
-
-    multiprocessing.set_start_method("fork", force=True)  # else locks of libraries are missed later
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(nowhere, stream.fileno())
-    try:
-        answer.send((fake_run.main(script.path.resolve(), *arguments), None))
-    except UserError as error:
-        answer.send((None, error))
-    except BaseException as error:
-        line = f"{script.name} on the fake GPU: {type(error).__name__}: {error}".partition("\n")[0]
-        answer.send((None, UserError(line)))
-    os._exit(0)  # at a normal end torch would ask the devices that are not there to finish
-
-
-def largest_micro_batch(script: Script, card: Card, world_size: int,
-                        settings: dict[str, object], compiled: bool = False) -> Prediction | None:
-    """The prediction with the largest micro batch whose peak fits the card and which divides the
-    batch; None if not even one sequence fits.
-
-    Memory grows in a line with the micro batch, so two runs tell where to look, and a third looks.
-    Raises as `predict`.
-    """
-    def run(micro_batch):
-        tokens = 2 * micro_batch * values[length_names(values)[0]] * world_size
-        return observe(script, card, world_size, {
-            **settings, "micro_batch_size": micro_batch,
-            "total_batch_size": min(tokens, values["total_batch_size"])}, compiled)
-
-    values = {**script.hyperparameters, **settings}
-    sizes = micro_batches(values, world_size) or [values["micro_batch_size"]]  # which is refused
-    usual = script.hyperparameters["micro_batch_size"]
-    if len(sizes) < 2:
-        only = run(*sizes)
-        return only if only.fits(card) else None
-    middle = min(sizes[1:], key=lambda size: (abs(size - usual / 4), size))
-    with _side_by_side() as pool:
-        small, large = pool.map(run, (sizes[0], middle))
-    slope = (large.peak - small.peak) / (large.micro_batch - small.micro_batch)
-    room = MARGIN * card.memory - small.peak
-    fitting = [size for size in sizes if slope * (size - small.micro_batch) <= room]
-    while fitting:
-        found = run(fitting.pop())
-        if found.fits(card):
-            return found
-    return None

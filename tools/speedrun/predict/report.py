@@ -4,9 +4,7 @@ import json
 from dataclasses import asdict
 
 from speedrun.predict.cards import Card
-from speedrun.predict.launches import GROUPS
-from speedrun.predict.prediction import Prediction
-from speedrun.predict.roofline import note, step_ms
+from speedrun.predict.prediction import GROUPS, Prediction
 from speedrun.run.fit_batch import MARGIN
 
 NEAR = 0.9  # of a card's shared memory
@@ -14,7 +12,7 @@ MOST_REGISTERS = 255  # that a thread can have, on every card
 WITHOUT_COMPILER = " operator by operator; compiled code needs less (--compiled)"
 LEFT_OUT = (
     "Not in it: what compilation fuses (it takes less memory and fewer bytes), attention's pairs,",
-    "the exchange over the links, launches, the host, and what the allocator cannot hand out.",
+    "launches, and what the allocator cannot hand out.",
 )
 COMPILED_LEFT_OUT = (
     "Attention is counted halfway through training, as if each sequence was one document; a kernel",
@@ -44,11 +42,11 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
               p.flops.items()]
     lines.append(f"  memory traffic {p.moved / 1e12:.2f} TB")
     lines += [f"  {name:14} {size / 1e6:.1f} MB" for name, size in p.collectives.items()]
-    lines += _time_lines(p, card, world_size)
     if p.graphs:
-        lines += [*_compiled_lines(p), *_kernel_lines(p, card)]
-    left_out = [*COMPILED_LEFT_OUT, *note(card, world_size)] if p.graphs else LEFT_OUT
-    return "\n".join([*lines, *left_out])
+        lines += [*_compiled_lines(p), *_kernel_lines(p, card), *COMPILED_LEFT_OUT]
+    else:
+        lines += LEFT_OUT
+    return "\n".join(lines)
 
 
 def _verdict(p, card):
@@ -58,15 +56,6 @@ def _verdict(p, card):
     if p.peak <= card.memory:
         return f"fits, with less than {1 - MARGIN:.0%} to spare"
     return "does not fit" + WITHOUT_COMPILER * (not p.graphs)
-
-
-def _time_lines(p, card, world_size):
-    """A compiled step's range; of an eager one, that of its products and of its traffic alone."""
-    if p.graphs:
-        least, most = step_ms(p, card, world_size)
-        return [f"  time           {least:.0f} to {most:.0f} ms"]
-    products, traffic = p.step_ms(card)
-    return [f"  at full speed  products {products:.0f} ms, memory traffic {traffic:.0f} ms"]
 
 
 def _compiled_lines(p):
@@ -103,14 +92,12 @@ def _kernel_lines(p, card):
 
 def to_json(title: str, card: Card, world_size: int, prediction: Prediction,
             largest: Prediction | None) -> str:
-    """The same as one JSON object; bytes, FLOPs and milliseconds; launches by group."""
+    """The same as one JSON object; bytes and FLOPs; launches by group."""
     launches = {group: dict(zip(("launches", "moved", "flops"), totals, strict=True))
                 for group, totals in _by_group(prediction).items()}
     return json.dumps(dict(
         script=title, gpu=card.name, world_size=world_size,
         **asdict(prediction) | dict(launches=launches),
-        step_ms=step_ms(prediction, card, world_size) if prediction.graphs else None,
-        products_and_traffic_ms=prediction.step_ms(card),
         largest_micro_batch=largest and largest.micro_batch,
     ), indent=2)
 

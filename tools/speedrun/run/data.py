@@ -14,7 +14,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
-from speedrun.run.failure import last_words
+from speedrun.run.failure import error_line
 
 FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
@@ -32,7 +32,7 @@ def patterns(folder: Path) -> dict[str, str]:
 
 
 def folder_of(pattern: str) -> Path:
-    """The folder whose shards a pattern names."""
+    """The folder in which a pattern looks for shards."""
     return Path(re.sub(r"\[([*?[])\]", r"\1", str(Path(pattern).parent)))
 
 
@@ -42,8 +42,8 @@ def has_shards(folder: Path) -> bool:
 
 
 def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
-    """The command that fetches so many training shards of FineWeb into the folder, or makes the
-    embedded corpus where it is that folder."""
+    """The command that fetches this number of training shards of FineWeb into the folder, or that
+    makes the embedded corpus if it is that folder."""
     if folder.resolve() == BUILTIN:
         return f"python {short(REPOSITORY / 'data' / 'builtin_corpus.py')}"
     out = "" if folder.resolve() == FINEWEB else f" --out {shlex.quote(short(folder))}"
@@ -51,7 +51,7 @@ def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
 
 
 def shard_length(file: str | Path) -> int:
-    """How many tokens a shard holds. Raises UserError for a file that is none or not whole, and
+    """The number of tokens in a shard. Raises UserError for a file that is not a whole shard, and
     OSError for one that cannot be read."""
     again = "make or fetch it again"
     if Path(file).absolute().parent == BUILTIN:
@@ -63,7 +63,7 @@ def shard_length(file: str | Path) -> int:
         size = os.fstat(shard.fileno()).st_size
     known = struct.pack("<2i", MAGIC, VERSION)
     if len(header) < HEADER_BYTES or not header.startswith(known):
-        raise UserError(f"{file} is no token shard (magic {MAGIC}, version {VERSION}); {again}")
+        raise UserError(f"{file} is not a token shard (magic {MAGIC}, version {VERSION}); {again}")
     (length,) = struct.unpack_from("<i", header, len(known))
     if size != HEADER_BYTES + TOKEN_BYTES * length:
         raise UserError(f"{file} has {size} bytes, not {HEADER_BYTES} + {TOKEN_BYTES} * {length}"
@@ -72,8 +72,8 @@ def shard_length(file: str | Path) -> int:
 
 
 def holds_bytes(folder: Path) -> bool:
-    """Whether the shards look byte-level: a validation shard, if there is one, begins with no token
-    beyond 256."""
+    """Whether the shards look byte-level: the first tokens of a validation shard are at most 256.
+    Without such a shard, they do."""
     first = min(folder.glob("*_val_*.bin"), default=None)
     if first is None or not first.is_file():
         return True
@@ -106,12 +106,12 @@ def make_builtin() -> None:
         capture_output=True, encoding="utf-8", errors="replace",
     )
     if made.returncode:
-        reason = last_words(made.stderr).removeprefix("error: ")
+        reason = error_line(made.stderr).removeprefix("error: ")
         raise UserError(f"cannot make the embedded corpus: {reason or 'no reason given'}")
 
 
 def steps_per_shard(tokens_per_step: int, shard_tokens: int = FINEWEB_SHARD_TOKENS) -> int:
-    """Return how many optimizer steps one shard serves.
+    """The number of optimizer steps that one shard serves.
 
     A step takes `tokens_per_step` inputs and one token more for the last target; that token is
     also the first input of the next step. A tail too short for a step is skipped.
@@ -120,5 +120,5 @@ def steps_per_shard(tokens_per_step: int, shard_tokens: int = FINEWEB_SHARD_TOKE
 
 
 def shards_read(train_steps: int, tokens_per_step: int) -> int:
-    """Return how many different training shards a run of `train_steps` steps opens."""
+    """The number of different training shards that a run of `train_steps` steps opens."""
     return min(FINEWEB_SHARDS, -(-train_steps // steps_per_shard(tokens_per_step)))

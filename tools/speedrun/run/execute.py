@@ -26,27 +26,31 @@ PROBE_BYTES = 2**16  # to find out whether a disk is full
 def run(plan: Plan, stream: TextIO) -> Summary | None:
     """Runs the plan and shows it on a text stream.
 
-    The folder of the run, plan.out or the next free name if nobody asked for that one, then holds
+    The folder of the run, plan.out or the next free name if nobody chose that one, then holds
     log.txt, train_gpt.py, summary.json and, of each rank that wrote to stderr,
     stderr_rank<N>.txt. Returns the summary; None on a node other than 0, where there is no log.
     Raises UserError if the run cannot start or fails, Stopped if a signal to this process ends it;
-    a log is kept if it has steps, or if the error alone does not explain the end.
+    a log is kept if it has steps, or if the error does not say what was wrong.
     """
     check_open_files()
     announce_nodes(plan.nodes, stream)
-    plan, out_is_new = _make_out(plan)
+    out_is_new = plan.out_is_free or not plan.out.exists()
+    with _writing_in(plan.out):
+        if plan.out_is_free:
+            plan = replace(plan, out=make_fresh_out(plan.script.name))
+        plan.out.mkdir(parents=True, exist_ok=True)
     log = plan.out / "log.txt"
     try:
         failure = execute(plan, stream)
         if failure is None:
             return _sum_up(plan)
         kept, stderr = [], plan.out / f"stderr_rank{failure.rank}.txt"
-        unexplained = not (failure.spoken or failure.stopped) and (log.exists() or stderr.exists())
-        if not (unexplained or _has_steps(log)):
-            _discard(plan)  # the failure says all that there is to know
+        is_riddle = not (failure.explained or failure.stopped) and (log.exists() or stderr.exists())
+        if not (is_riddle or _has_steps(log)):
+            _discard(plan)
         elif log.exists():
             kept.append(f"the log so far: {short(log)}")
-        if stderr.exists() and not failure.spoken:
+        if stderr.exists() and not failure.explained:
             kept.append(f"stderr: {short(stderr)}")
         error = Stopped if failure.stopped else UserError
         raise error("\n".join(filter(None, [failure.text, "; ".join(kept)])), failure.exit_code)
@@ -63,33 +67,18 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
     if plan.data == BUILTIN:
         make_builtin()
     check_shards(plan.hyperparameters, tokens=True)
-    report = plan.ranks_dir / "launcher.txt"
     with stop_signals() as stop, _claimed(plan):
         try:
             with follow(plan, stream) as show:
-                exit_code = launch(plan.command, report, show, stop)
+                exit_code = launch(plan.command, plan.ranks_dir, show, stop)
         except NotFinite as error:
-            return Failure(str(error), 1, spoken=True)
+            return Failure(str(error), 1, explained=True)
         if stop.signum:
-            word = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
-            return Failure(word, 128 + stop.signum, stopped=True)
+            text = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
+            return Failure(text, 128 + stop.signum, stopped=True)
         if exit_code:
-            text = report.read_text(encoding="utf-8", errors="replace")
-            failure = explain(text, rank_stderr(plan.ranks_dir), exit_code)
-            return _blame_disk(plan.out, failure)
+            return _blame_disk(plan.out, explain(plan.ranks_dir, exit_code))
         return None
-
-
-def _make_out(plan):
-    """Makes the run's folder; returns the plan with the folder's name, and whether it is new."""
-    out_is_new = plan.out_is_free or not plan.out.exists()
-    try:
-        if plan.out_is_free:
-            return replace(plan, out=make_fresh_out(plan.script.name)), out_is_new
-        plan.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(plan.out, error) from None
-    return plan, out_is_new
 
 
 @contextmanager
@@ -97,17 +86,16 @@ def _claimed(plan):
     """Inside the block, the run's folder is this run's only and holds a copy of the script; a
     refusal leaves the folder as it is, and an error that no log explains leaves nothing."""
     check_out(plan.out, plan.nodes)  # another run may have begun since the plan was made
-    try:
-        plan.ranks_dir.mkdir(parents=True)  # of several runs at once, one can
-    except OSError as error:
-        check_out(plan.out, plan.nodes)
-        raise _unwritable(plan.out, error) from None
+    with _writing_in(plan.out):
+        try:
+            plan.ranks_dir.mkdir(parents=True)  # of several runs at once, one can
+        except FileExistsError:
+            check_out(plan.out, plan.nodes)
+            raise
     try:
         if plan.nodes.rank == 0:
-            try:
+            with _writing_in(plan.out):
                 shutil.copyfile(plan.script.path, plan.out / SCRIPT)
-            except OSError as error:
-                raise _unwritable(plan.out, error) from None
         yield
     except BaseException:
         _tidy(plan)
@@ -117,15 +105,18 @@ def _claimed(plan):
     _tidy(plan)
 
 
-def _unwritable(out, error):
-    return UserError(f"cannot write in {short(out)}: {error.strerror}")
+@contextmanager
+def _writing_in(out):
+    """An OSError inside the block becomes a UserError, one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write in {short(out)}: {error.strerror}") from None
 
 
 def _blame_disk(out, failure):
-    """The failure, led by the folder's own if nothing can be written there any more.
-
-    The words of the ranks may be lost then, and torch.save does not say what it failed of.
-    """
+    """The failure, or that the folder can no longer be written: the ranks' messages may be lost
+    then, and torch.save does not give the reason."""
     try:
         with tempfile.NamedTemporaryFile(dir=out) as probe:
             probe.write(bytes(PROBE_BYTES))
@@ -133,14 +124,14 @@ def _blame_disk(out, failure):
             os.fsync(probe.fileno())
         return failure
     except OSError as error:
-        # the launcher speaks for the ranks where their words were lost
-        said = "" if failure.text.startswith("the launcher") else f" ({failure.text})"
-        text = f"cannot write in {short(out)}: {error.strerror}{said}"
-        return replace(failure, text=text, spoken=False)
+        # the launcher's failure is only a consequence of the lost messages
+        more = "" if failure.text.startswith("the launcher") else f" ({failure.text})"
+        text = f"cannot write in {short(out)}: {error.strerror}{more}"
+        return replace(failure, text=text, explained=False)
 
 
 def _tidy(plan):
-    """Keeps what the ranks wrote to stderr, and nothing else of the launcher's files."""
+    """Keeps the ranks' stderr, and no other file of the launcher's."""
     for local_rank, file in rank_stderr(plan.ranks_dir).items():
         if file.stat().st_size:
             rank = plan.nodes.rank * plan.nproc + local_rank
@@ -153,7 +144,7 @@ def _has_steps(log):
     """Whether a run logged a step."""
     try:
         return read_log(log).last is not None
-    except (OSError, ValueError):  # there is none, or not a whole one
+    except (OSError, ValueError):  # missing or not whole
         return False
 
 

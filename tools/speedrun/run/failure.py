@@ -1,19 +1,19 @@
-"""Finds out from a failed launch which rank failed first, and how."""
+"""Finds out which rank of a failed run failed first, and why."""
 
 import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun.run.torchrun import NODES_PATIENCE_S
+from speedrun.base.files import read_json
 
-SIGKILL = 9  # by number, as the launcher reports it: Windows has no such name
+NODES_PATIENCE_S = 600  # in which all machines of a run must have met
+REPORT, FAILURES = "launcher.txt", "failures.json"  # the launcher's stderr, and the failed ranks
+SIGKILL = 9  # by number: Windows has no such name
 
-_CLOSED = re.compile(r"Sending process (\d+) closing signal")
-_FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a rank's traceback
-_SPOKEN = re.compile(r"(?:\S+: )?error: (.*)|AssertionError: (.*)")  # argparse names the program
-_ALONE = re.compile("waiting for clients|client socket has timed out")  # torch's, of machines
+_MESSAGE = re.compile(r"(?:\S+: )?error: (.*)|AssertionError: (.*)")  # argparse names the program
+_NODES = re.compile("waiting for clients|client socket has timed out")  # torch's, of machines
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -21,15 +21,15 @@ _TRACEBACK = "Traceback (most recent call last):"
 class Failure:
     """Why a run failed: `text` for the user, one line, and the exit code to end with (1..255).
 
-    rank: the one that failed first, if it is known; spoken: whether the text is an assertion's or
-    an `error:` line of the script's, so that nothing is left to look up; stopped: whether a signal
-    to the launching process ended the run.
+    rank: the one that failed first, if it is known; explained: whether the text is an assertion's
+    or an `error:` line of the script's, so that nothing is left to look up; stopped: whether a
+    signal to the launching process ended the run.
     """
 
     text: str
     exit_code: int
     rank: int | None = None
-    spoken: bool = False
+    explained: bool = False
     stopped: bool = False
 
 
@@ -38,47 +38,45 @@ def rank_stderr(ranks_dir: Path) -> dict[int, Path]:
     return {int(file.parent.name): file for file in ranks_dir.glob("*/attempt_0/*/stderr.log")}
 
 
-def explain(report: str, stderr_files: dict[int, Path], launcher_exit_code: int) -> Failure:
-    """The Failure behind a launcher's report (its stderr) and the ranks' stderr files.
+def explain(ranks_dir: Path, exit_code: int) -> Failure:
+    """The Failure of a run, from the launcher's exit code and its files in ranks_dir: FAILURES,
+    REPORT and the ranks' stderr.
 
-    Ranks that the launcher closed are victims and left out. Of those that failed by themselves
-    (a broken connection makes others fail too) the first cause is the one killed from outside,
-    else one that speaks for itself, else the one that fell silent first.
+    A broken connection makes other ranks fail too. The first cause is a rank killed from outside,
+    else one that gives the reason itself, else the one whose stderr ends first.
     """
-    closed = set(_CLOSED.findall(report))
-    failed = []
-    for rank, local_rank, exit_code, pid in _FAILED.findall(report):
-        if pid in closed:
-            continue
-        words, silent_since = "", 0.0
-        if file := stderr_files.get(int(local_rank)):
-            words = last_words(file.read_text(encoding="utf-8", errors="replace"))
-            silent_since = file.stat().st_mtime
-        spoken = _SPOKEN.fullmatch(words)
-        order = (int(exit_code) != -SIGKILL, spoken is None, silent_since)
-        failed.append((order, int(rank), int(exit_code), words, spoken))
+    failed, stderr_files = [], rank_stderr(ranks_dir)
+    for rank, local_rank, status in read_json(ranks_dir / FAILURES) or []:
+        words, last_write = "", 0.0
+        if file := stderr_files.get(local_rank):
+            words = error_line(file.read_text(encoding="utf-8", errors="replace"))
+            last_write = file.stat().st_mtime
+        message = _MESSAGE.fullmatch(words)
+        order = (status != -SIGKILL, message is None, last_write)
+        failed.append((order, rank, status, words, message))
     if not failed:
-        words = last_words(report) if launcher_exit_code >= 0 else ""  # killed: it could not say
-        if _ALONE.search(words):
+        report = (ranks_dir / REPORT).read_text(encoding="utf-8", errors="replace")
+        words = error_line(report) if exit_code >= 0 else ""  # a killed launcher gives no reason
+        if _NODES.search(words):
             text = (f"not all nodes met at --rdzv-endpoint within {NODES_PATIENCE_S // 60} minutes;"
                     " start the same command on each, with its own --node-rank")
-            return Failure(text, 1, spoken=True)
-        text = f"the launcher {ending(launcher_exit_code)}"
-        return Failure(f"{text}: {words}" if words else text, _status(launcher_exit_code))
-    _, rank, exit_code, words, spoken = min(failed)
-    if exit_code < 0 or not words:
-        return Failure(f"rank {rank} {ending(exit_code)}", _status(exit_code), rank)
-    text = (spoken[1] or spoken[2]) if spoken else words
+            return Failure(text, 1, explained=True)
+        text = f"the launcher {describe_exit(exit_code)}"
+        return Failure(f"{text}: {words}" if words else text, _status(exit_code))
+    _, rank, status, words, message = min(failed)
+    if status < 0 or not words:
+        return Failure(f"rank {rank} {describe_exit(status)}", _status(status), rank)
+    text = (message[1] or message[2]) if message else words
     if len(stderr_files) > 1 or rank > 0:
         text = f"rank {rank}: {text}"
-    return Failure(text, _status(exit_code), rank, spoken=spoken is not None)
+    return Failure(text, _status(status), rank, explained=message is not None)
 
 
-def last_words(stderr: str) -> str:
-    """The line of a program's stderr that tells why it ended; "" if there is nothing.
+def error_line(stderr: str) -> str:
+    """The line of a program's stderr that gives the reason for its end; "" if there is nothing.
 
     That is its last `error:` line, else the line with the exception below its last traceback, else
-    its last line. What the interpreter ignored while it ended is no reason.
+    its last line. Exceptions that the interpreter ignored at its exit do not count.
     """
     lines = [_PREFIX.sub("", line.rstrip()) for line in stderr.splitlines()]
     lines = [line for line in lines if line]
@@ -93,7 +91,7 @@ def last_words(stderr: str) -> str:
     return lines[-1] if lines else ""
 
 
-def ending(exit_code: int) -> str:
+def describe_exit(exit_code: int) -> str:
     """How a process ended, in words; a negative exit code is the signal that killed it."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
@@ -101,10 +99,8 @@ def ending(exit_code: int) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    hint = " (out of memory?)" if exit_code == -SIGKILL else ""
-    if name == "SIGBUS":  # a part of a mapped file is not there
-        hint = " (was a shard cut short?)"
-    return f"was killed by {name}{hint}"
+    hints = {"SIGKILL": " (out of memory?)", "SIGBUS": " (was a shard cut short?)"}  # mapped files
+    return f"was killed by {name}{hints.get(name, '')}"
 
 
 def _status(exit_code):

@@ -1,8 +1,8 @@
-"""Finds the largest micro batch that fits into the memory of the GPUs, by short trials.
+"""Finds the largest micro batch that fits into the memory of the GPUs: by short trials or, if
+none can run, from the stored predictions.
 
-A trial is the run itself, on all of its ranks, cut to two steps: a process of its own for each
-micro batch, so that nothing of one that failed lies in the memory of the next. It fits if no rank
-runs out of memory and rank 0's tensors take no more than MARGIN of the smallest GPU.
+A trial is the run itself, on all of its ranks, cut to two steps, in processes of its own. It fits
+if no rank runs out of memory and rank 0's tensors take no more than MARGIN of the smallest GPU.
 """
 
 import hashlib
@@ -12,9 +12,8 @@ import json
 import math
 import re
 import tempfile
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -22,17 +21,21 @@ from speedrun.base.errors import UserError
 from speedrun.base.files import read_json, replace_file
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY
+from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.run.execute import execute
 from speedrun.run.gpus import visible_memory
 from speedrun.run.log import read_log
 from speedrun.run.plan import Plan
-from speedrun.run.predicted import SIZES, find_prediction, largest_predicted
+from speedrun.scripts.find import Script, code_hash
 from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
 
-# Tensors are not all that takes memory: CUDA, NCCL, the gaps between tensors, a desktop.
-MARGIN = 0.85
+MARGIN = 0.85  # the rest is for CUDA, NCCL, the gaps between tensors, a desktop
+SIZES = (12, 16, 24, 32, 80)  # GiB of GPUs; the records' have the last
 CACHE = REPOSITORY / "runs" / ".device_batch"  # a file [micro batch, its peak in MiB] per answer
 TAKE_NO_MEMORY = ("files", "seed", "phase")  # kinds of hyperparameters
+# Kinds of hyperparameters that leave a prediction's bytes per token as they are.
+MAY_DIFFER = ("files", "batch", "length", "train length", "val length", "steps", "phase",
+              "interval", "output", "seed")
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|STATUS_ALLOC_FAILED", re.IGNORECASE)
 
 
@@ -41,11 +44,11 @@ def fit_micro_batch(
 ) -> Plan:
     """The plan with the largest micro_batch_size that fits its GPUs, if the plan asks for it.
 
-    search: whether trials may run, or else a stored prediction has to do; use_cache: whether an
-    earlier answer will do. The answer, each trial, what is predicted, and why the plan's own micro
-    batch stays (no GPU, neither search nor prediction) are lines on the stream.
-    Raises UserError where not even one sequence fits, where a trial fails for another reason or is
-    stopped, and for a plan that cannot be tried.
+    search: whether trials may run, instead of using a stored prediction; use_cache: whether to use
+    an earlier answer. The answer, each trial, what is predicted, and why the plan's own micro batch
+    stays (no GPU, neither search nor prediction) are lines on the stream. Raises UserError if not
+    even one sequence fits, if a trial fails for another reason or is stopped, and for a plan that
+    cannot be tried.
     """
     if not plan.auto_batch:
         return plan
@@ -82,28 +85,6 @@ def fit_micro_batch(
     return _with_micro_batch(plan, best)
 
 
-def largest_fitting(
-    fits: Callable[[int], bool], candidates: Sequence[int], start: int = 1
-) -> int | None:
-    """The largest of the ascending candidates that fits, or None; what is larger fits less.
-
-    The first trial is of the largest candidate up to `start`. While all fit, the next one is of
-    twice as much; after the first that does not, each halves the candidates that are left.
-    """
-    fitting, failing = -1, len(candidates)  # positions that enclose the answer
-    trial = max(0, bisect_right(candidates, start) - 1)
-    while failing - fitting > 1:
-        if fits(candidates[trial]):
-            fitting = trial
-        else:
-            failing = trial
-        if failing < len(candidates):
-            trial = (fitting + failing) // 2
-        else:
-            trial = max(trial + 1, bisect_right(candidates, 2 * candidates[trial]) - 1)
-    return candidates[fitting] if fitting >= 0 else None
-
-
 def trial_options(plan: Plan, micro_batch: int) -> dict[str, object]:
     """The hyperparameters that the script gets in a trial of `micro_batch` sequences."""
     return {**plan.options, **trial_sizes(plan.hyperparameters, micro_batch, plan.nproc)}
@@ -115,8 +96,7 @@ def _with_micro_batch(plan, micro_batch):
 
 
 def _predict(plan, memory):
-    """The micro batch that is predicted to fit into `memory` MiB, None without any, and the words
-    for it."""
+    """The micro batch that is predicted to fit into `memory` MiB, or None, and a remark on it."""
     prediction = find_prediction(plan.script, plan.options)
     if prediction is None:
         return None, "there is no prediction for this script with its settings"
@@ -145,7 +125,7 @@ def _for_others(plan):
 
 def _candidates(plan):
     """The micro batches to choose from, and the memory in MiB of the smallest GPU of the run;
-    UserError where the plan cannot be tried."""
+    UserError if the plan cannot be tried."""
     known = plan.script.hyperparameters
     needed = ("micro_batch_size", "total_batch_size", "train_steps", *length_names(known))
     missing = [name for name in dict.fromkeys(needed) if name not in known]
@@ -155,13 +135,12 @@ def _candidates(plan):
         raise UserError("--device-batch auto tries one machine; give all of them the same number")
     memory = min(visible_memory()[: plan.nproc], default=0)
     if not memory:
-        raise UserError("--device-batch auto: nvidia-smi does not tell how much memory there is; "
-                        "give a number")
+        raise UserError("--device-batch auto: nvidia-smi does not report the memory; give a number")
     return micro_batches(plan.hyperparameters, plan.nproc), memory
 
 
 def _search(plan, candidates, memory, names, stream):
-    """The answer and its peak memory in MiB; UserError where nothing fits."""
+    """The largest candidate that fits and its peak memory in MiB; UserError if nothing fits."""
     peaks, limit = {}, MARGIN * memory
 
     def fits(micro_batch):
@@ -176,13 +155,14 @@ def _search(plan, candidates, memory, names, stream):
         finally:
             print(outcome, file=stream, flush=True)
 
-    best = largest_fitting(fits, candidates, plan.hyperparameters["micro_batch_size"])
-    if best is None:
+    fitting = bisect_left(candidates, True, key=lambda n: not fits(n))  # what is larger fits less
+    if not fitting:
         lengths = {name: plan.hyperparameters[name] for name in length_names(plan.hyperparameters)}
         shorter = " ".join(f"--set {name}={length // 2}" for name, length in lengths.items())
         raise UserError(
             f"not even one sequence of {max(lengths.values())} tokens fits into {MARGIN:.0%} of the"
             f" {memory / 1024:.1f} GiB of {names}; try {shorter} or a smaller model_dim")
+    best = candidates[fitting - 1]
     return best, peaks[best]
 
 
@@ -204,10 +184,67 @@ def _peak_memory(plan, micro_batch):
 
 
 def _key(plan, candidates, memory):
-    """A text that stands for all that the answer depends on."""
+    """A hash of everything that the answer depends on."""
     without = load_glossary().of_kind(*TAKE_NO_MEMORY)
     options = {name: str(value) for name, value in trial_options(plan, candidates[-1]).items()
                if name not in without}
     facts = [plan.script.path.read_text(encoding="utf-8"), options, candidates,
              plan.gpus[: plan.nproc], memory, MARGIN, importlib.metadata.version("torch")]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+# ---- predictions ----
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A micro batch that is predicted to fit: its sequences, {hyperparameter: tokens of a sequence}
+    of training and then of validation, and bytes at their peak."""
+
+    sequences: int
+    lengths: dict[str, int]
+    peak: float
+
+    def __str__(self):
+        """Sequences x tokens; of training / of validation where those differ."""
+        return f"{self.sequences} x " + " / ".join(f"{n:,}" for n in self.lengths.values())
+
+    def shortened(self, own: dict[str, object]) -> str:
+        """The options that bring sequences to these lengths, a space before each."""
+        return "".join(f" --set {name}={length}" for name, length in self.lengths.items()
+                       if length < own[name])
+
+
+def find_prediction(script: Script, options: dict[str, object]) -> StoredPrediction | None:
+    """The prediction of a milestone's code of today with these hyperparameters in place of its own;
+    None if there is none, or if one of them changes the memory."""
+    try:
+        found = script.milestone and load_predictions().get(script.milestone.slug)
+    except (OSError, ValueError):  # make_figures.py reports it
+        return None
+    if not found:
+        return None
+    changed = {name for name, value in options.items()
+               if script.typed(name, value) != script.hyperparameters[name]}
+    fits = changed <= {*load_glossary().of_kind(*MAY_DIFFER)}
+    return found if fits and found.code == code_hash(script.path) else None
+
+
+def largest_predicted(prediction: StoredPrediction, hyperparameters: dict[str, object],
+                      world_size: int, room: float) -> Fitting | None:
+    """The largest micro batch that divides the batch among the ranks and is predicted to take no
+    more than `room` bytes.
+
+    Where not even one sequence fits, those that are too long are halved until it does: sequences of
+    training, and of validation where they have a length of their own. None if nothing fits.
+    """
+    train, val = length_names(hyperparameters)
+    lengths = {name: hyperparameters[name] for name in (train, val)}
+    while all(lengths.values()):
+        peaks = {n: prediction.alone(n * lengths[train], n * lengths[val])
+                 for n in micro_batches({**hyperparameters, **lengths}, world_size)}
+        fitting = [n for n, peak in peaks.items() if peak <= room]
+        if fitting:
+            return Fitting(fitting[-1], lengths, peaks[fitting[-1]])
+        lengths[train if prediction.alone(lengths[train]) > room else val] //= 2
+    return None

@@ -7,7 +7,7 @@ import subprocess
 
 # Dense bfloat16 tensor-core FLOP/s with float32 accumulation, from NVIDIA's data sheets and
 # architecture white papers (data sheets that give the rate "with sparsity" are halved).
-# A pattern is looked for in the device's name; the first that is found counts.
+# The first pattern that is found in the device's name counts.
 PEAK_BF16_FLOPS = [
     (r"\bMIG\b", None),  # a slice of a GPU has a slice of its peak
     (r"\bH200 NVL\b", 835.5e12),  # H200 data sheet
@@ -27,7 +27,7 @@ PEAK_BF16_FLOPS = [
 
 
 def peak_flops(name: str) -> float | None:
-    """Dense bfloat16 FLOP/s of the device called `name`, or None where it is not known for sure."""
+    """Dense bfloat16 FLOP/s of the device called `name`, or None if it is not certain."""
     for pattern, flops in PEAK_BF16_FLOPS:
         if re.search(pattern, name):
             return flops
@@ -37,23 +37,23 @@ def peak_flops(name: str) -> float | None:
 def visible_gpus() -> list[str]:
     """Names of the GPUs that a program started now would see, in order.
 
-    Asks nvidia-smi and honours CUDA_VISIBLE_DEVICES (indices or the beginnings of UUIDs; as in
-    CUDA, what follows an unknown entry is invisible). A machine without nvidia-smi has none.
+    Runs nvidia-smi and honours CUDA_VISIBLE_DEVICES (indices or the beginnings of UUIDs; as in
+    CUDA, entries after an unknown one are ignored). A machine without nvidia-smi has none.
     """
     return _of_visible_gpus("name")
 
 
 def visible_memory() -> list[int]:
-    """Memory in MiB of the GPUs that `visible_gpus` names; 0 where nvidia-smi does not tell it."""
+    """Memory in MiB of the GPUs that `visible_gpus` names; 0 if nvidia-smi does not report it."""
     return [int(text) if text.isdecimal() else 0 for text in _of_visible_gpus("memory.total")]
 
 
-def _of_visible_gpus(what):
-    """What nvidia-smi tells of each visible GPU, in order: texts, numbers without their unit."""
+def _of_visible_gpus(name):
+    """A property of each visible GPU, in order, from nvidia-smi: text, numbers without units."""
     nvidia_smi = shutil.which("nvidia-smi")
     if nvidia_smi is None:
         return []
-    query = [nvidia_smi, f"--query-gpu={what},uuid", "--format=csv,noheader,nounits"]
+    query = [nvidia_smi, f"--query-gpu={name},uuid", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):  # installed, but no driver or no device

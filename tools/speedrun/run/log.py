@@ -3,8 +3,8 @@
     log = read_log("runs/muon-20250101-120000/log.txt")
     log.val_curve                    # [(0, 5.5452), (50, 3.1034), ...]
 
-    log = RunLog()                   # or line by line, while the run goes on
-    told = log.feed(line)            # a Step, the name of a fact or None
+    log = RunLog()                   # or line by line, during the run
+    event = log.feed(line)           # a Step, the name of a fact or None
 
 Lines that count:
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SCRIPT = "train_gpt.py"  # a run's copy of its script, beside its log.txt, whatever its name was
-RULE = "=" * 100  # stands below the script's own text and below the header
+RULE = "=" * 100  # below the script's own text and below the header
 
 _STEP = re.compile(r"step:(?P<step>\d+)/(?P<train_steps>\d+) (?P<words>\S.*)")
 _LLMC_STEP = re.compile(r"s:(?P<step>\d+) (?P<loss>tel|trl):(?P<value>\S+)(?: .*)?")
@@ -35,7 +35,7 @@ _ENVIRONMENT_WORD = re.compile(r"(\w+):(.*?)(?= \w+:|$)")  # a value may hold sp
 
 @dataclass(frozen=True)
 class Step:
-    """One step line; what the line does not tell is None.
+    """One step line; a value that the line does not have is None.
 
     Losses are in nats per token, times in milliseconds: `train_time_ms` since the clock started,
     `step_avg_ms` per optimizer step. `train_steps` is the length of the whole run.
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass
 class RunLog:
-    """What a log has told so far.
+    """The content of a log so far.
 
     steps: every step line in order; hyperparameters and environment: name -> value, empty where
     the log has none; peak_memory_mib: in MiB, or None.
@@ -66,11 +66,11 @@ class RunLog:
         """Takes the next line (with or without its line break).
 
         Returns the Step in the line, or the name of the attribute that the line filled, else None.
-        A line cut short tells nothing.
+        A line cut short has no effect.
         """
         line = line.rstrip("\r\n")
         if line == RULE:
-            self.steps.clear()  # above a rule stand only texts that quote step lines
+            self.steps.clear()  # the text above a rule only quotes step lines
         try:
             if step := _step(line):
                 self.steps.append(step)
@@ -78,7 +78,7 @@ class RunLog:
             if fact := _fact(line):
                 setattr(self, *fact)
                 return fact[0]
-        except ValueError:  # looks like one of them, and is cut short or something else
+        except ValueError:  # looks like one of them, but is cut short or something else
             pass
         return None
 
@@ -107,7 +107,7 @@ def read_log(path: str | Path) -> RunLog:
     log = RunLog()
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            # Only llm.c's lines do not show where they end: 3.28 may be the start of 3.2834.
+            # Only llm.c's lines do not mark their end: 3.28 may be the start of 3.2834.
             if line.endswith("\n") or not line.startswith("s:"):
                 log.feed(line)
     if not log.steps and not log.hyperparameters:
@@ -134,7 +134,7 @@ def _number(text):
 
 
 def _fact(line):
-    """(attribute of RunLog, value) that a line tells, or None. Raises ValueError for bad JSON."""
+    """(attribute of RunLog, value) in a line, or None. Raises ValueError for bad JSON."""
     if match := _HEADER.fullmatch(line):
         return match[1], json.loads(match[2])
     if line.startswith("python:") and " torch:" in line:

@@ -1,6 +1,6 @@
-"""Decides what a run is: script, scale, hyperparameters, data, ranks and output folder.
+"""Plans a run: script, scale, hyperparameters, data, ranks and output folder.
 
-All but the tokens themselves is checked here, before anything is written.
+Everything except the tokens themselves is checked here, before anything is written.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,10 @@ class Plan:
     """A run, decided and checked.
 
     options are the hyperparameters that are passed on (name -> value); data is the folder of the
-    shards, or None where settings name the files; gpus are the names of the visible ones; notes are
-    lines that tell what was chosen, the scale first; auto_batch tells that micro_batch_size is
-    still to become the largest that fits (speedrun.run.fit_batch); out_is_free tells that the run
-    may take another `out`, because nobody asked for this one.
+    shards, or None if settings name the files; gpus are the names of the visible ones; notes are
+    lines for the user on what was chosen, the scale first. auto_batch: micro_batch_size will become
+    the largest that fits (speedrun.run.fit_batch); out_is_free: the run may take another `out`,
+    because the user did not choose this one.
     """
 
     script: Script
@@ -54,7 +55,7 @@ class Plan:
 
     @property
     def ranks_dir(self) -> Path:
-        """Where the launcher keeps the ranks' stderr while they run (nodes may share `out`)."""
+        """The launcher's folder for the ranks' stderr during the run (nodes may share `out`)."""
         return self.out / self.nodes.ranks
 
     @property
@@ -70,8 +71,8 @@ class Plan:
 
     @property
     def hyperparameters(self) -> dict[str, object]:
-        """Those of the run: the script's defaults, with the options in their place, each in its
-        type; None where a default is not known."""
+        """The script's defaults, replaced by the options, each in its type; None if a default is
+        not known."""
         values = {**self.script.hyperparameters, **self.options}
         return {name: self.script.typed(name, value) for name, value in values.items()}
 
@@ -143,7 +144,7 @@ def make_plan(
             script.hyperparameters | options | settings, nproc * nodes.count)):
         options["micro_batch_size"] = fitting
         if device_batch is None:
-            notes.append(f"micro_batch_size: {fitting} (to deal a step to all ranks)")
+            notes.append(f"micro_batch_size: {fitting} (so that a step divides among all ranks)")
     if save_checkpoint:
         options["save_checkpoint"] = True
     options |= settings
@@ -160,8 +161,8 @@ def make_plan(
         served = check_here(preflight.check_shards, values, ratio)
         needed = values.get("train_steps")
         if served is not None and needed is not None and served < needed:
-            notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then begin"
-                         " again")
+            notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then start"
+                         " over")
     return plan
 
 
@@ -181,12 +182,12 @@ def _name_and_value(setting, script):
 
 
 def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple[str, str]:
-    """The scale and the reason for it, from what was asked for (None: nothing) and the visible
+    """The scale and the reason for it, from the user's choices (None: no choice) and the visible
     GPUs."""
     if scale is not None:
         return scale, "as asked"
     if not gpus:
-        return "tiny", "nvidia-smi shows no GPU here; --scale record insists"
+        return "tiny", "nvidia-smi shows no GPU here; --scale record overrides this"
     folder = data or FINEWEB
     if not has_shards(folder):
         return "tiny", f"no shards in {short(folder)}; fetch them: {fetch_command(folder)}"
@@ -201,14 +202,12 @@ def fresh_out(name: str) -> Path:
 
 
 def make_fresh_out(name: str) -> Path:
-    """Makes such a folder, for no other run; OSError where that is impossible."""
+    """Makes such a folder, only for this run; OSError if that is impossible."""
     while True:
         out = fresh_out(name)
-        try:
+        with suppress(FileExistsError):  # another run took the name just now
             out.mkdir(parents=True)
             return out
-        except FileExistsError:  # another run took the name just now
-            pass
 
 
 def check_out(out: Path, nodes: Nodes) -> None:

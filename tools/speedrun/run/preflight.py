@@ -1,7 +1,7 @@
-"""Refuses a run that cannot go well, in one line and before anything is started or written.
+"""Refuses a run that cannot succeed, in one line and before anything is started or written.
 
-A script by hand only asserts what would otherwise train wrongly; all else is found here. What a
-script has no hyperparameter for is not checked, so that any script can be launched.
+A script itself only asserts what would otherwise train wrongly; all other errors are found here. A
+rule on a hyperparameter that a script does not have is skipped, so that any script can be launched.
 """
 
 import glob
@@ -31,11 +31,11 @@ PAIRS = {
     "letters": (str, lambda pattern, layers: len(pattern) == layers,
                 "{a}={one} does not have a letter for each of {b}={other}; change one of them"),
 }
-MOST_RANKS = 64  # of those that a message names as fitting
+MOST_RANKS = 64  # that a message lists as fitting
 
 
 class NotHere(UserError):
-    """This machine lacks what another may have."""
+    """Something is missing on this machine that another may have."""
 
 
 def check_gpus(nproc: int | None, gpus: list[str], needed: bool) -> None:
@@ -43,7 +43,7 @@ def check_gpus(nproc: int | None, gpus: list[str], needed: bool) -> None:
     if gpus and (nproc or 0) > len(gpus):
         raise NotHere(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
     if needed and not gpus:
-        raise NotHere("nvidia-smi shows no GPU, which the record's sizes are for")
+        raise NotHere("nvidia-smi shows no GPU, and the record's sizes need one")
 
 
 def check_values(
@@ -75,7 +75,7 @@ def check_values(
         if type(layers) is int and len(pattern) < layers:
             raise UserError(f"{name}={pattern} has fewer letters than num_layers={layers}; change"
                             " one of them")
-        if "." not in (defaults.get(name) or "."):  # a script in which no layer goes without
+        if "." not in (defaults.get(name) or "."):  # every layer of this script needs one
             alphabet = alphabet.replace(".", "")
         if foreign := "".join(dict.fromkeys(c for c in pattern if c not in alphabet)):
             raise UserError(f"{name}={pattern} holds {foreign}; its letters are {alphabet}")
@@ -95,7 +95,7 @@ def check_values(
 
 
 def _what_divides(values, world_size):
-    """What to change so that a step and a validation divide among the ranks."""
+    """Advice on how a step and a validation can divide among the ranks."""
     if fitting := micro_batches(values, world_size):
         return f"micro_batch_size may be {', '.join(map(str, fitting[:MOST_RANKS]))}"
     fitting = [ranks for ranks in range(1, MOST_RANKS + 1) if micro_batches(values, ranks)]
@@ -107,14 +107,13 @@ def _what_divides(values, world_size):
 def check_shards(
     values: dict[str, object], read_ratio: float = 1.0, tokens: bool = False
 ) -> int | None:
-    """Raises UserError where train_files or val_files name no shards (NotHere), something else, a
-    shard that is not whole or none that is longer than a step. Reads only the shards' headers.
-    Returns how many steps the training shards serve before they begin again, None where that is not
-    known.
+    """Raises UserError if train_files or val_files name no shards (NotHere), other files, a shard
+    that is not whole or only shards that are too short for a step. Reads only the shards' headers.
+    Returns the number of steps that the training shards serve before they start over, or None if
+    that is not known.
 
     values: hyperparameters as for check_values. read_ratio: see Milestone. tokens: whether to read
-    also every token that the run will read, which takes numpy, and to refuse one that is beyond
-    vocab_size.
+    every token of the run, too, which takes numpy, and to refuse one beyond vocab_size.
     """
     served = None
     train_steps = max(values.get(name) or 0 for name in ("train_steps", "kernel_warmup_steps"))
@@ -182,11 +181,11 @@ def _least(name, value, default):
 
 
 def _check_windows(values):
-    """What holds for windows that grow by stages, and once more for the last validation."""
+    """The rule for windows that grow by stages, and once more for the last validation."""
     if not _known(values, "window_start", "window_growth", "window_stages", "window_end"):
         return
     last = values["window_start"] + (values["window_stages"] - 1) * values["window_growth"]
-    # Where long windows get a further end, window_end is what tells the last validation.
+    # If long windows have an end of their own, window_end marks the last validation.
     if values["window_end"] < last + ("long_window_end" in values):
         raise UserError(f"window_end={values['window_end']} is too small, as the last of"
                         f" window_stages={values['window_stages']} trains with a window of {last};"
@@ -194,10 +193,10 @@ def _check_windows(values):
 
 
 def _check_attention(values, on_gpu):
-    """What holds for a script that may take FlexAttention, or one of several kernels. Where a
-    default is not known, it is what the machine can do."""
+    """Rules for a script with FlexAttention or a choice of kernels. A default that is not known is
+    what the machine can do."""
     here = {name: on_gpu if value is None else value for name, value in values.items()}
-    without_mask = {}  # what attends without a dense mask -> whether it does
+    without_mask = {}  # attention without a dense mask -> whether the run takes it
     if "use_flex_attention" in values:
         flex = here["use_flex_attention"]
         if flex and not on_gpu:

@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: one live line on a terminal, plain lines elsewhere."""
+"""Shows a run's progress: one live line on a terminal, plain lines elsewhere."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,20 +9,20 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 from speedrun.history.glossary import load_glossary
 from speedrun.run.log import RULE, RunLog, Step
-from speedrun.run.paths import paths_taken
 from speedrun.run.plan import Plan
+from speedrun.scripts.find import paths_taken
 
 WIDE = 70  # columns from which on the live line also has a bar and tokens/s
 
 
 class NotFinite(UserError):
-    """A loss that is NaN or infinite, from which no run comes back; `text` names the rates."""
+    """A loss that is NaN or infinite, after which training on is useless."""
 
 
 @contextmanager
 def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """Inside the block, its value shows each line that rank 0 printed on the text stream, and after
-    the hyperparameters which paths they mean. It raises NotFinite after such a loss."""
+    """Inside the block, its value is a function that shows a line of rank 0 on the text stream, and
+    after the hyperparameters the paths that they select. It raises NotFinite after such a loss."""
     log, source = RunLog(), plan.script.path.read_text(encoding="utf-8")
 
     def paths():
@@ -30,20 +30,20 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
         return paths_taken(source, log.hyperparameters, on_gpu, chosen=plan.options)
 
     def read(line):
-        told = log.feed(line)
-        for name in ("val_loss", "train_loss") if isinstance(told, Step) else ():
-            if not math.isfinite(getattr(told, name) or 0):
-                raise NotFinite(f"{name} is {getattr(told, name)} at step {told.step}, so the run"
+        seen = log.feed(line)
+        for name in ("val_loss", "train_loss") if isinstance(seen, Step) else ():
+            if not math.isfinite(getattr(seen, name) or 0):
+                raise NotFinite(f"{name} is {getattr(seen, name)} at step {seen.step}, so the run"
                                 f" was stopped; lower a learning rate: {_rates(plan)}")
-        return told
+        return seen
 
-    def pass_on(line):
+    def show_line(line):
         print(visible(line), file=stream, flush=True)
         if read(line) == "hyperparameters":
             print(paths(), file=stream, flush=True)
 
     if not stream.isatty():
-        yield pass_on
+        yield show_line
         return
     from rich import progress
     from rich.console import Console
@@ -60,23 +60,23 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
 
     def show(line):
         nonlocal val_loss
-        told = read(line)
-        if told is None and line.strip() and line != RULE:  # facts are in the log and the summary
+        seen = read(line)
+        if seen is None and line.strip() and line != RULE:  # facts are in the log and the summary
             console.print(visible(line), markup=False)
-        if told == "hyperparameters":
+        if seen == "hyperparameters":
             console.print(paths(), markup=False)
-        if not isinstance(told, Step):
+        if not isinstance(seen, Step):
             return
-        if told.val_loss is not None:
-            val_loss = f"val_loss {told.val_loss:.4f}"
-            clock = told.train_time_ms
+        if seen.val_loss is not None:
+            val_loss = f"val_loss {seen.val_loss:.4f}"
+            clock = seen.train_time_ms
             seconds = "" if clock is None else f"  {clock / 1000:,.1f} s"
-            console.print(f"step {told.step:<6} {val_loss}{seconds}", markup=False)
+            console.print(f"step {seen.step:<6} {val_loss}{seconds}", markup=False)
         speed = ""
-        if batch and told.step_avg_ms:
-            speed = f"{1000 * batch / told.step_avg_ms:,.0f} tokens/s"
-        bar.update(task, completed=told.step, total=told.train_steps, speed=speed,
-                   description=f"step {told.step}/{told.train_steps} {val_loss}")
+        if batch and seen.step_avg_ms:
+            speed = f"{1000 * batch / seen.step_avg_ms:,.0f} tokens/s"
+        bar.update(task, completed=seen.step, total=seen.train_steps, speed=speed,
+                   description=f"step {seen.step}/{seen.train_steps} {val_loss}")
 
     with bar:
         yield show

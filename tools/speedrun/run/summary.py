@@ -1,4 +1,4 @@
-"""What a finished run achieved: figures from its log, beside the official ones."""
+"""Sums up a finished run: figures from its log, beside the official ones."""
 
 import json
 import math
@@ -26,12 +26,12 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a run; what is not known is None.
+    """The figures of a run; None if unknown.
 
     milestone is a slug, val_loss in nats per token, tokens over all steps, times in seconds and
     milliseconds, mfu as a fraction of the peak of all GPUs, peak_memory_mib of rank 0,
     data_fingerprint of the embedded corpus, whose text depends on the Python version. `official`
-    holds the record's figures under the same names, or is empty where the runs do not compare.
+    holds the record's figures under the same names, or is empty if the runs do not compare.
     """
 
     milestone: str | None
@@ -63,7 +63,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     device = log.environment.get("device", ", ".join(sorted(set(plan.gpus))) or None)
     peak = peak_flops(device) if device else None
     flops = None
-    if tokens_per_s and peak:  # then the log tells the hyperparameters
+    if tokens_per_s and peak:  # then the log has the hyperparameters
         from speedrun.scripts.flops import flops_if_countable  # torch, which takes seconds
 
         flops = flops_if_countable(plan.out / SCRIPT, log.hyperparameters)
@@ -89,13 +89,13 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
 
 
 def corpus_of(folder: Path) -> str | None:
-    """The fingerprint of the embedded corpus that a run in the folder was trained on, as its
-    summary tells; None if it tells none."""
+    """The fingerprint of the embedded corpus that a run in the folder was trained on, from its
+    summary; None if it has none."""
     return (read_json(folder / "summary.json") or {}).get("data_fingerprint")
 
 
 def milestone_of(folder: Path) -> str | None:
-    """The slug of the milestone that a run in the folder was of, as its summary says."""
+    """The slug of the milestone that was run in the folder, from its summary; None without one."""
     name = (read_json(folder / "summary.json") or {}).get("milestone")
     return slug_in(name) if name else None
 
@@ -110,7 +110,7 @@ def to_json(summary: Summary) -> str:
 
 
 def print_summary(summary: Summary, stream: TextIO) -> None:
-    """Prints what is known as a table to a text stream; beside it the official figures, if any."""
+    """Prints the known figures as a table to a text stream, beside the official ones, if any."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -130,8 +130,8 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
 
 
 def _last(steps, name):
-    """The last step line with this value, or one that tells nothing; of times, those read at a
-    validation are exact."""
+    """The last step line with this value, preferably of a validation, where times are exact; an
+    empty one if there is none."""
     found = [step for step in steps if getattr(step, name) is not None]
     exact = [step for step in found if step.val_loss is not None and step.step > 0]
     return (exact or found or [Step(0)])[-1]

@@ -1,4 +1,4 @@
-"""Runs a script through torch.distributed.run and leaves no process behind."""
+"""Runs a script on its ranks, through torch's launcher, and leaves no process behind."""
 
 import os
 import signal
@@ -14,16 +14,17 @@ from typing import TextIO
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
+from speedrun.run.failure import FAILURES, NODES_PATIENCE_S, REPORT
 
-LOOPBACK = Path(__file__).with_name("loopback.py")
-NODES_PATIENCE_S = 600  # in which all machines of a run must have met
-RUN_MARK = "SPEEDRUN_RUN"  # environment variable by which a run's processes are recognised
+LAUNCHER = Path(__file__).with_name("launcher.py")
+# environment variable: launcher.py writes the failed ranks there; it also marks a run's processes
+MARK = "SPEEDRUN_FAILURES"
 RANK_PATIENCE_S = 5  # from a rank's SIGTERM to its SIGKILL; the launcher's own default is 30
 LAUNCHER_PATIENCE_S = 15  # longer than the launcher needs to end its ranks
 LEAST_FILES = 64  # open at once; 20 are too few, 32 do for one rank
 STOP_SIGNALS = [signum for signum in signal.Signals  # not every system has them all
                 if signum.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
-# torch 2.13 has new names for these, and warns on every rank; torch 2.11 knows the old ones alone,
+# torch 2.13 has new names for these, and warns on every rank; torch 2.11 has only the old ones,
 # so scripts keep them.
 RENAMED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 QUIET = [f"ignore:`torch.distributed.{name}` is deprecated:FutureWarning" for name in RENAMED]
@@ -56,7 +57,7 @@ def check_nodes(nodes: Nodes) -> None:
 
 
 def announce_nodes(nodes: Nodes, stream: TextIO) -> None:
-    """Prints for whom a run on several machines waits; UserError where none could come."""
+    """Prints that a run on several machines waits for them; UserError if they cannot meet."""
     if nodes.count == 1:
         return
     host, _, port = nodes.endpoint.rpartition(":")
@@ -75,11 +76,11 @@ def announce_nodes(nodes: Nodes, stream: TextIO) -> None:
 
 
 def check_open_files() -> None:
-    """Raises UserError where torch's launcher, which then waits forever, cannot open its files."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
+    """Raises UserError if torch's launcher cannot open its files; it would wait for ever."""
+    if os.name == "nt":  # its limits are far above
         return
+    import resource
+
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= limit < LEAST_FILES:  # infinity is -1
         raise UserError(f"a process may open only {limit} files here; first type: ulimit -n 1024")
@@ -88,8 +89,8 @@ def check_open_files() -> None:
 def launcher(nodes: Nodes) -> list[str]:
     """The arguments of Python that start torch's launcher, up to where the machines meet."""
     if nodes.count == 1:
-        return [short(LOOPBACK), "--standalone", "--local-addr=127.0.0.1"]
-    return ["-m", "torch.distributed.run", f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}",
+        return [short(LAUNCHER), "--standalone", "--local-addr=127.0.0.1"]
+    return [short(LAUNCHER), f"--nnodes={nodes.count}", f"--node-rank={nodes.rank}",
             f"--rdzv-endpoint={nodes.endpoint}", f"--rdzv-conf=timeout={NODES_PATIENCE_S}"]
 
 
@@ -110,8 +111,8 @@ class Stop:
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Inside the block, Ctrl-C, SIGTERM and SIGHUP to this process are noted in its Stop and do no
-    more, except those that are ignored (by nohup, say). For the main thread only."""
+    """Inside the block, Ctrl-C, SIGTERM and SIGHUP to this process only call its Stop, except those
+    that are ignored (under nohup, for example). For the main thread only."""
     previous, stop = {}, Stop()
     for signum in STOP_SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -123,34 +124,34 @@ def stop_signals() -> Iterator[Stop]:
             signal.signal(signum, old)
 
 
-def launch(command: list[str], report: Path, on_line: Callable[[str], None], stop: Stop) -> int:
-    """Runs the command, hands each line of its stdout to `on_line` and returns its exit code.
+def launch(command: list[str], folder: Path, on_line: Callable[[str], None], stop: Stop) -> int:
+    """Runs the command, passes each line of its stdout to `on_line` and returns its exit code.
 
-    report: file for the launcher's own stderr; stop: of the stop_signals block around this. A stop
-    ends the run; whatever ends it (an exception of on_line too), its processes are gone on return.
-    Raises OSError if the command or the report cannot be started.
+    folder: gets the launcher's REPORT and FAILURES; stop: of the stop_signals block around this. A
+    stop ends the run. When this returns or raises (also an exception of on_line), all processes of
+    the run have ended. Raises OSError if the command or the report cannot be started.
     """
-    mark = f"{os.getpid()}-{time.time_ns()}"
+    failures = str(folder.absolute() / FAILURES)
     environment = {
         "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
         **os.environ,
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
         "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
-        RUN_MARK: mark,
+        MARK: failures,
     }
     environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
     if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
         environment[ALLOCATOR[0]] = "expandable_segments:True"
-    with open(report, "wb") as stderr:
+    with open(folder / REPORT, "wb") as stderr:
         launcher = stop.launcher = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=stderr, encoding="utf-8", errors="replace",
-            # The terminal's Ctrl-C reaches only us, so there is one way to stop (POSIX, Windows).
+            # The terminal's Ctrl-C reaches only this process, so there is one way to stop.
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
-        reaper = threading.Thread(target=_reap, args=(launcher, mark), daemon=True)
+        reaper = threading.Thread(target=_reap, args=(launcher, failures), daemon=True)
         reaper.start()
         try:
             if stop.signum is not None:  # the signal came before there was a launcher
@@ -174,20 +175,20 @@ def _end(launcher):
     killer.start()
 
 
-def _reap(launcher, mark):
+def _reap(launcher, failures):
     """Waits for the launcher, then kills the processes of the run that outlived it (on Linux).
 
-    None does unless the launcher itself was killed or was stopped while it started its ranks. This
-    also closes the pipe that such a rank would hold open.
+    Some do only if the launcher was killed, or was stopped while it started its ranks. Killing them
+    also closes the pipe that they hold open.
     """
-    variable = f"{RUN_MARK}={mark}".encode()
+    variable = os.fsencode(f"{MARK}={failures}")
     launcher.wait()
-    looked_in_vain = 0
-    while looked_in_vain < 3:  # for a moment, a process that starts shows no environment
-        looked_in_vain += 1
+    empty_looks = 0
+    while empty_looks < 3:  # for a moment, a process that starts shows no environment
+        empty_looks += 1
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):  # it has ended meanwhile, or is not ours to read
                 if variable in environ.read_bytes().split(b"\0"):
-                    looked_in_vain = 0
+                    empty_looks = 0
                     os.kill(int(environ.parent.name), signal.SIGKILL)
         time.sleep(0.05)

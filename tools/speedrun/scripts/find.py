@@ -1,15 +1,21 @@
-"""Finds the script that a command names, and looks into it without running it (which would import
-torch and take seconds)."""
+"""Finds the script that a command names, reads it without running it (which would import torch and
+take seconds), and imports it."""
 
 import ast
 import hashlib
+import importlib.util
 import os
+import re
+import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from speedrun.base.errors import UserError
 from speedrun.history.fields import default_hyperparameters, hyperparameter_types
+from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
 # How a script reads a value of each type that a hyperparameter may have.
@@ -17,13 +23,17 @@ _READERS = {
     "int": int, "float": float, "str": str,
     "bool": lambda text: {"True": True, "False": False}[text],
 }
+# A hyperparameter whose default depends on the machine, and the script's comment on it.
+_SWITCH = re.compile(
+    r"^    (\w+): (?:bool = (?!True|False)|str = field\(default_factory=(?!lambda))"
+    r"[^#\n]+(?:# (.*))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Script:
     """A train_gpt.py: name for its runs, file, the milestone it is (or None), the defaults of its
     hyperparameters and the names of their types, the overrides {name: value} that make it tiny, and
-    whose overrides they are."""
+    the milestone that they are from."""
 
     name: str
     path: Path
@@ -36,8 +46,8 @@ class Script:
     def typed(self, name: str, value: object) -> object:
         """A value of hyperparameter `name`, as a text or not, in the type that the script gives it.
 
-        It stays as it is where that type is none of int, float, bool and str, and None (not known)
-        stays None. Raises UserError, exit code 2, for a value that is none of its type.
+        Values of other types than int, float, bool and str stay as they are, and so does None (not
+        known). Raises UserError, exit code 2, for a value that is not of its type.
         """
         kind = self.types.get(name)
         if value is None or kind not in _READERS:
@@ -53,9 +63,9 @@ def find_script(target: str) -> Script:
     """The Script for a milestone's id, for `train` (the learner's script), or for the path of a
     train_gpt.py or of its folder.
 
-    A script that is no milestone gets the tiny overrides of the milestone whose hyperparameters
-    have the most names in common with its own, as far as it has their names. Raises UserError or
-    ManifestError, both with one line, where there is no such script.
+    A script that is no milestone gets the tiny overrides of the milestone with the most similar
+    set of hyperparameters, except those that it does not have. Raises UserError or ManifestError,
+    both with one line, if there is no such script.
     """
     manifest = load_manifest()
     path, milestone = locate(target, manifest)
@@ -73,7 +83,7 @@ def find_script(target: str) -> Script:
 def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
     """The file that `target` names, as for `find_script`, and the milestone that it is, if any.
 
-    The file is not looked into. Raises UserError or ManifestError, one line, if there is none.
+    The file is not opened. Raises UserError or ManifestError, one line, if there is none.
     """
     if target != "train" and not (target.endswith(".py") or "/" in target or os.sep in target):
         milestone = manifest.get(target)
@@ -93,7 +103,7 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
 
 
 def code_hash(script: Path) -> str:
-    """A hash of a script that comments, docstrings, messages of asserts and layout do not change.
+    """A hash of a script that comments, docstrings, asserts' messages and layout do not change.
 
     Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
     """
@@ -113,7 +123,7 @@ def _code_hash(source):
 
 
 def _shape(syntax):
-    """Syntax as nested lists, without what is empty or absent: Python's versions differ in that."""
+    """Syntax as nested lists, without empty fields: Python's versions differ in them."""
     if isinstance(syntax, ast.AST):
         return [type(syntax).__name__, *(
             (name, _shape(value)) for name, value in ast.iter_fields(syntax)
@@ -128,5 +138,51 @@ def _hyperparameters(path):
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from None
     if not defaults:
-        raise UserError(f"{path} has no class Hyperparameters, so it is no training script")
+        raise UserError(f"{path} has no class Hyperparameters, so it is not a training script")
     return defaults, types
+
+
+def switches(source: str) -> dict[str, str]:
+    """The hyperparameters of a script whose defaults depend on the machine, {name: the script's
+    comment, or ""}."""
+    return dict(_SWITCH.findall(source))
+
+
+def paths_taken(
+    source: str, values: dict[str, object], on_gpu: bool, chosen: Container[str] = ()
+) -> str:
+    """The paths that a script's switches select, as in `CPU: float32, no fp8 (as set)`.
+
+    values: hyperparameters, {name: value}; chosen: names of those that were set by hand. A path
+    that is not taken is followed by the reason: it was set by hand, or the script's comment.
+    """
+    words, reasons, plain = [], switches(source), load_glossary().column("words")
+    for name in dict.fromkeys([*(name for name in plain if name in reasons), *reasons]):
+        part = name.removeprefix("use_")
+        on, off = plain.get(name, (part, f"no {part}"))
+        taken, by_hand = values.get(name), " (as set)" if name in chosen else ""
+        if isinstance(taken, str):  # one of several paths, which the script's comment lists
+            words.append(f"{taken} {part.replace('_', ' ')}{by_hand}")
+        else:
+            reason = by_hand or (reasons[name] and f" ({reasons[name]})")
+            words.append(on if taken else f"{off}{reason}")
+    return f"{'CUDA' if on_gpu else 'CPU'}: {', '.join(words) or 'no switches'}"
+
+
+def load_snapshot(script: Path) -> ModuleType:
+    """The train_gpt.py at `script` as a module, imported once per path; needs torch.
+
+    Importing a snapshot has no side effects. Raises OSError if there is no such file, and whatever
+    the script raises while it is imported.
+    """
+    name = f"snapshot {Path(script).resolve()}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, script)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
-from speedrun.scripts.load import load_snapshot
+from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
 
@@ -17,10 +17,11 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     """FLOPs per token of forward and backward, averaged over the run that `hyperparameters`
     describe; the backward pass takes twice the forward's (arXiv 2001.08361, section 2.1).
 
-    The forward pass is counted on tensors without data: a T a token's matrices, b T^2 the pairs of
-    attention, from two lengths T. Of the pairs only those count that causality and the window of
-    each step leave. Where documents end is not known here, so it is an upper bound with a mask of
-    documents. Raises what the script raises for hyperparameters that do not fit it.
+    The forward pass is counted on tensors without data, at two lengths T: a T are the products with
+    weights, b T^2 those between pairs of tokens. Only pairs that causality and the window of each
+    step allow are counted. The ends of documents are not known here, so the result is an upper
+    bound for scripts that mask documents. Raises what the script raises for hyperparameters that do
+    not fit it.
     """
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
@@ -32,26 +33,26 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
 
 
 def flops_if_countable(script: Path, hyperparameters: dict[str, object]) -> float | None:
-    """As training_flops_per_token, for a script that may be anyone's: None, and a line on stderr,
-    where the count fails. What has been trained is told all the same."""
+    """As training_flops_per_token, but for any script: None, and a line on stderr, if the count
+    fails."""
     try:
         return training_flops_per_token(script, hyperparameters)
-    except Exception as error:  # whatever the script comes upon
+    except Exception as error:  # any error of the script
         print(f"MFU is not known: counting the FLOPs of {script} failed, {type(error).__name__}:"
               f" {str(error).partition(chr(10))[0]}", file=sys.stderr)
         return None
 
 
 def visible_pairs(T: int, window: int, tile: int = 1) -> int:
-    """Pairs (query, key) of a sequence of T tokens with 0 <= query - key < window. With a tile, of
-    which window and T are multiples, the window begins where a tile does."""
+    """Pairs (query, key) of a sequence of T tokens with 0 <= query - key < window. With a tile, the
+    window starts at a tile's first token; window and T are multiples of the tile."""
     window = min(window, T)
     cut = (T - window) // tile * tile * (tile - 1) // 2  # a triangle of each row's last tile
     return window * T - window * (window - 1) // 2 - cut
 
 
 def _plain(hyperparameters):
-    """The hyperparameters without what only a GPU can do."""
+    """The hyperparameters, without paths that only a GPU can take."""
     on_a_cpu = load_glossary().column("cpu")
     return {name: on_a_cpu.get(name, value) for name, value in hyperparameters.items()}
 
@@ -60,7 +61,7 @@ def _forward_flops(module, args, T):
     math = sdpa_kernel(SDPBackend.MATH)  # matrix products, which the counter knows
     with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(1, T, dtype=torch.int64)
-        module.GPT(args).requires_grad_(False)(tokens, tokens)  # which the counter looks at
+        module.GPT(args).requires_grad_(False)(tokens, tokens)  # the counter examines it
     return counter.get_total_flops()
 
 
@@ -71,8 +72,7 @@ def _solve(T1, flops1, T2, flops2):
 
 
 def _mean_visible(module, args, T):
-    """Keys that a query sees, the mean over a sequence, the layers with attention and the steps of
-    the run."""
+    """Keys that a query sees: the mean over a sequence, the layers with attention and the steps."""
     steps = range(max(args.train_steps, 1))
     if hasattr(module, "window_size"):
         windows = [module.window_size(step, args) for step in steps]
@@ -84,6 +84,6 @@ def _mean_visible(module, args, T):
     kinds = [kind for layer, kind in enumerate(pattern[: args.num_layers]) if layer != without]
     short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
     reach = [window for kind in kinds for window in (short if kind == "S" else windows)]
-    if hasattr(args, "window_stages"):  # exact windows, of the tokens before a token's own
+    if hasattr(args, "window_stages"):  # exact windows, which do not count the token itself
         reach, tile = [window + 1 for window in reach], 1
     return sum(visible_pairs(T, window, tile) for window in reach) / (T * len(reach))

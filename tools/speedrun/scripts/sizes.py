@@ -1,14 +1,14 @@
-"""How a run's hyperparameters follow from fewer steps, more ranks or the memory of a device.
+"""Adapts a run's hyperparameters to fewer steps, more ranks or the memory of a device.
 
-They are {name: value} of a script's defaults and overrides, values as numbers or as text; what each
-of them is, the glossary says.
+They are {name: value} of a script's defaults and overrides, values as numbers or as text; the
+glossary explains them.
 """
 
 from collections.abc import Container
 
 from speedrun.history.glossary import load_glossary
 
-# how many tokens the embedded corpus has: the bytes and the start of a document; padded for 8 ranks
+# token ids of the embedded corpus: the bytes and the start of a document; padded for 8 ranks
 BYTE_VOCABULARIES = (257, 264)
 LONGEST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
 
@@ -16,15 +16,15 @@ MOST_SEQUENCES = 2**20  # of a micro-batch; no memory holds more
 
 
 def length_names(hyperparameters: Container[str]) -> tuple[str, str]:
-    """The names of the hyperparameters that tell how many tokens a sequence of training and one of
-    validation has: one name twice in a script that has one length."""
-    both, *apart = map(load_glossary().of_kind, ("length", "train length", "val length"))
+    """The names of the hyperparameters for the tokens of a training sequence and of a validation
+    sequence: the same name twice in a script that has one length."""
+    both, *separate = map(load_glossary().of_kind, ("length", "train length", "val length"))
     return tuple(next((name for name in some if name in hyperparameters), both[0])
-                 for some in apart)
+                 for some in separate)
 
 
 def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> int | None:
-    """Tokens of a run of `steps` steps (None: the script's own), or None where it does not tell."""
+    """Tokens of a run of `steps` steps (None: the script's own), or None if it is not known."""
     steps = steps or whole(hyperparameters.get("train_steps"))
     batch = whole(hyperparameters.get("total_batch_size"))
     return steps * batch if steps and batch else None
@@ -42,7 +42,7 @@ def scaled_phases(hyperparameters: dict[str, object], steps: int) -> dict[str, t
 
 def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[int]:
     """Every micro_batch_size with which a step and a validation divide among the ranks, ascending;
-    none where there is no way (speedrun.run.preflight says what is wrong)."""
+    empty if it is impossible (speedrun.run.preflight reports why)."""
     names = ("total_batch_size", "val_tokens", *length_names(hyperparameters))
     batch, val_tokens, *lengths = (whole(hyperparameters.get(name)) for name in names)
     if not (batch and all(lengths)):
@@ -54,7 +54,7 @@ def micro_batches(hyperparameters: dict[str, object], world_size: int) -> list[i
 
 def fitting_micro_batch(hyperparameters: dict[str, object], world_size: int) -> int | None:
     """The largest part of micro_batch_size with which a step and a validation divide among the
-    ranks; None where there is no need or no way (speedrun.run.preflight says what is wrong)."""
+    ranks; None if it need not change or cannot fit (speedrun.run.preflight reports why)."""
     usual = whole(hyperparameters.get("micro_batch_size"))
     parts = [n for n in micro_batches(hyperparameters, world_size) if usual and usual % n == 0]
     fitting = max(parts, default=usual)
@@ -64,11 +64,11 @@ def fitting_micro_batch(hyperparameters: dict[str, object], world_size: int) -> 
 def trial_sizes(
     hyperparameters: dict[str, object], micro_batch: int, world_size: int
 ) -> dict[str, object]:
-    """What changes in a run that shall only show how much memory `micro_batch` sequences take: two
-    steps of up to two micro-batches, and one micro-batch of validation.
+    """The hyperparameters that change in a run that measures the memory of `micro_batch` sequences:
+    two steps of up to two micro-batches, and one micro-batch of validation.
 
-    Only then is all in memory at once: gradients from the second micro-batch on, the optimizers'
-    states from the second step on, beside them the copies that the kernel warm-up puts back.
+    A shorter run would need less memory: gradients exist since the second micro-batch, the
+    optimizers' states since the second step, and the kernel warm-up keeps copies to restore.
     """
     sizes = {name: whole(value) or 0 for name, value in hyperparameters.items()}
     tokens, val_tokens = (micro_batch * sizes[name] * world_size for name in length_names(sizes))
@@ -82,6 +82,6 @@ def trial_sizes(
 
 
 def whole(value: object) -> int | None:
-    """The value as an int, or None if it is none."""
+    """The value as an int, or None if it is not a whole number."""
     text = str(value).replace("_", "")
     return int(text) if text.isdecimal() else None

@@ -1,0 +1,183 @@
+"""What predictions report, and the stored ones: read, judged, shown.
+
+Run: .venv/bin/python -m pytest tests/test_predictions.py
+"""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from speedrun.figures.predictions import (
+    memory_alone,
+    memory_table,
+    official_table,
+    stale_entries,
+    write_predictions,
+)
+from speedrun.history.manifest import load_manifest
+from speedrun.history.predictions import StoredPrediction, load_predictions
+from speedrun.predict.cards import CARDS
+from speedrun.predict.prediction import Kernel, Launch, Prediction
+from speedrun.predict.report import to_json, to_text
+from speedrun.run.fit_batch import find_prediction, largest_predicted
+from speedrun.scripts.find import code_hash, find_script
+from speedrun.scripts.sizes import length_names
+
+H100 = CARDS["h100"]
+MANIFEST = load_manifest()
+STEP = Prediction(micro_batch=1, micro_steps=1, peaks={"training": 2**30}, memory={},
+                  flops={"bfloat16": 2e12}, moved=3e12, collectives={"allreduce float32": 1e6})
+
+
+# ---- what a report says ----
+
+
+def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
+    launches = (
+        Launch("forward", "library", "mm", 2e9, 1e12, "bfloat16"),
+        Launch("forward", "library", "_varlen_attn", 1e9, 2e12, "bfloat16"),
+        Launch("backward", "triton", "triton_poi_0", 3e9, 0, None),
+        Launch("backward", "eager", "add", 4e9, 0, None),
+        *2 * [Launch("optimizer", "library", "bmm", 5e9, 3e12, "bfloat16")])
+    kernels = Kernel("small", 32, 0, 1024), Kernel("large", 255, 48, 240_000)
+    step = replace(STEP, graphs=9, launches=launches, kernels=kernels)
+    lines = to_text("x", H100, 8, step, None).splitlines()
+    assert lines[lines.index("a step of a rank") + 1:][:3] == [
+        "  products       2.0 TFLOP in bfloat16", "  memory traffic 3.00 TB",
+        "  allreduce float32 1.0 MB"]
+    assert "  attention          1      1.0 GB     2.0 TFLOP" in lines
+    assert "  optimizer          2     10.0 GB     6.0 TFLOP" in lines
+    assert "kernels          2 of Triton's: 1 of them do not fit, 1 spill" in lines
+    assert "    255 registers, 48 bytes spilled, 240,000 of 232,448 bytes shared" in lines
+    assert not any("ms" in line.split() for line in lines)
+    told = json.loads(to_json("x", H100, 8, step, None))
+    assert told["launches"]["fused"] == {"launches": 1, "moved": 3e9, "flops": 0}
+    assert told["launches"]["other"]["moved"] == 4e9 and told["largest_micro_batch"] is None
+
+
+@pytest.mark.parametrize(("gib", "graphs", "said"), [
+    (60, 0, "60.0 GiB of 80.0 GiB: fits\n"),
+    (70, 1, "fits, with less than 15% to spare\n"),
+    (150, 1, "does not fit\n"),
+    (150, 0, "does not fit operator by operator; compiled code needs less (--compiled)\n"),
+])
+def test_only_a_peak_beyond_the_card_does_not_fit(gib, graphs, said):
+    step = replace(STEP, peaks={"training": gib * 2**30}, graphs=graphs)
+    assert said in to_text("x", H100, 8, step, step)
+
+
+# ---- what is stored ----
+
+
+def invented(*ids, **changes):
+    """Predictions of today's scripts: 2 GiB and half a MiB for each token, so 34 GiB for 65,536."""
+    return {MANIFEST.get(id).slug: replace(StoredPrediction(
+        code_hash(MANIFEST.get(id).script), peak=34 * 2**30, fixed=2 * 2**30,
+        per_token=2.0**19), **changes) for id in ids}
+
+
+def test_a_file_is_read(tmp_path):
+    file, wanted = tmp_path / "predictions.json", invented("00", "01")
+    wanted |= invented("05", val_per_token=2.0**17)
+    write_predictions(file, wanted)
+    assert load_predictions(file) == wanted
+    assert wanted["muon"].alone(4096) == 4 * 2**30
+    for content, words in (("[]", "must be an object"), ('{"x": {}}', 'x: missing key "code"')):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=words):
+            load_predictions(file)
+
+
+def test_staleness_is_found():
+    ids = [m.id for m in MANIFEST.milestones]
+    stored = invented(*ids)
+    assert stale_entries(stored, MANIFEST) == []
+    _, one, other, *_ = stored
+    del stored[one]  # the table says that it is not predicted
+    stored[other] = replace(stored[other], code="another")
+    assert stale_entries(stored, MANIFEST) == [
+        f"{ids[2]}: the script has changed since it was predicted"]
+
+
+def test_predictions_stand_beside_official_figures():
+    manifest = replace(MANIFEST, milestones=tuple(
+        replace(m, peak_memory_mib=32_000) if m.id == "03" else m for m in MANIFEST.milestones
+        if m.id in ("00", "02", "03")))
+    lines = official_table(invented("00", "03"), manifest).splitlines()[2:]
+    assert [line.strip("| ").split(" | ") for line in lines] == [
+        ["00_baseline", "34,816 MiB", "—", "—"],
+        ["02_modern_arch", "not predicted", "—", "—"],
+        ["03_distributed_muon", "34,816 MiB", "32,000 MiB", "+9%"],
+    ]
+
+
+def test_memory_decides_the_micro_batch():
+    line = memory_table(invented("01", "05"), MANIFEST).splitlines()[2:]
+    # 85 % of 12, 16, 24, 32, 80 GiB, less 2: 8.2, 11.6, 18.4, 25.2, 66 GiB, 2,048 tokens each
+    assert line == [
+        "| 01 | 16 x 1,024 | 16 x 1,024 | 32 x 1,024 | 32 x 1,024 | 128 x 1,024 |",
+        "| 05 | 1 x 16,384 | 1 x 16,384 | 1 x 32,768 | 1 x 32,768 | 2 x 65,536 |",
+    ]
+    table = memory_table(invented("01", "02", "03", "05"), MANIFEST)  # neighbours share a row
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:]] == ["| 01, 02, 03", "| 05"]
+    assert memory_table(invented("01", fixed=30 * 2**30), MANIFEST).endswith(  # of 27.2 and 68 GiB
+        "\n| 01 | none | none | none | none | 64 x 1,024 |")
+    (found,) = invented("01").values()
+    own = find_script("01").hyperparameters
+    assert largest_predicted(found, own, 1, 2 * 2**30) is None
+    assert str(largest_predicted(found, own, 8, 80 * 2**30)) == "64 x 1,024"  # a rank has no more
+
+
+def test_sequences_of_validation_are_shortened_by_themselves():
+    (found,) = invented("05", val_per_token=2.0**17).values()  # an eighth of a MiB
+    own = dict(total_batch_size=393_216, micro_batch_size=1, train_seq_len=49_152,
+               val_seq_len=262_144, val_tokens=10_485_760)  # 24 and 32 GiB, beside 2
+    assert found.alone(49_152, 262_144) == 34 * 2**30
+    for gib, text, options in (
+            (34, "1 x 49,152 / 262,144", ""),
+            (26, "1 x 49,152 / 131,072", " --set val_seq_len=131072"),
+            (25, "1 x 24,576 / 131,072", " --set train_seq_len=24576 --set val_seq_len=131072"),
+            (66, "2 x 49,152 / 262,144", "")):
+        fitting = largest_predicted(found, own, 1, gib * 2**30)
+        assert (str(fitting), fitting.shortened(own)) == (text, options)
+        assert fitting.peak <= gib * 2**30
+
+
+@pytest.mark.parametrize(("own", "stored"), [
+    ({"seq_len": 1024}, {}), ({"seq_len": 65_536}, {}),
+    ({"train_seq_len": 49_152, "val_seq_len": 262_144}, {"val_per_token": 2.0**17})])
+def test_two_runs_tell_the_memory_of_one_gpu(own, stored, monkeypatch):
+    def observed(script, card, world_size, sizes, compiled):
+        assert sizes.keys() == {*own, "micro_batch_size", "total_batch_size"} and world_size == 1
+        train, val = (sizes["micro_batch_size"] * sizes[name] for name in length_names(own))
+        assert sizes["total_batch_size"] == 2 * train and train == val in (8192, 49_152, 65_536)
+        return replace(STEP, peaks={
+            "training": 2 * 2**30 + 2**19 * train, "validation": 2**30 + 2**17 * val})
+
+    monkeypatch.setattr("speedrun.figures.predictions.observe", observed)
+    assert memory_alone(SimpleNamespace(hyperparameters=own)) == {
+        "fixed": 2 * 2**30, "per_token": 2.0**19, **stored}
+
+
+def test_a_prediction_holds_for_its_code_and_settings(monkeypatch, tmp_path):
+    stored = invented("01")
+    monkeypatch.setattr("speedrun.run.fit_batch.load_predictions", lambda: stored)
+    script = find_script("01")
+    assert find_prediction(script, {}) is stored["muon"]
+    assert find_prediction(script, {"seed": "3", "seq_len": 512, "model_dim": "768"})
+    assert find_prediction(script, {"model_dim": "1024"}) is None
+    assert find_prediction(script, {"compile": "False"}) is None
+    assert find_prediction(find_script("02"), {"own": "1"}) is None
+    stored["muon"] = replace(stored["muon"], code="another")
+    assert find_prediction(script, {}) is None
+    other = tmp_path / "train_gpt.py"
+    other.write_text(script.path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert find_prediction(find_script(str(other)), {}) is None
+
+
+def test_without_a_file_nothing_is_predicted(monkeypatch, tmp_path):
+    for file in (tmp_path / "none.json", tmp_path):
+        monkeypatch.setattr(load_predictions, "__defaults__", (file,))
+        assert find_prediction(find_script("01"), {}) is None

@@ -1,0 +1,152 @@
+"""The job that observes a model with given weights; `note`: see trace.Observations."""
+
+from collections import Counter
+
+import torch
+
+from speedrun.check.spy import Spy, arguments, dtype_name, fill, parameters_of
+from speedrun.history.glossary import load_glossary
+from speedrun.scripts.sizes import length_names
+
+LONGER = 32  # sequences, where a machine's switches are tried
+
+
+def model(module, values, note, calls, machine, paths, **_):
+    """The model with given weights: its tensors, logits, loss and gradients.
+
+    calls: a file with calls of the milestone's model. machine: switches that follow the machine;
+    paths: (name, value) of choices that do.
+    """
+    def make(scale=1.0, **changes):
+        net = module.GPT(arguments(module, {**values, **changes}))
+        if scale:
+            fill(net, scale)
+        return net
+
+    with note.guard("the tensors at the record's sizes"), torch.device("meta"):
+        net = module.GPT(module.Hyperparameters())
+        note.note("the tensors at the record's sizes", "same", {
+            name: "x".join(map(str, tensor.shape)) or "a number"
+            for name, tensor in net.state_dict().items()})
+        note.fact("the number of parameters at the record's sizes",
+                  f"{sum(p.numel() for p in net.parameters()):,}")
+    record = vars(module.Hyperparameters())
+    calls = torch.load(calls, weights_only=True)["calls"]
+    inputs = calls[0][0][0]
+    for number, (args, kwargs) in enumerate(calls, start=1):
+        where = f"call {number} of the model"
+        with note.guard(where):
+            net = make()
+            loss = net(*args, **kwargs)
+            note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 2e-5)
+            note.fact("dtype of the loss", loss.dtype)
+            loss.backward()
+            note.note(f"the gradient in {where}", "tensors", {
+                name: torch.zeros_like(p) if p.grad is None else p.grad
+                for name, p in parameters_of(net).items()}, 2e-3)
+    with note.guard("the tables at the record's lengths"):
+        net = make(0, **{name: record[name] for name in length_names(record)})
+        note.note("the tables at the record's lengths, without signs", "tables", {
+            name: table[-1000:].float().abs() for name, table in net.named_buffers()
+            if table.ndim > 1}, 1e-2)  # signs are for forward
+    with note.guard("the loss of the vocabulary's last tokens"), torch.no_grad():
+        size = record["vocab_size"]
+        tokens = torch.arange(size - inputs.size(1) * 8, size).view(8, -1)
+        note.note("the loss of the vocabulary's last tokens", "numbers",
+                  {"": make(vocab_size=size)(tokens, tokens).item()}, 1e-4)
+    for what, some, scale, tolerance in (
+            ("logits", inputs, 1.0, 1e-4),
+            ("logits of a short prompt", inputs[:1, :7], 1.0, 1e-4),
+            ("logits of small weights", inputs, 1e-3, 3e-2)):  # they show the epsilon of a norm
+        with note.guard(what), torch.no_grad():
+            net = make(scale).eval()
+            logits = net(some)
+            note.note(what, "tensors", {"logits": logits}, tolerance)
+            note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
+    windows = {name: record[name] for name in load_glossary().of_kind("window") if name in record}
+    # Documents begin within tiles and reach over more of them than a window; one fills a half; the
+    # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
+    longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]
+    half = longer[:, longer.size(1) // 2 :]
+    half[half == values.get("bos_id", -1)] = 2
+    lengths = dict.fromkeys(length_names(values), longer.size(1))
+    if windows:
+        with note.guard("logits with the record's windows"), torch.no_grad():
+            logits = make(**windows, **lengths).eval()(longer)
+            note.note("logits with the record's windows", "tensors", {"logits": logits}, 1e-4)
+    many = longer[:1].clone()  # documents, more than eight bits with a sign can count
+    many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
+    with note.guard("logits of many documents"), torch.no_grad():
+        logits = make(**lengths).eval()(many)
+        note.note("logits of many documents", "tensors", {"logits": logits}, 1e-4)
+    for field, value in [*((field, True) for field in machine), *paths]:
+        _note_path(note, make, field, value, lengths, longer, many)
+        changes = {field: value, "compile": True}
+        where = f"call 1 of the model with {field}={value}"
+        if _note_call(note, where, make, calls[0], changes):
+            _note_call(note, f"{where}, out of the range of eight bits", make, calls[0], changes,
+                       30, 1e4)
+
+
+def _note_path(note, make, field, value, lengths, longer, many):
+    """Notes tensors and logits of a model with a switch or choice that follows the machine."""
+    path = f"{field}={value}"
+    what = f"logits with {path}"
+    switched = {field: value, "compile": True, **lengths}
+    with note.guard(what), torch.no_grad():
+        spy = Spy()
+        net = make(0, **switched)
+        note.note(f"dtypes of the parameters with {path}", "same", {
+            name: dtype_name(p.dtype) + ", holding what bfloat16 can" * is_rounded(p)
+            for name, p in parameters_of(net).items()})
+        tables = {name: table for name, table in net.named_buffers() if table.ndim > 1}
+        note.note(f"dtypes of the tables with {path}", "in common", {
+            name: dtype_name(table.dtype) for name, table in tables.items()})
+        note.note(f"the tables with {path}, without signs", "tables", {  # signs are for forward
+            name: table.float().abs() for name, table in tables.items()}, 4e-2)
+        note.fact(f"FlashAttention that is activated with {path}", ", ".join(spy.activated))
+        logits = make(**switched).eval()(longer)
+        loose = logits.dtype == torch.bfloat16 or "bf16" in field
+        note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
+        note.fact(f"{what} are rounded to bfloat16", is_rounded(logits))
+        note.fact(f"flex_attention is called with {path}", bool(spy.masks))
+        note.fact(f"varlen_attn is called with {path}", spy.packs)
+        if spy.masks:
+            note.fact("rows and tiles of FlexAttention's mask", spy.masks[-1])
+            note.note("tiles that FlexAttention's mask lists", "at most", spy.tiles, (1, 0))
+        logits = make(**switched).eval()(many)
+        note.note(f"logits of many documents with {path}", "tensors", {"logits": logits},
+                  4e-2 if loose else 1e-3)
+        if spy.masks:
+            note.note("tiles that FlexAttention's mask lists for many documents", "at most",
+                      spy.tiles, (1, 0))
+
+
+def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
+    """Notes loss and gradients of a call, with weights and gradients times these factors; returns
+    whether any product is in eight bits."""
+    with note.guard(where), Spy().meter as meter:
+        args, kwargs = call
+        net = make(weights, **changes)
+        loss = net(*args, **kwargs)
+        (gradients * loss).backward()
+        note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
+        note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
+            name: p.grad.float() for name, p in parameters_of(net).items() if p.ndim > 1}, 5e-2)
+        counts = sum(meter.eight_bits.values(), Counter())
+        note.fact(f"products of eight bits in {where}", counted(counts))
+        return counts.total() > 0
+
+
+def counted(counts):
+    return ", ".join(f"{count} of {what}" for what, count in sorted(counts.items()))
+
+
+def is_rounded(values):
+    return torch.equal(values.to(torch.bfloat16).to(values.dtype), values)
+
+
+def _leaks(net, inputs, logits):
+    other = inputs.clone()
+    other[:, -1] = (other[:, -1] + 1) % 7 + 2
+    return not torch.allclose(net(other)[:, :-1], logits[:, :-1], atol=1e-5)

@@ -1,0 +1,260 @@
+"""The jobs that observe runs of a script's main; `note`: see trace.Observations."""
+
+import math
+import os
+import re
+import sys
+import zlib
+from pathlib import Path
+
+import torch
+
+from speedrun.check.launch import run, triton
+from speedrun.check.spy import LATE, Spy, dtype_name, parameters_of
+from speedrun.check.trace_model import counted, is_rounded
+from speedrun.history.glossary import load_glossary
+from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.sizes import length_names
+
+SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
+SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
+RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
+
+
+def updates(module, values, note, folder, **_):
+    """A run from given weights whose optimizers get gradients from outside."""
+    spy, lines = Spy(gradients=True), []
+    try:
+        lines = run(module, values, folder, spy)
+    finally:
+        for number, moves in spy.moves.items():
+            note.note(f"the move in step {number}", "tensors", moves, 4e-3)
+        _note_run(note, spy, "with gradients from outside", lines)
+    for what, kinds in spy.kinds.items():
+        note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
+    for what, modes in spy.modes.items():
+        note.fact(f"model.training in the {what}", ", ".join(map(str, sorted(modes))))
+    for what, settings in spy.settings.items():
+        note.fact(f"sets of numbers in the model's calls, for each of which the {what} is compiled",
+                  len(set(settings)))
+    note.fact("tables of the model that move between calls",
+              ", ".join(sorted(name for name, some in spy.places.items() if len(some) > 1)))
+    note.note("threads other than the main one that run the script's code", "at least",
+              len(spy.threads), 0.01)
+    early, late = spy.ready[0] if spy.ready else 0, spy.ready[-1] if spy.ready else 0
+    note.note("batches that are ready when the model takes the third", "at least", early, 1.0)
+    note.note("batches that wait when the model takes the third", "at most", early, (2, 0))
+    note.note(f"batches that wait, or are kept, after {LATE}", "at most", late, (2, 0))
+    note.fact("a thread starts after the first training pass", spy.started_late > 0)
+    groups = [len(group["params"]) for optimizer in spy.steps for group in optimizer.param_groups]
+    torch.save(dict(calls=[spy.calls[i] for i in sorted({0, len(spy.calls) - 1})], groups=groups),
+               Path(folder).with_name(RUN))
+
+
+def _note_run(note, spy, which, lines):
+    note.note(f"the log of a run {which}", "log", lines)
+    losses = _losses(spy)
+    note.fact(f"validate returns ({which})",
+              ", ".join(sorted({type(loss).__name__ for loss in spy.losses})))
+    note.fact(f"validate rounds ({which})",
+              bool(losses) and all(loss == round(loss, 4) for loss in losses.values()))
+    if len(losses) > 1:  # a single one is the last
+        note.note(f"the first validation loss ({which})", "numbers", {"": losses["loss 1"]}, 1e-5)
+    if losses:
+        note.note(f"the validation losses ({which})", "numbers", losses, 4e-4)
+
+
+def _losses(spy):
+    """What validate returned; what is no number as such."""
+    return {f"loss {number}": float(loss) if isinstance(loss, int | float) else math.nan
+            for number, loss in enumerate(spy.losses, start=1)}
+
+
+def training(module, values, note, folder, shards, **_):
+    """The weights from the script's own seeds; a run after a kernel warm-up, with a checkpoint."""
+    weights = []
+    for number, seed in enumerate((*range(SEEDS), 0)):
+        spy = Spy(filled=False, stop=True)
+        run(module, {**values, "seed": seed}, f"{folder}_{number}", spy)
+        weights.append(spy.initial or {})
+    drawn = {name: torch.stack([some[name].float() for some in weights[:-1]])
+             for name in weights[0]}
+    fixed = {name: (some == some[0]).all(0) for name, some in drawn.items()}
+    note.note("the initial weights that no seed changes", "tensors",
+              {name: some[0].where(fixed[name], 0) for name, some in drawn.items()}, 1e-3)
+    note.note("the initial weights", "spread",
+              {name: some.flatten().quantile(SHARES) for name, some in drawn.items()},
+              {name: some.numel() for name, some in drawn.items()})
+    note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
+    note.fact("the same seed gives the same weights", not _apart(weights[0], weights[-1]))
+    spy = Spy()
+    warm_up = values.get("window_stages", 2)  # steps
+    lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
+                         "scheduled_steps": values["train_steps"],  # a warm-up sees all before it
+                         "train_loss_every": 2, "save_checkpoint": True, "compile": True},
+                folder, spy)
+    settings = spy.settings["training pass"]
+    note.fact("sets of numbers in the model's calls that training has and the warm-up has not",
+              len(set(settings) - set(settings[:warm_up])))
+    note.fact("calls of the model, those of the kernel warm-up included", len(spy.calls))
+    note.note("sets of Python numbers in calls of compiled functions, each compiled by itself",
+              "at most", sum(map(len, spy.given.values())), (1, 0))
+    _note_run(note, spy, "after a kernel warm-up", lines)
+    _note_checkpoint(note, spy, folder, "the checkpoint")
+    note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
+    spy, record = Spy(), vars(module.Hyperparameters())
+    tokens = load_glossary().of_kind("vocabulary", "token")
+    with note.guard("a run with the record's token ids"):
+        lines = run(module, {
+            **values, **{name: record[name] for name in tokens if name in record},
+            "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
+            "train_steps": 2, "train_loss_every": 1, "val_loss_every": 0}, f"{folder}_tokens", spy)
+        note.note("the log of a run with the record's token ids", "log", lines)
+
+
+def _note_checkpoint(note, spy, folder, what):
+    """What is in the checkpoint, and whether its weights are those that the run ended with."""
+    with note.guard(what):
+        kept = torch.load(Path(folder, "checkpoint.pt"), weights_only=True)
+        note.note(what, "has", {key: "dict" if isinstance(value, dict) else type(value).__name__
+                                for key, value in kept.items()})
+        note.note(f"the weights in {what}", "tensors", kept["model"], 2e-2)
+        note.fact(f"the weights in {what} are those of the run's end, bit for bit", all(
+            name in kept["model"] and torch.equal(kept["model"][name], param)
+            for name, param in parameters_of(spy.models[-1]).items()))
+
+
+def _apart(a, b):
+    return any(not torch.equal(a[name], b[name]) for name in a.keys() & b.keys())
+
+
+def ranks(module, values, note, folder, rank, **_):
+    """Runs on several ranks, one up to the first call of the model, one from given weights: losses,
+    and each rank's share of the work."""
+    spy = Spy(filled=False, stop=True)
+    run(module, values, f"{folder}_begin", spy)
+    note.note("beginning", "beginning", [
+        zlib.crc32(param.float().numpy().tobytes()) for param in (spy.initial or {}).values()])
+    spy = Spy()
+    lines = run(module, {
+        **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,
+        "compile": True, "save_checkpoint": True}, folder, spy, meter=True)
+    _note_run(note, spy, f"on two ranks, rank {rank}", [] if rank else lines)
+    sys.stdout.flush()
+    printed = Path(folder).with_name(f"output{rank}").read_bytes().count(b"\nstep:")
+    note.fact(f"lines of steps that rank {rank} prints", printed)
+    note.note(f"the weights at the end, rank {rank}", "tensors", _weights(spy), 2e-2)
+    if rank:
+        note.fact(f"files that rank {rank} writes", ", ".join(sorted(
+            Path(file).name for file in spy.written if Path(folder) in Path(file).parents)))
+    else:
+        _note_checkpoint(note, spy, folder, "the checkpoint of two ranks")
+    note.fact(f"buffers that DistributedDataParallel sends from rank {rank} before a pass",
+              sum(len(net.modules_buffers) for net in spy.parallel if net.broadcast_buffers))
+    steps = max(spy.steps.values(), default=1)
+    note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
+              spy.meter.work["optimizers"] // steps, (1.8, 64))
+    beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
+    note.note(f"share of them while updates are sent, rank {rank}", "at least",
+              round(beside, 2), 0.5)
+    note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
+              round(spy.accompanied / max(spy.messages, 1), 2), 0.85)
+    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
+    # A warm-up may average gradients or not, one step of eight; a second average of some shows.
+    for what, tolerance in (("optimizers", (2.6, 64)), ("gradients and losses", (1.16, 64))):
+        sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
+        note.note(f"bytes that rank {rank} sends for the {what}, per step", "at most",
+                  sent // steps, tolerance)
+    note.note(f"bytes that rank {rank} sends while gradients are computed, per step", "at most",
+              spy.sent_in_backward // steps, (1.6, 64))
+    note.note("state", "state", {
+        f"{name} {zlib.crc32(value.float().numpy().tobytes())}": value.numel()
+        for name, value in spy.states()})
+
+
+def more_ranks(module, values, note, folder, rank, world, **_):
+    """Two steps with given gradients on ranks among which weights do not divide."""
+    seq_len, val_seq_len = (values[name] for name in length_names(values))
+    spy = Spy(gradients=True)
+    run(module, {
+        **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), 16 * world),
+        "micro_batch_size": 1, "total_batch_size": world * seq_len,
+        "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0}, folder, spy)
+    note.note(f"the weights after two steps on {world} ranks, rank {rank}", "tensors",
+              _weights(spy), 4e-3)
+
+
+def _weights(spy):
+    return {name: p.detach() for net in spy.models for name, p in parameters_of(net).items()}
+
+
+def precision(module, values, note, folder, machine, **_):
+    """Short runs as on a GPU: in bfloat16 with the stand-in for the compiler, what has which dtype;
+    with each of the switches `machine`, the kernels in Triton that are launched."""
+    spy = Spy()
+    lines = run(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
+                         "val_loss_every": 1, "train_loss_every": 0}, folder, spy, meter=True)
+    note.note("the log of a run in bfloat16", "log",
+              [re.sub(r"loss:\S+", "loss", line) for line in lines])
+    note.note("the validation losses (in bfloat16)", "numbers", _losses(spy), 5e-2)
+    note.note("weights after steps with bf16=True", "same", {
+        name: dtype_name(p.dtype) + ", holding what bfloat16 can" * is_rounded(p)
+        for name, p in _weights(spy).items()})
+    note.note("dtypes of what the model's parts return with bf16=True", "in common",
+              _joined(spy.dtypes))
+    note.note("arithmetic of the model's parts with bf16=True", "as precise", {
+        part: "float32" if precise else "less than float32"
+        for part, precise in spy.meter.precise.items()})
+    note.note("epsilons of F.rms_norm with bf16=True", "in common",
+              {f"for {dtype}": text for dtype, text in _joined(spy.epsilons).items()})
+    meter = spy.meter
+    for phase, work in meter.work.items():
+        note.note(f"share of bfloat16 in the matrix products of the {phase}", "numbers",
+                  {"": meter.low[phase] / work}, 0.1)
+        if phase != "backward pass":  # it is compiled with the training pass
+            note.note(f"share of compiled code in the matrix products of the {phase}", "at least",
+                      round(meter.compiled[phase] / work, 2), 0.7)
+    note.note("share of calls of the model that are compiled", "numbers",
+              {"": spy.compiled_calls / max(spy.all_calls, 1)}, 0.01)
+    note.fact("numbers that the model reads from tensors",
+              sum(meter.readings[phase] for phase in spy.kinds))
+    note.note("numbers read from tensors between the model's calls", "at most",
+              meter.readings["backward pass"], (1, 4))  # each waits for the device
+    note.note("weights whose optimizer calls compiled code", "at least", len(spy.compiling), 0.9)
+    states = {}
+    for name, value in spy.states():
+        states.setdefault(name, set()).add(dtype_name(value.dtype))
+    note.note("dtypes of the optimizers' state with bf16=True", "has", _joined(states))
+    note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
+        {dtype for what, dtype in spy.sent if what == "optimizers"})))
+    if machine:
+        _switched(module, values, note, folder, machine)
+
+
+def _switched(module, values, note, folder, machine):
+    """With each of the switches: how often a step launches kernels in Triton, and multiplies in
+    eight bits."""
+    with triton():
+        del sys.modules[module.__name__]
+        module = load_snapshot(module.__file__)
+    for field in machine:
+        spy = Spy()
+        with note.guard(f"a run with {field}=True"):
+            run(module, {**values, field: True, "compile": True, "train_steps": 1,
+                         "val_loss_every": 0}, f"{folder}_{field}", spy, meter=True)
+        for phase in spy.kinds:
+            note.fact(f"products of eight bits in the {phase} with {field}=True",
+                      counted(spy.meter.eight_bits[phase]))
+        for phase, count in spy.launches.items():
+            note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
+                      count, 1.0)
+            if None not in spy.forms[phase]:
+                given = "one" if all(spy.forms[phase]) else "several"
+                note.note(f"results of Triton's kernels by the {phase} with {field}=True",
+                          "in common", {"tiles of all sizes give": given})
+                note.note(f"the weights after a step with {field}=True", "tables",
+                          _weights(spy), 2e-2)
+
+
+def _joined(names):
+    return {key: ", ".join(sorted(some)) for key, some in names.items()}

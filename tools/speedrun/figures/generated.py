@@ -1,0 +1,139 @@
+"""The generated tables and pictures: what each is made from, and whether it is fresh."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedrun.compare import plot
+from speedrun.compare.results import Comparison
+from speedrun.figures import (
+    attention_cost,
+    causes,
+    ladder,
+    predictions,
+    readme,
+    records_plot,
+    tables,
+)
+from speedrun.history.manifest import Manifest, load_manifest
+from speedrun.history.predictions import StoredPrediction, load_predictions
+from speedrun.history.records import Record, load_records
+
+RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What everything is made from: the milestones and records of history/, and what
+    history/results/ holds, None where that is missing or unreadable."""
+
+    manifest: Manifest
+    records: tuple[Record, ...]
+    ladder: Comparison | None
+    predictions: dict[str, StoredPrediction] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table between the markers called `name` in `file`, a path inside the repository; needs: the
+    source without which it stays as it is."""
+
+    file: str
+    name: str
+    make: Callable[[Sources], str]
+    needs: str = "manifest"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG in grey that holds the hash of its data, `shown`; draw: returns a matplotlib figure;
+    file and needs: as of a table."""
+
+    file: str
+    shown: Callable[[Sources], object]
+    draw: Callable[[Sources], object]
+    needs: str = "manifest"
+
+
+# To add a table, write markers into the file that shows it and a line in here.
+TABLES = (
+    Table("README.md", "claim", lambda s: readme.claim(s.manifest, s.records)),
+    Table("README.md", "stations", lambda s: readme.station_table(s.manifest)),
+    Table("README.md", "excerpt", lambda s: readme.excerpt(s.manifest)),
+    Table("history/README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
+    Table("history/README.md", "memory", lambda s: predictions.memory_table(
+        s.predictions, s.manifest), needs="predictions"),
+    Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
+          needs="ladder"),
+    Table("history/README.md", "predictions", lambda s: predictions.official_table(
+        s.predictions, s.manifest), needs="predictions"),
+    Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
+    Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
+    Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(s.manifest, "lessons")),
+    Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
+)
+PICTURES = (
+    Picture("history/records.png", lambda s: records_plot.shown_in(s.records, s.manifest),
+            lambda s: records_plot.draw_records(s.records, s.manifest)),
+    Picture("history/causes.png", lambda s: causes.shown_in(s.manifest),
+            lambda s: causes.draw_causes(s.manifest)),
+    Picture("history/tiny.png", lambda s: plot.shown_in(s.ladder, {}),
+            lambda s: ladder.draw_ladder(s.ladder), needs="ladder"),
+)
+
+
+def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
+    """Bring all tables and pictures under `root` up to date, or only look if `check` is set.
+
+    Returns (stale, errors), a line for each: what was stale, and what no rewriting can fix.
+    Raises UserError, ValueError or OSError when the manifest or the records cannot be read.
+    """
+    sources, errors = _read_sources(root)
+    stale = []
+    for table in TABLES:
+        if getattr(sources, table.needs) is None:
+            continue
+        path = root / table.file
+        try:
+            old = path.read_text(encoding="utf-8")
+            new = tables.replace_between(old, table.name, table.make(sources))
+        except FileNotFoundError:
+            errors.append(f"{table.file}: the file is missing")
+            continue
+        except ValueError as error:
+            errors.append(f"{table.file}: {error}")
+            continue
+        if new != old:
+            stale.append(f"{table.file}: table {table.name}")
+            if not check:
+                path.write_text(new, encoding="utf-8")
+    for picture in PICTURES:
+        if getattr(sources, picture.needs) is None:
+            continue
+        path, shown = root / picture.file, picture.shown(sources)
+        if plot.stored_hash(path) != plot.data_hash(shown):
+            stale.append(picture.file)
+            if not check:
+                plot.save(picture.draw(sources), path, shown, grey=True)
+    return stale, errors
+
+
+def _read_sources(root):
+    """The Sources under `root`, and a line for each of the results that has to be made again."""
+    manifest = load_manifest(root / "history")
+    records = load_records(root / "history" / "records.json")
+    found, errors = {}, []
+    for field, name, option, load, stale_entries in (
+            ("ladder", TINY, "--tiny", lambda path: ladder.load_ladder(path, manifest),
+             ladder.stale_entries),
+            ("predictions", PREDICTIONS, "--predict", load_predictions, predictions.stale_entries)):
+        try:
+            found[field] = load(root / RESULTS / name)
+            faults = stale_entries(found[field], manifest)
+        except FileNotFoundError:
+            faults = ["the file is missing"]
+        except (ValueError, OSError) as error:
+            faults = [str(error)]
+        errors += [f"{RESULTS}/{name}: {fault}; make it again: python tools/make_figures.py"
+                   f" {option}" for fault in faults]
+    return Sources(manifest, records, found.get("ladder"), found.get("predictions")), errors

@@ -1,0 +1,207 @@
+"""Text from a run's checkpoint: loads the model through the run's script, and draws tokens."""
+
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+
+import numpy as np
+import torch
+
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
+from speedrun.history.glossary import load_glossary
+from speedrun.run.log import SCRIPT
+from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.sizes import BYTE_VOCABULARIES, LONGEST_DENSE, length_names
+
+CHECKPOINT = "checkpoint.pt"
+GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
+GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in evaluation mode, the device that it is on, its hyperparameters, the most tokens
+    that it can be given at once, and the optimizer steps that it was trained for."""
+
+    model: torch.nn.Module
+    device: torch.device
+    args: object
+    context: int
+    step: int
+
+
+def load_run(run: Path) -> Trained:
+    """The trained model of a run: its folder, or the path of its checkpoint.
+
+    The model runs as on any machine: not compiled, without FlexAttention, in float32 unless it was
+    trained in bfloat16 and CUDA is there. Code in the checkpoint is refused, never run; the script
+    beside it is imported. Raises UserError, one line, if a file is missing or damaged, or if the
+    two do not fit together.
+    """
+    script, file = find_run(run)
+    checkpoint = read_checkpoint(file)
+    hyperparameters = checkpoint["hyperparameters"]
+    cuda = torch.cuda.is_available()
+    switches = load_glossary().column("cpu") | dict(bf16=cuda and hyperparameters.get("bf16"))
+    known = {name: value for name, value in switches.items() if name in hyperparameters}
+    try:
+        module = load_snapshot(script)
+        names = vars(module.Hyperparameters()).keys()
+        if differing := sorted(names ^ hyperparameters.keys()):
+            raise ValueError(f"only one of the two has {', '.join(differing)}")
+        args = module.Hyperparameters(**{**hyperparameters, **known})
+        model = module.GPT(args)
+        model.load_state_dict(checkpoint["model"], strict=True)
+        context = getattr(args, length_names(hyperparameters)[0])
+    except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
+        raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
+    device = torch.device("cuda" if cuda else "cpu")
+    return Trained(model.to(device).eval(), device, args, min(context, LONGEST_DENSE),
+                   checkpoint["step"])
+
+
+def find_run(run: Path) -> tuple[Path, Path]:
+    """The (script, checkpoint) of a run's folder or of a checkpoint's path; UserError if either is
+    missing."""
+    file = run / CHECKPOINT if run.is_dir() else run
+    script = file.with_name(SCRIPT)
+    if not run.exists():
+        raise UserError(f"{run} is neither a run's folder nor a checkpoint")
+    if not file.is_file():
+        raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
+                        "python tools/run_milestone.py ID --save-checkpoint")
+    if not script.is_file():
+        raise UserError(f"{file} has no {SCRIPT} beside it; copy the run's script there "
+                        "(the run's log.txt begins with it)")
+    return script, file
+
+
+def read_checkpoint(file: Path) -> dict:
+    """A snapshot's checkpoint, dict(step, hyperparameters, model), with the tensors on the CPU.
+
+    Raises UserError, one line, for a file that is damaged, holds code or is no checkpoint.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if bad := archive.testzip():  # torch does not compare the check sums that it stores
+                raise zipfile.BadZipFile(f"wrong check sum of {bad}")
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
+                        "values are loaded") from None
+    except Exception as error:  # random bytes fail in many ways
+        raise UserError(f"{file} is damaged, or no checkpoint: {_brief(error)}") from None
+    kinds = dict(step=int, hyperparameters=dict, model=dict)
+    if not (isinstance(checkpoint, dict)
+            and all(isinstance(checkpoint.get(name), kind) for name, kind in kinds.items())):
+        raise UserError(f"{file} is not a snapshot's checkpoint, which has {', '.join(kinds)}")
+    return checkpoint
+
+
+def _brief(error):
+    """The beginning of an exception's text, in one line."""
+    return shorten(str(error) or type(error).__name__, 200, placeholder=" …")
+
+
+def random_stream(seed: int, sample: int) -> torch.Generator:
+    """The random numbers of one sample, independent of those of other samples and seeds.
+
+    seed and sample: whole numbers from 0 on.
+    """
+    mixed = np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(mixed[0]))
+
+
+def next_token(logits: torch.Tensor, temperature: float, top_k: int,
+               stream: torch.Generator) -> int:
+    """An id drawn with the probabilities softmax(logits / temperature); logits are (V,), on a CPU.
+
+    temperature 0: the most probable one. top_k: draws from this many most probable ones; 0 or more
+    than V: from all. Raises UserError if a logit is not finite.
+    """
+    if not logits.isfinite().all():
+        raise UserError("the model's logits are not finite; its training has diverged")
+    if temperature == 0:
+        return int(logits.argmax())
+    logits, ids = logits.double().topk(min(top_k or len(logits), len(logits)))
+    # Relative to the largest, so that no temperature, however small, makes an infinity of it.
+    probabilities = ((logits - logits[0]) / temperature).softmax(0)
+    return int(ids[torch.multinomial(probabilities, 1, generator=stream)])
+
+
+def generate(trained: Trained, prompt: list[int], size: int, temperature: float, top_k: int,
+             stream: torch.Generator) -> Iterator[int]:
+    """Yields ids that continue the prompt (at least one id), without end.
+
+    The model sees the last `trained.context` tokens. size: ids from here on are padding and never
+    drawn; temperature, top_k and stream: see next_token.
+    """
+    tokens = list(prompt)
+    while True:
+        tokens = tokens[-trained.context :]
+        with torch.inference_mode():
+            logits = trained.model(torch.tensor([tokens], device=trained.device))  # (1, T, V)
+        tokens.append(next_token(logits[0, -1, :size].cpu(), temperature, top_k, stream))
+        yield tokens[-1]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """How a model's tokens are written.
+
+    name: for people; size: ids from here on are padding; bos: the id that starts a document, or
+    None; encode: a prompt's bytes -> ids, raises UserError; bytes_of: an id that is not bos -> its
+    bytes; note: why they are only numbers, if they are.
+    """
+
+    name: str
+    size: int
+    bos: int | None
+    encode: Callable[[bytes], list[int]]
+    bytes_of: Callable[[int], bytes]
+    note: str = ""
+
+    def spell(self, id: int) -> bytes:
+        """The bytes of a token, perhaps a part of a character; bos is spelled as a line end."""
+        return b"\n" if id == self.bos else self.bytes_of(id)
+
+
+def vocabulary_of(vocab_size: int, bos_id: int | None) -> Vocabulary:
+    """The Vocabulary of a model with `vocab_size` tokens.
+
+    bos_id: the model's own document token, for a size that no known vocabulary has.
+    """
+    if vocab_size in BYTE_VOCABULARIES:
+        return Vocabulary("bytes", 257, 256, list, lambda id: bytes([id]))
+    if vocab_size not in GPT2_SIZES:
+        note = f"no known vocabulary has {vocab_size} tokens, so their numbers are printed"
+        return _numbers(vocab_size, bos_id, note)
+    try:
+        import tiktoken
+
+        gpt2 = tiktoken.get_encoding("gpt2")
+    except (ImportError, OSError, ValueError) as error:
+        return _numbers(GPT2, GPT2 - 1, (
+            f"GPT-2's vocabulary cannot be loaded ({type(error).__name__}), so the tokens' numbers "
+            "are printed; go online once, or set TIKTOKEN_CACHE_DIR to a folder that tiktoken "
+            "has used as its cache"))
+    return Vocabulary("GPT-2", GPT2, GPT2 - 1,
+                      lambda text: gpt2.encode_ordinary(text.decode("utf-8", "replace")),
+                      gpt2.decode_single_token_bytes)
+
+
+def _numbers(size, bos, note):
+    """Tokens as numbers with spaces between."""
+
+    def encode(text):
+        words = text.split()
+        if not all(word.isdigit() and int(word) < size for word in words):
+            raise UserError(f"the prompt must be token numbers, 0 to {size - 1}, with spaces "
+                            "between, because its vocabulary is missing")
+        return [int(word) for word in words]
+
+    return Vocabulary("numbers", size, bos, encode, lambda id: b"%d " % id, note)

@@ -1,1 +1,0 @@
-"""Lets the model of a run write."""
