@@ -25,7 +25,7 @@ KINDS = {
     "factor": "what a tensor is multiplied by, or a small summand",
     "steps": "steps that the run makes", "phase": "steps of a schedule, scaled with the run",
     "interval": "steps from one event to the next; 0: never", "seed": "of random numbers",
-    "switch": "what depends on the machine",
+    "switch": "what depends on the machine", "flag": "which of two ways does the same",
 }
 MAY_BE_ZERO = ("rate", "fraction", "factor", "interval", "seed", "token", "layer")
 

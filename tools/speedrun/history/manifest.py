@@ -58,6 +58,7 @@ class Declared:
     curve: Curve = ()
     besides: Texts = ()
     lesson: str | None = None
+    ablate: str | None = None
     tiny: dict = field(default_factory=dict)
     check: dict = field(default_factory=dict)
 
