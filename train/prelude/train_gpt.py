@@ -1,0 +1,369 @@
+"""
+p0 vanilla: GPT-2 (124M) as first written: float32, full score matrices, an operation at a time
+
+Trains a language model on FineWeb, a corpus of web pages. These scripts make a plain training loop
+fast, one cause at a time, on the same tokens.
+
+Parent:  none; it descends from GPT-2's published description
+Changed: nothing yet: LayerNorm, biases, learned positions, a tied head, AdamW tensor by tensor
+Record:  none; record #1 of the speedrun trains the same model on the same tokens
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import math
+import os
+import platform
+import time
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults train on 10B tokens."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
+    total_batch_size: int = 524_288  # tokens per optimizer step, all ranks
+    seq_len: int = 1024  # tokens per sequence
+    micro_batch_size: int = 16  # sequences per forward pass per rank
+    # model
+    vocab_size: int = 50257  # GPT-2's byte-pair encoding
+    num_layers: int = 12
+    num_heads: int = 12
+    model_dim: int = 768
+    # optimizer and schedules
+    adam_lr: float = 6e-4
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1  # of matrices; biases and norm weights have none
+    train_steps: int = 19_073
+    warmup_steps: int = 700
+    # run
+    val_loss_every: int = 128  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 3  # untimed steps that load the kernels; then undone
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# --------------------------------------------- Model ---------------------------------------------
+class Norm(nn.Module):
+    """LayerNorm over the last dimension, with a weight and a bias (arXiv 1607.06450)."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(args.model_dim))
+        self.bias = nn.Parameter(torch.zeros(args.model_dim))
+
+    def forward(self, x):
+        return F.layer_norm(x, (x.size(-1),), self.weight, self.bias, eps=1e-5)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to itself and the tokens before it."""
+    def __init__(self, args):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.head_dim = args.model_dim // args.num_heads
+        self.c_q = nn.Linear(args.model_dim, args.model_dim)
+        self.c_k = nn.Linear(args.model_dim, args.model_dim)
+        self.c_v = nn.Linear(args.model_dim, args.model_dim)
+        self.c_proj = nn.Linear(args.model_dim, args.model_dim)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+                   for project in (self.c_q, self.c_k, self.c_v))
+        scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
+        future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
+        y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, GELU, linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = nn.Linear(args.model_dim, hidden_dim)
+        self.c_proj = nn.Linear(hidden_dim, args.model_dim)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each added to the residual stream."""
+    def __init__(self, args):
+        super().__init__()
+        self.attn_norm = Norm(args)
+        self.attn = CausalSelfAttention(args)
+        self.mlp_norm = Norm(args)
+        self.mlp = MLP(args)
+
+    def forward(self, x):
+        x = x + self.attn(self.attn_norm(x))
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)
+        self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
+        self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
+        self.norm = Norm(args)
+        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
+        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        for name, param in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(param)
+            elif param.ndim == 2:  # 2 * num_layers branches add up in the stream, so they are small
+                branches = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(param, std=0.02 / branches**0.5)
+
+    def forward(self, inputs, targets=None):
+        positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
+        x = self.embed(inputs) + self.pos_embed(positions)  # (B, T, C)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.lm_head(self.norm(x))  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 800 MB for 100M tokens
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    files = sorted(glob.glob(pattern))
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
+    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in map(open_shard, itertools.cycle(files)):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1])
+            assert tokens.max() < args.vocab_size, f"{pattern} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
+    if step < args.warmup_steps:
+        return (step + 1) / args.warmup_steps
+    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+# -------------------------------------------- Training --------------------------------------------
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    def print0(self, line):
+        if self.file:
+            print(line, flush=True)
+            print(line, file=self.file, flush=True)
+
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
+
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
+    embed_params = [model.embed.weight, model.pos_embed.weight]
+    scalar_params = [param for param in model.parameters() if param.ndim == 1]
+    groups = [dict(params=hidden_matrix_params), dict(params=embed_params),
+              dict(params=scalar_params, weight_decay=0.0)]
+    optimizers = [torch.optim.AdamW(
+        groups, lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+        weight_decay=args.weight_decay, foreach=False, fused=False)]  # a loop over the tensors
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
+
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+
+
+def warm_up(model, optimizers, batches, args):
+    """Runs a few training steps to load the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        model(inputs, targets).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    log.clock_start = log.now()
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = 0.0
+        for micro_step in range(grad_accum_steps):
+            inputs, targets = next(train_batches)
+            # Gradients accumulate locally; only the last micro-step averages them over the ranks.
+            model.require_backward_grad_sync = micro_step == grad_accum_steps - 1
+            loss = model(inputs, targets)
+            (loss / grad_accum_steps).backward()
+            train_loss += loss.detach() / grad_accum_steps
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size)
+    load_val = partial(load, args.val_files, args.val_tokens)
+    warm_up(model, optimizers, load_train(), args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the objects made so far
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, load_train(), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    del model
+    gc.unfreeze()
+    gc.collect()  # frees DDP's reference cycle: its group's threads could abort the exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
