@@ -811,7 +811,7 @@ def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
     found = failures(ask(id="01", text=text))
     assert list(found) == ["CausalSelfAttention"]
     assert found["CausalSelfAttention"].startswith("CausalSelfAttention and Block and GPT (lines ")
-    assert "Only together they show this" in found["CausalSelfAttention"]
+    assert "Only together do they show this" in found["CausalSelfAttention"]
 
 
 def test_blocks_that_are_wrong_only_together_are_named_together(ask):
@@ -827,7 +827,7 @@ def test_blocks_that_are_wrong_only_together_are_named_together(ask):
     found = failures(ask(id="01", text=text))
     assert list(found) == ["nesterov_update"]
     assert found["nesterov_update"].startswith("nesterov_update and Muon (lines ")
-    assert "Only together they show this" in found["nesterov_update"]
+    assert "Only together do they show this" in found["nesterov_update"]
 
 
 def test_an_import_that_is_missing_is_told_with_its_line(ask):
