@@ -194,6 +194,10 @@ def make_muon(module, params, lr, bf16=False):
     """The module's Muon without compiled code and kernels. params: also its groups, from 08d on;
     else those of one shape are a group."""
     asked, params = inspect.signature(module.Muon).parameters, list(params)
+    if "args" in asked:
+        args = module.Hyperparameters(muon_lr=lr, compile=False, bf16=bf16)
+        return module.Muon(module.stacks_of(params, args) if hasattr(module, "stacks_of")
+                           else params, args)
     if "groups" in asked and not isinstance(params[0], dict):
         shapes = dict.fromkeys(param.shape for param in params)
         params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
@@ -223,6 +227,13 @@ def set_window(model, size):
         model.forward = partial(forward, model, window=size if exact else torch.tensor(size))
     elif hasattr(getattr(model, "args", None), "window"):
         model.args.window = size
+
+
+def open_shard(module, file):
+    """A shard's tokens, as the milestone's loader has them by default."""
+    told = dict(args=module.Hyperparameters())
+    asked = inspect.signature(module.open_shard).parameters
+    return module.open_shard(file, **{k: v for k, v in told.items() if k in asked})
 
 
 def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,

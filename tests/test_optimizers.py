@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
+import inspect
 from functools import partial
 from types import SimpleNamespace
 
@@ -51,13 +52,16 @@ orthogonalizing = partial(where, "newton_schulz", "polar_express")
 
 
 def orthogonalize(module):
-    """The function that does it."""
-    return getattr(module, orthogonalizer(module))
+    """The function that does it: of matrices and the dtype of its products."""
+    function = getattr(module, orthogonalizer(module))
+    if "bf16" in inspect.signature(function).parameters:
+        return lambda matrices, dtype: function(matrices, dtype == torch.bfloat16)
+    return function
 
 
 def watch(monkeypatch, module, note):
     """Calls note(matrices) each time that the module orthogonalizes."""
-    function = orthogonalize(module)
+    function = getattr(module, orthogonalizer(module))
 
     def spy(matrices, *how, **named):
         note(matrices)

@@ -27,6 +27,7 @@ from snapshots import (
     train,
     where,
 )
+from speedrun.history.fields import default_hyperparameters
 from speedrun.scripts.sizes import length_names
 
 # ---- whole models ----
@@ -45,13 +46,15 @@ def test_parameter_count(milestone):
 def test_defaults_are_the_records(milestone):
     known, args = known_values(milestone.id), load_snapshot(milestone).Hyperparameters()
     assert known["record"].items() <= asdict(args).items()
-    rates = {name for name in asdict(args) if name.endswith(("_lr", "_decay", "_beta1", "_beta2"))
-             or "steps" in name or "momentum" in name or "window" in name}
+    rates = {name for name, value in asdict(args).items() if not isinstance(value, bool) and (
+        name.endswith(("_lr", "_decay", "_beta1", "_beta2"))
+        or "steps" in name or "momentum" in name or "window" in name)}
     assert rates - {"kernel_warmup_steps"} <= known["record"].keys()
     assert args.total_batch_size == milestone.tokens_per_step
     assert args.train_steps == milestone.train_steps
     length, val_length = (getattr(args, name) for name in length_names(vars(args)))
-    assert args.total_batch_size == 8 * args.micro_batch_size * length  # 8 GPUs, one go each
+    micro_steps = known.get("micro_steps", 1)  # of each of 8 GPUs
+    assert args.total_batch_size == micro_steps * 8 * args.micro_batch_size * length
     assert args.val_tokens == 10_485_760 and args.val_tokens % (8 * val_length) == 0
 
 
@@ -101,10 +104,11 @@ def weights_of(model, name):
 
 
 @torch.no_grad()
-def fill(model, amplitude, fused_qkv=False):
-    """Fills tensor k with amplitude * sin(0.37 i + k)."""
+def fill(model, amplitude, fused_qkv=False, vectors=False):
+    """Fills tensor k with amplitude * sin(0.37 i + k); vectors: all tensors count, not only the
+    matrices, and weights of norms, of one dimension, become 1 more."""
     names = [name.removesuffix(".weight") for name, param in model.named_parameters()
-             if param.ndim >= 2]
+             if param.ndim >= 2 or vectors]
     for table in ("lm_head", "embed"):  # these come first, embed before the head
         if table in names:
             names.insert(0, names.pop(names.index(table)))
@@ -116,11 +120,16 @@ def fill(model, amplitude, fused_qkv=False):
         values = amplitude * torch.sin(0.37 * index + k)
         for weight, part in zip(weights, values.chunk(len(weights)), strict=True):
             weight.copy_(part.view_as(weight))
+            if name.endswith("norm"):
+                weight.add_(1)
 
 
 def hyperparameters(module, sizes):
-    """Those of a model or run of these sizes."""
-    return module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
+    """Those of a model or run of these sizes; before there are switches, they are off."""
+    fields = vars(module.Hyperparameters)
+    off = {name for name in ("compile", "bf16") if not sizes.get(name) and name not in fields}
+    return module.Hyperparameters(
+        **sized({k: v for k, v in sizes.items() if k not in off}, fields))
 
 
 def small_model(milestone, amplitude, bf16=False, **more):
@@ -202,7 +211,8 @@ def test_small_training(milestone, tmp_path):
         assert moves == pytest.approx(expected, abs=max(largest * 3e-4, 1e-7)), name
 
 
-@where("Model")
+@pytest.mark.parametrize("milestone", [
+    m for m in declaring("Model") if "bf16" in default_hyperparameters(m.script)], ids=by_id)
 @torch.no_grad()
 def test_small_loss_in_bfloat16(milestone):
     exact, model = (small_model(milestone, 0.5, bf16=bf16).eval() for bf16 in (False, True))
@@ -257,6 +267,8 @@ def test_activation(milestone):
     module = load_snapshot(milestone)
     mlp = module.MLP(module.Hyperparameters(model_dim=1))
     with torch.no_grad():
+        for param in mlp.parameters():
+            param.zero_()  # also biases
         c_fc = getattr(mlp.c_fc, "weight", mlp.c_fc)  # or a parameter, stored transposed
         c_fc.copy_(torch.tensor([1.0, 0, 0, 0]).view_as(c_fc))
         c_proj = getattr(mlp.c_proj, "weight", mlp.c_proj)

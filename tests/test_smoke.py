@@ -28,6 +28,7 @@ from snapshots import (
     micro_of,
     micro_overrides,
     micro_sizes,
+    open_shard,
     run_script,
     token_batches,
     train,
@@ -69,7 +70,10 @@ def test_a_run(milestone, shards, tmp_path):
     assert (environment["device"], environment["world_size"]) == ("cpu", 2)
     hyperparameters = json.loads(hyperparameters.removeprefix("hyperparameters:"))
     assert overrides.items() <= hyperparameters.items()
-    lines = steps.splitlines()
+    lines = [line for line in steps.splitlines() if line.startswith("step:")]
+    notes = steps.splitlines()[: -len(lines)]  # before the steps
+    expected = known_values(milestone.id).get("notes", [])
+    assert all(map(str.startswith, notes, expected)) and len(notes) == len(expected)
     kinds = [VAL_LINE, TRAIN_LINE, QUIET_LINE]
     counts = [sum(bool(re.fullmatch(kind, line)) for line in lines) for kind in kinds]
     assert counts == [3, 3, 3] and len(lines) == 9  # validated at 0, 3, 6; train losses at 2, 4, 6
@@ -166,7 +170,7 @@ def test_a_file_that_is_no_whole_shard(milestone, content, shards, tmp_path):
     whole = next(shards.glob("*_val_*")).read_bytes()
     file.write_bytes(whole[:-2] if content == "truncated" else content)
     with pytest.raises((AssertionError, ValueError)) as refusal:
-        load_snapshot(milestone).open_shard(file)
+        open_shard(load_snapshot(milestone), file)
     assert content == b"" or "x.bin is not a whole token shard" in str(refusal.value)
 
 
@@ -225,7 +229,7 @@ def test_a_log_is_never_overwritten(milestone, shards, tmp_path):
     ("--train_step=1", "unrecognized arguments: --train_step=1"),
     ("--train_steps=1.5", "argument --train_steps: invalid int value: '1.5'"),
     ("--adam_eps=tiny", "argument --adam_eps: invalid float value: 'tiny'"),
-    ("--compile=yes", "argument --compile: invalid boolean value: 'yes'"),
+    ("--save_checkpoint=yes", "argument --save_checkpoint: invalid boolean value: 'yes'"),
     ("train_steps=1", "unrecognized arguments: train_steps=1"),
 ])
 def test_bad_option(milestone, option, message, capsys):

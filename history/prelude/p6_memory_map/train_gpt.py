@@ -247,6 +247,7 @@ class Sharded(torch.optim.Optimizer):
         self.shares, self.share_grads = [], []
         for group, optimizer in zip(self.param_groups, optimizers, strict=True):
             packed = self.pack(group, group["params"])
+            # A copy, as the rest of the packed tensor is not kept.
             share = packed.chunk(dist.get_world_size())[dist.get_rank()].clone()
             grad = torch.empty_like(share)
             self.shares.append(share)
@@ -268,17 +269,20 @@ class Sharded(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         packs, scatters, gathers = [], [], []
+        # First: all gradients leave at once.
         for group, grad in zip(self.param_groups, self.share_grads, strict=True):
             packed = self.pack(group, [param.grad for param in group["params"]])
             packs.append(packed)
             scatters.append(
                 dist.reduce_scatter_tensor(grad, packed, op=dist.ReduceOp.AVG, async_op=True))
+        # Then, as each group's arrive, this rank moves its share and sends it out.
         for i, optimizer in enumerate(self.optimizers):
             scatters[i].wait()
             optimizer.param_groups[0]["lr"] = self.param_groups[i]["lr"]
             optimizer.step()
             # The gradients are used: their memory takes the weights of all ranks.
             gathers.append(dist.all_gather_into_tensor(packs[i], self.shares[i], async_op=True))
+        # At last, everyone's shares go back to the model.
         for group, packed, gather in zip(self.param_groups, packs, gathers, strict=True):
             gather.wait()
             params = group["params"]
@@ -418,7 +422,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
-            assert tokens.max() < args.vocab_size, f"{pattern} has ids >= vocab_size"
+            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
             if device.type == "cuda":
                 tokens = tokens.pin_memory()  # lets the copy be asynchronous
             tokens = tokens.to(device, non_blocking=True)
