@@ -30,6 +30,7 @@ from snapshots import (
     micro_overrides,
     tried,
 )
+from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 from speedrun.compare.plot import curves_of, draw_comparison, save, shown_in, stored_hash
 from speedrun.compare.results import (
@@ -434,3 +435,15 @@ def test_a_run_of_another_code_keeps_its_milestones_slug(stored, label, tmp_path
     compare(folder, "--json", tmp_path / "runs.json")
     (found,) = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["entries"]
     assert (found["label"], found["milestone"]) == (label, None)
+
+
+def test_ablation_leaves_out_each_gain_that_the_machine_has():
+    from speedrun.compare.collect import leave_one_out
+
+    targets, anyway = leave_one_out("p4", scale="tiny")
+    assert targets == ["p4", "p4:fused_attention=False", "p4:adam_backend=loop"]
+    assert anyway == ["bf16=False", "compile=False"]  # without a GPU
+    targets, anyway = leave_one_out("p2", scale="tiny", settings=["fused_attention=False"])
+    assert (targets, anyway) == (["p2"], ["bf16=False", "fused_attention=False"])
+    with pytest.raises(UserError, match="01_muon declares no gain"):
+        leave_one_out("01")

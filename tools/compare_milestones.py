@@ -4,6 +4,7 @@
     python tools/compare_milestones.py 00 01 02 04 --scale tiny --repeat 3
     python tools/compare_milestones.py 03 04 --nproc 8 --steps 200
     python tools/compare_milestones.py 02 02:muon_lr=1e-3 02:muon_lr=4e-3     settings of its own
+    python tools/compare_milestones.py p6d --ablate        without each of its gains in turn
     python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
 
 Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ only in the
@@ -18,7 +19,7 @@ from pathlib import Path
 from speedrun.base.cli import Parser, folder, natural, not_negative, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.base.files import check_output, replace_file
-from speedrun.compare.collect import add_mfu, collect
+from speedrun.compare.collect import add_mfu, collect, leave_one_out
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
@@ -33,15 +34,22 @@ def main() -> int:
     for name in (*WRITERS, "png"):
         if path := getattr(args, name):
             check_output(f"--{name}", path, ".png" if name == "png" else "")
+    options = dict(settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
+                   nproc=args.nproc)
+    targets, anyway = args.targets, []
+    if args.ablate:
+        if len(targets) > 1:
+            raise UserError("--ablate takes one milestone", 2)
+        targets, anyway = leave_one_out(targets[0], **options)
     comparison, stopped = collect(
-        args.targets, range(args.seed, args.seed + args.repeat),
-        args.out or "compare", sys.stdout,
-        target=args.target, settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
-        nproc=args.nproc,
+        targets, range(args.seed, args.seed + args.repeat),
+        args.out or "compare", sys.stdout, target=args.target, **options,
         command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),
     )
     add_mfu(comparison.entries)
     print_comparison(comparison, sys.stdout)
+    for setting in anyway:
+        print(f"off here: {setting} is what this machine runs anyway")
 
     for name, write in WRITERS.items():
         if path := getattr(args, name):
@@ -89,6 +97,8 @@ def parse_args() -> argparse.Namespace:
         help="folder of the runs (default: runs/compare-<time>)")
     add("--target", type=not_negative, metavar="LOSS",
         help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
+    add("--ablate", action="store_true",
+        help="compare one milestone with itself without each of its gains, by its flags")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
     for name in (*WRITERS, "png"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"also write the result as {name}")

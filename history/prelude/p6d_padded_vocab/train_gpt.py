@@ -116,7 +116,7 @@ def find_adam_backend(device, args):
 
     Only a step shows it: some are built without complaint where they cannot run.
     """
-    backends, skipped = [args.adam_backend], ""
+    backends, works, skipped = [args.adam_backend], None, ""
     if args.adam_backend == "auto":
         backends = ADAM_BACKENDS
     assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend is auto or of {ADAM_BACKENDS}"
@@ -125,10 +125,12 @@ def find_adam_backend(device, args):
         scratch.grad = torch.ones_like(scratch)
         try:
             adamw_of(backend, [dict(params=[scratch])], args).step()
-            return backend, skipped
+            works = backend
+            break
         except (ImportError, RuntimeError) as error:
             skipped += f" (not {backend}: {str(error).splitlines()[0]})"
-    assert False, f"AdamW has no backend that works here{skipped}"
+    assert works, f"AdamW has no backend that works here{skipped}"
+    return works, skipped
 
 
 def make_adamw(groups, args):

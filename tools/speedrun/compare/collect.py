@@ -54,6 +54,23 @@ def parse_target(text: str) -> Target:
     return Target(text, script=script, settings=settings)
 
 
+def leave_one_out(text: str, **options) -> tuple[list[str], list[str]]:
+    """The targets that ablate the milestone called `text`: itself, then once without each gain that
+    it or an ancestor declares (`ablate`); and, apart, the settings that a run here has anyway.
+
+    options: those of make_plan. Raises as make_plan, and UserError if there is nothing to ablate.
+    """
+    milestone = load_manifest().get(text)
+    declared = [m.ablate for m in reversed(load_manifest().lineage(milestone)) if m.ablate]
+    if not declared:
+        raise UserError(f"{milestone.name} declares no gain that a flag takes out", 2)
+    plan = make_plan(text, out=fresh_out("compare"), **options)
+    here = {} if plan.gpus else load_glossary().column("cpu")  # where a default follows the machine
+    here |= {k: v for k, v in plan.hyperparameters.items() if v is not None}
+    anyway = [off for off in declared if off == f"{(name := off.partition('=')[0])}={here[name]}"]
+    return [text, *(f"{text}:{off}" for off in declared if off not in anyway)], anyway
+
+
 def collect(
     texts: Sequence[str], seeds: Sequence[int], out: Path | str, stream: TextIO, *,
     target: float | None = None, settings: Sequence[str] = (), command: str = "", **options,
