@@ -224,7 +224,8 @@ def test_a_picture_of_runs_without_finite_losses(tmp_path):
 @pytest.mark.parametrize("milestone", tried(declaring("Model", "Hyperparameters")), ids=by_id)
 def test_flops_of_the_records(milestone):
     args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
-    T, V = getattr(args, length_names(vars(args))[0]), args.vocab_size
+    T, rows = getattr(args, length_names(vars(args))[0]), getattr(args, "vocab_multiple", 1)
+    V = math.ceil(args.vocab_size / rows) * rows
     windows, exact = [known["record"].get("window", T)], False
     if table := known.get("window"):  # the mean over the steps of the schedule
         numbers = [bisect(table["changes"], s) for s in range(args.train_steps)]

@@ -23,7 +23,7 @@ from speedrun.figures.ladder import (
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import code_hash
 
-MANIFEST = load_manifest()
+MANIFEST = load_manifest().of_chain()
 COMMITTED = REPOSITORY / "history" / "results" / "tiny.jsonl"
 
 

@@ -26,7 +26,7 @@ from speedrun.scripts.find import code_hash, find_script
 from speedrun.scripts.sizes import length_names
 
 H100 = CARDS["h100"]
-MANIFEST = load_manifest()
+MANIFEST = load_manifest().of_chain()
 STEP = Prediction(micro_batch=1, micro_steps=1, peaks={"training": 2**30}, memory={},
                   flops={"bfloat16": 2e12}, moved=3e12, collectives={"allreduce float32": 1e6})
 

@@ -82,7 +82,7 @@ def blocks_of(script):
 
 def test_the_command(clone):
     first = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
-    others = {path: blocks_of(path) for path in clone.glob("history/*/*/train_gpt.py")}
+    others = {path: blocks_of(path) for path in clone.glob("history/speedrun/*/train_gpt.py")}
     old = others.pop(first)
     new = {name: old[name].replace('"""', '"""Repaired. ', 1) for name in ("parse_args", "MLP")}
     text = first.read_text(encoding="utf-8")
@@ -92,6 +92,8 @@ def test_the_command(clone):
     ended = propagate(clone, "00")
     assert ended.returncode == 0, ended.stderr
     assert (clone / "train" / "train_gpt.py").read_text(encoding="utf-8") == text
+    status = ["git", "-C", str(clone), "status", "--short", "--", "history/prelude"]
+    assert not subprocess.check_output(status)  # it does not descend from 00
     for path, before in others.items():
         assert blocks_of(path) == {name: new[name] if name in new and block == old[name] else block
                                    for name, block in before.items()}
@@ -141,8 +143,8 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
     source = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
     text = source.read_text(encoding="utf-8")
     for name, changes, script in (
-            ("p0_vanilla_loop", "", text),
-            ("p1_relu_loop", 'changes = ["MLP"]\n', text.replace("F.gelu(", "F.relu("))):
+            ("q0_vanilla_loop", "", text),
+            ("q1_relu_loop", 'changes = ["MLP"]\n', text.replace("F.gelu(", "F.relu("))):
         folder = clone / "history" / "loop" / name
         folder.mkdir(parents=True)
         (folder / "loop.py").write_text(script, encoding="utf-8")
@@ -156,17 +158,17 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    assert "history/loop/p0_vanilla_loop/loop.py" in said(
-        "run_milestone.py", "p0", "--scale", "tiny", "--dry-run")
-    assert "F.relu" in said("diff_milestones.py", "p0", "p1")
-    assert "train/loop/loop.py is p0_vanilla_loop now" in said("check_train.py", "p0", "--take")
-    assert [line.split()[0] for line in said("check_train.py", "p0", "--list").splitlines()] == [
-        "p0", "p1"]
-    root = clone / "history" / "loop" / "p0_vanilla_loop" / "loop.py"
+    assert "history/loop/q0_vanilla_loop/loop.py" in said(
+        "run_milestone.py", "q0", "--scale", "tiny", "--dry-run")
+    assert "F.relu" in said("diff_milestones.py", "q0", "q1")
+    assert "train/loop/loop.py is q0_vanilla_loop now" in said("check_train.py", "q0", "--take")
+    assert [line.split()[0] for line in said("check_train.py", "q0", "--list").splitlines()] == [
+        "q0", "q1"]
+    root = clone / "history" / "loop" / "q0_vanilla_loop" / "loop.py"
     root.write_text(text.replace("range(args.train_steps + 1)", "range(1 + args.train_steps)"),
                     encoding="utf-8")
-    assert [line.split()[:3] for line in said("propagate.py", "p0").splitlines()] == [
-        ["carried", "history/loop/p1_relu_loop/loop.py", "train"],
+    assert [line.split()[:3] for line in said("propagate.py", "q0").splitlines()] == [
+        ["carried", "history/loop/q1_relu_loop/loop.py", "train"],
         ["carried", "train/loop/loop.py", "train"]]
 
 

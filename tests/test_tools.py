@@ -25,7 +25,7 @@ COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def manifest():
-    return load_manifest()
+    return load_manifest().of_chain()
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +192,9 @@ def fresh(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("fresh")
     shutil.copytree(REPOSITORY / "history", tmp_path / "history", ignore=shutil.ignore_patterns(
         "__pycache__", "*.md", "*.png"))
-    lines = [line_of(m, seed) for m in load_manifest().milestones for seed in range(3)]
+    lines = [line_of(m, seed) for m in load_manifest().of_chain().milestones for seed in range(3)]
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
-    predicted = test_predictions.invented(*(m.id for m in load_manifest().milestones))
+    predicted = test_predictions.invented(*(m.id for m in load_manifest().of_chain().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
     for table in TABLES:
         path = tmp_path / table.file

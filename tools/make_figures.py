@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
     if args.predict:
         predictions.predict_stale(root / RESULTS / PREDICTIONS)
     if args.tiny:
-        ladder.run_stale(root / RESULTS / TINY, load_manifest(root / "history"), sys.stdout)
+        ladder.run_stale(
+            root / RESULTS / TINY, load_manifest(root / "history").of_chain(), sys.stdout)
     stale, errors = update(root, args.check)
     for item in stale:
         print(f"stale: {item}" if args.check else f"wrote: {item}")

@@ -111,21 +111,22 @@ def find_adam_backend(device, args):
 
     Only a step shows it: some are built without complaint where they cannot run.
     """
-    backends, works, skipped = [args.adam_backend], None, ""
+    backends, skipped = [args.adam_backend], ""
     if args.adam_backend == "auto":
         backends = ADAM_BACKENDS
     assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend is auto or of {ADAM_BACKENDS}"
+    working = None
     for backend in backends:
         scratch = nn.Parameter(torch.zeros(8, device=device))
         scratch.grad = torch.ones_like(scratch)
         try:
             adamw_of(backend, [dict(params=[scratch])], args).step()
-            works = backend
+            working = backend
             break
         except (ImportError, RuntimeError) as error:
             skipped += f" (not {backend}: {str(error).splitlines()[0]})"
-    assert works, f"AdamW has no backend that works here{skipped}"
-    return works, skipped
+    assert working, f"AdamW has no backend that works here{skipped}"
+    return working, skipped
 
 
 def make_adamw(groups, args):

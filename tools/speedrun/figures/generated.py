@@ -24,8 +24,8 @@ RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: the milestones and records of history/, and what
-    history/results/ holds, None where that is missing or unreadable."""
+    """What everything is made from: the first chain's milestones and the records of history/, and
+    what history/results/ holds, None where that is missing or unreadable."""
 
     manifest: Manifest
     records: tuple[Record, ...]
@@ -120,7 +120,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
 
 def _read_sources(root):
     """The Sources under `root`, and a line for each of the results that has to be made again."""
-    manifest = load_manifest(root / "history")
+    manifest = load_manifest(root / "history").of_chain()
     records = load_records(root / "history" / "records.json")
     found, errors = {}, []
     for field, name, option, load, stale_entries in (

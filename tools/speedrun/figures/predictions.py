@@ -23,11 +23,12 @@ MIB = 2**20
 
 
 def predict_stale(path: Path) -> None:
-    """Predicts anew what is missing or stale in the file at `path`, and keeps each as it comes.
+    """Predicts anew what is missing or stale in the file at `path`, of the first chain, and keeps
+    each as it comes.
 
     Raises ValueError or OSError for a file that cannot be read, and as `make_prediction`.
     """
-    manifest = load_manifest()
+    manifest = load_manifest().of_chain()
     stored = load_predictions(path) if path.exists() else {}
     for milestone in manifest.milestones:
         if fault := _fault(milestone, stored):

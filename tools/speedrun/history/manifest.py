@@ -203,6 +203,11 @@ class Manifest:
             hint += f" (there is no folder {_shown(self.history)}/*/{wanted}_*)"
         raise ManifestError(f'no milestone "{id}"{hint}')
 
+    def of_chain(self, chain: str | None = None) -> "Manifest":
+        """Return the manifest of one chain alone; of the first, where none is named."""
+        chain = chain or self.milestones[0].chain
+        return replace(self, milestones=tuple(m for m in self.milestones if m.chain == chain))
+
     def children(self, id: str) -> tuple[Milestone, ...]:
         """Return the milestones whose parent is `id` (any name `get` takes), in order."""
         parent = self.get(id).id
