@@ -189,11 +189,12 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     files = sorted(glob.glob(pattern))
     longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
     assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for shard in map(open_shard, itertools.cycle(files)):
+    for file in itertools.cycle(files):
+        shard = open_shard(file)
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1])
-            assert tokens.max() < args.vocab_size, f"{pattern} has ids >= vocab_size"
+            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
             if device.type == "cuda":
                 tokens = tokens.pin_memory()  # lets the copy be asynchronous
             tokens = tokens.to(device, non_blocking=True)

@@ -31,6 +31,7 @@ class Sources:
     records: tuple[Record, ...]
     ladder: Comparison | None
     predictions: dict[str, StoredPrediction] | None
+    prelude: Manifest
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ TABLES = (
     Table("README.md", "stations", lambda s: readme.station_table(s.manifest)),
     Table("README.md", "excerpt", lambda s: readme.excerpt(s.manifest)),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
+    Table("history/README.md", "prelude", lambda s: tables.rung_table(s.prelude)),
     Table("history/README.md", "memory", lambda s: predictions.memory_table(
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
@@ -120,7 +122,8 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
 
 def _read_sources(root):
     """The Sources under `root`, and a line for each of the results that has to be made again."""
-    manifest = load_manifest(root / "history").of_chain()
+    history = load_manifest(root / "history")
+    manifest = history.of_chain()
     records = load_records(root / "history" / "records.json")
     found, errors = {}, []
     for field, name, option, load, stale_entries in (
@@ -136,4 +139,5 @@ def _read_sources(root):
             faults = [str(error)]
         errors += [f"{RESULTS}/{name}: {fault}; make it again: python tools/make_figures.py"
                    f" {option}" for fault in faults]
-    return Sources(manifest, records, found.get("ladder"), found.get("predictions")), errors
+    return Sources(manifest, records, found.get("ladder"), found.get("predictions"),
+                   history.of_chain("prelude")), errors

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from speedrun.base.text import UNKNOWN, markdown, number_ranges
+from speedrun.history.blocks import diff_size
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.history.records import Record
 from speedrun.run.data import shards_read, steps_per_shard
@@ -44,6 +45,21 @@ def milestone_table(manifest: Manifest) -> str:
             f"[read](../{m.lesson})" if m.lesson else UNKNOWN,
         ])  # fmt: skip
     return markdown(head, rows, right=["minutes", "steps", "tokens"])
+
+
+def rung_table(manifest: Manifest) -> str:
+    """Return the table of a chain without records, for a file in history/: each rung with the lines
+    of its diff (see DiffSize) and the setting that takes its gain out."""
+    rows = []
+    for m in manifest.milestones:
+        lines = UNKNOWN
+        if m.parent:
+            scripts = (manifest.get(m.parent).script, m.script)
+            lines = diff_size(*(script.read_text(encoding="utf-8") for script in scripts)).lines
+        rows.append([f"[{m.id}]({m.chain}/{m.name})", f"**{m.title}.** {m.idea}", m.kind,
+                     str(lines), cell(m.parameters, "{:,d}"), f"`{m.ablate}`" if m.ablate else ""])
+    head = ["id", "idea", "kind", "diff", "parameters", "taken out by"]
+    return markdown(head, rows, right=["diff", "parameters"])
 
 
 def lesson_table(manifest: Manifest, folder: str) -> str:
