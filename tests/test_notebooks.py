@@ -21,7 +21,8 @@ LESSONS = REPOSITORY / "lessons"
 NOTEBOOKS = sorted(LESSONS.glob("*.ipynb"))
 TOLD = [path for path in NOTEBOOKS if path.stem != "start_here"]  # which is the map of all
 SOLUTIONS = sorted((LESSONS / "solutions").glob("*.py"))
-MILESTONES = load_manifest().milestones
+TAUGHT = {milestone.chain for milestone in load_manifest().milestones if milestone.lesson}
+MILESTONES = [milestone for milestone in load_manifest().milestones if milestone.chain in TAUGHT]
 SLOW = [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("RUN_SLOW"), reason=(
     "a minute each; RUN_SLOW=1 runs all notebooks, and so does tools/run_lessons.py"))]
 
