@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 
 from speedrun.base.text import UNKNOWN, markdown, number_ranges
-from speedrun.history.blocks import diff_size
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.history.records import Record
 from speedrun.run.data import shards_read, steps_per_shard
@@ -50,6 +49,8 @@ def milestone_table(manifest: Manifest) -> str:
 def rung_table(manifest: Manifest) -> str:
     """Return the table of a chain without records, for a file in history/: each rung with the lines
     of its diff (see DiffSize) and the setting that takes its gain out."""
+    from speedrun.history.blocks import diff_size  # difflib, which --help does not need
+
     rows = []
     for m in manifest.milestones:
         lines = UNKNOWN
