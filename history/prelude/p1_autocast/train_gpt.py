@@ -67,6 +67,7 @@ class Hyperparameters:
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 3  # untimed steps that load the kernels; then undone
+    # gains, each with a flag that takes it out again
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
 
 

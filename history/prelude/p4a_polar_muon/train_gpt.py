@@ -70,11 +70,12 @@ class Hyperparameters:
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    # gains, each with a flag that takes it out again
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
+    fused_attention: bool = True  # one kernel that stores no scores
     compile: bool = torch.cuda.is_available()  # one graph instead of an operation at a time
     adam_backend: str = "auto"  # or apex, fused, foreach, loop
     muon: bool = True  # for the layers' matrices, instead of AdamW
-    fused_attention: bool = True  # one kernel that stores no scores
 
 
 def parse_args(argv=None):
