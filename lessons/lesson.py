@@ -70,7 +70,7 @@ def snapshot(id: str) -> ModuleType:
 
 
 def tiny_runs() -> Comparison:
-    """The committed runs of all milestones at the tiny scale, three seeds each."""
+    """The committed runs of all milestones at the tiny scale."""
     return ladders.load_ladder(REPOSITORY / "history" / "results" / "tiny.jsonl", MANIFEST)
 
 
@@ -257,7 +257,9 @@ def tiny_curves(*ids: str) -> Panel:
             axes.plot(*zip(*points, strict=True), label=entry.label, **style)
             print(f"{entry.label} ends at", *(f"{loss:.4f}" for loss in entry.final_losses))
         tops = [entry.curve[len(entry.curve) // 4][1] for entry in entries.values()]
-        axes.set(title="Tiny scale, three seeds", ylim=(None, max(tops, default=None)),
+        runs = min((len(entry.runs) for entry in entries.values()), default=0)
+        title = "Tiny scale, one run each" if runs == 1 else f"Tiny scale, {runs} seeds each"
+        axes.set(title=title, ylim=(None, max(tops, default=None)),
                  xlabel="million tokens", ylabel="validation loss, nats per token")
         axes.legend()
     return panel
