@@ -66,7 +66,7 @@ class Hyperparameters:
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps that load the kernels; then undone
+    kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels; then undone
     # gains, each with a flag that takes it out again
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
     fused_attention: bool = True  # one kernel that stores no scores
@@ -279,7 +279,7 @@ def set_hyperparameters(optimizers, step, args):
 
 
 def warm_up(model, optimizers, batches, args):
-    """Runs a few training steps to load the kernels, then restores all states."""
+    """Runs a few training steps to prepare the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
         model(inputs, targets).backward()

@@ -68,7 +68,7 @@ class Hyperparameters:
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels; then undone
     # gains, each with a flag that takes it out again
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
     fused_attention: bool = True  # one kernel that stores no scores
@@ -239,7 +239,7 @@ def is_sharded(args):
 
 
 class Sharded(torch.optim.Optimizer):
-    """Steps of which each rank takes an equal share and keeps only its state (arXiv 1910.02054).
+    """Optimizer steps shared by the ranks, each with the state of its share (arXiv 1910.02054).
 
     optimizers: one for each parameter group. A group is packed into one tensor, a stack of matrices
     or a line of numbers, padded with zeros; its optimizer moves only the rank's share of that.
@@ -251,7 +251,7 @@ class Sharded(torch.optim.Optimizer):
         self.shares, self.share_grads = [], []
         for group, optimizer in zip(self.param_groups, optimizers, strict=True):
             packed = self.pack(group, group["params"])
-            # A copy, as the rest of the packed tensor is not kept.
+            # a copy: the rest of the packed tensor is freed
             share = packed.chunk(dist.get_world_size())[dist.get_rank()].clone()
             grad = torch.empty_like(share)
             self.shares.append(share)
@@ -286,7 +286,7 @@ class Sharded(torch.optim.Optimizer):
             optimizer.step()
             # The gradients are used: their memory takes the weights of all ranks.
             gathers.append(dist.all_gather_into_tensor(packs[i], self.shares[i], async_op=True))
-        # At last, everyone's shares go back to the model.
+        # Finally, the shares of all ranks are copied into the model.
         for group, packed, gather in zip(self.param_groups, packs, gathers, strict=True):
             gather.wait()
             params = group["params"]
@@ -510,7 +510,7 @@ def set_hyperparameters(optimizers, step, args):
 
 
 def warm_up(model, optimizers, batches, args):
-    """Runs a few training steps to compile the kernels, then restores all states."""
+    """Runs a few training steps to prepare the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
         model(inputs, targets).backward()
