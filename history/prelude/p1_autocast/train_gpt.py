@@ -167,9 +167,9 @@ class GPT(nn.Module):
             x = self.embed(inputs) + self.pos_embed(positions)  # (B, T, C)
             for block in self.blocks:
                 x = block(x)
-            logits = self.lm_head(self.norm(x))  # (B, T, V)
+            logits = self.lm_head(self.norm(x)).float()  # (B, T, V)
             if targets is None:
-                return logits.float()
+                return logits
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

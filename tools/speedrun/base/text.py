@@ -1,10 +1,12 @@
-"""Text for people: paths, control characters, Markdown tables."""
+"""Text for people: paths, control characters, tables."""
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 UNKNOWN = "—"  # not recorded, or not a single figure
+BETWEEN = 4  # characters at most from one column of a table to the next
 
 
 def visible(text: str) -> str:
@@ -42,3 +44,32 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
     """A Markdown table; the columns named in `right` are aligned to the right."""
     rule = ["---:" if name in right else "---" for name in head]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def print_table(columns: dict[str, Sequence[str]], stream: TextIO) -> None:
+    """Prints a table, {heading: cells}, whose first column holds the labels; entry by entry where
+    it is wider than a terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    width = sum(max(map(len, [head, *cells])) + BETWEEN for head, cells in columns.items())
+    console = Console(file=stream, width=None if stream.isatty() else width, highlight=False,
+                      markup=False, emoji=False)
+    labels, *heads = columns
+    lines = zip(*columns.values(), strict=True)
+    if width <= console.width:
+        grid = Table(box=box.SIMPLE_HEAD if stream.isatty() else None, pad_edge=False)
+        grid.add_column(labels, no_wrap=True)
+        for head in heads:
+            grid.add_column(head, justify="right", no_wrap=True)
+        for line in lines:
+            grid.add_row(*line)
+        console.print(grid)
+    else:
+        for label, *line in lines:
+            grid = Table(title=label, title_justify="left", box=None, show_header=False,
+                         pad_edge=False)
+            for row in zip(heads, line, strict=True):
+                grid.add_row(*row)
+            console.print(grid, "")

@@ -6,11 +6,10 @@ import math
 from dataclasses import asdict, fields
 from typing import TextIO
 
-from speedrun.base.text import UNKNOWN, markdown, visible
+from speedrun.base.text import UNKNOWN, markdown, print_table, visible
 from speedrun.compare.results import Comparison, Score, scores
 
 LEFT = ""  # the heading of the labels
-BETWEEN = 4  # characters at most from one column of a table to the next
 
 
 def columns(comparison: Comparison) -> dict[str, list[str]]:
@@ -90,29 +89,8 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def print_comparison(comparison: Comparison, stream: TextIO) -> None:
-    """Prints table and notes; entry by entry where the table is wider than a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = columns(comparison)
-    width = sum(max(map(len, [head, *cells])) + BETWEEN for head, cells in table.items())
-    console = Console(file=stream, width=None if stream.isatty() else width, highlight=False,
-                      markup=False, emoji=False)
-    if width <= console.width:
-        grid = Table(box=box.SIMPLE_HEAD if stream.isatty() else None, pad_edge=False)
-        for head in table:
-            grid.add_column(head, justify="right" if head != LEFT else "left", no_wrap=True)
-        for line in zip(*table.values(), strict=True):
-            grid.add_row(*line)
-        console.print(grid)
-    else:
-        for label, *line in zip(*table.values(), strict=True):
-            grid = Table(title=label, title_justify="left", box=None, show_header=False,
-                         pad_edge=False)
-            for head, cell in zip(list(table)[1:], line, strict=True):
-                grid.add_row(head, cell)
-            console.print(grid, "")
+    """Prints table and notes."""
+    print_table(columns(comparison), stream)
     for line in notes(comparison):
         print(visible(line), file=stream)
 

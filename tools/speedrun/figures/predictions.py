@@ -1,6 +1,7 @@
 """The stored predictions: made, checked, and held against official figures."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
@@ -23,12 +24,11 @@ MIB = 2**20
 
 
 def predict_stale(path: Path) -> None:
-    """Predicts anew what is missing or stale in the file at `path`, of the first chain, and keeps
-    each as it comes.
+    """Predicts again what is missing or stale in the file at `path` and keeps each as it comes.
 
     Raises ValueError or OSError for a file that cannot be read, and as `make_prediction`.
     """
-    manifest = load_manifest().of_chain()
+    manifest = load_manifest()
     stored = load_predictions(path) if path.exists() else {}
     for milestone in manifest.milestones:
         if fault := _fault(milestone, stored):
@@ -46,10 +46,15 @@ def write_predictions(path: Path, predictions: Mapping[str, StoredPrediction]) -
 
 
 def make_prediction(milestone: Milestone) -> StoredPrediction:
-    """Predicts a milestone's memory again, compiled; takes minutes. Raises as `observe`."""
+    """Predicts what a milestone needs, compiled; takes minutes. Raises as `observe`."""
     script = find_script(milestone.id)
     record = observe(script, CARD, WORLD_SIZE, {}, compiled=True)
-    return StoredPrediction(code_hash(milestone.script), record.peak, **memory_alone(script))
+    launches = Counter(launch.phase == "optimizer" for launch in record.launches)
+    return StoredPrediction(
+        code_hash(milestone.script), record.peak, **memory_alone(script), saved=record.saved,
+        pass_launches=launches[False], optimizer_launches=launches[True],
+        optimizer_state=record.memory["optimizer state"],
+        collectives=round(sum(record.collectives.values())))
 
 
 def memory_alone(script: Script) -> dict[str, float]:

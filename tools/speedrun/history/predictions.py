@@ -14,7 +14,9 @@ PREDICTIONS = REPOSITORY / "history" / "results" / "predictions.json"
 class StoredPrediction:
     """What was predicted of a milestone's compiled code; make_figures.py --predict writes it.
 
-    code: the script's hash then. peak: bytes of a GPU, one of eight H100s, with the record's sizes.
+    code: the script's hash then. Of a GPU, one of eight H100s, with the record's sizes: bytes at
+    their peak; bytes saved from a forward pass to its backward pass; launches of one such pass and
+    of the optimizers in a step; bytes of optimizer_state; bytes that collectives take in a step.
     On one GPU: fixed bytes, and more bytes per_token of a forward pass; val_per_token of one in
     validation, only where its sequences have a length of their own.
     """
@@ -24,6 +26,11 @@ class StoredPrediction:
     fixed: int
     per_token: float
     val_per_token: float | None = None
+    saved: int | None = None
+    pass_launches: int | None = None
+    optimizer_launches: int | None = None
+    optimizer_state: int | None = None
+    collectives: int | None = None
 
     def alone(self, tokens: int, val_tokens: int = 0) -> float:
         """Bytes at their peak on one GPU with so many tokens in a forward pass of training and in

@@ -34,9 +34,10 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
     with its own hyperparameters and these --name=value.
 
     Peak bytes of the warm-up, the training steps and the validation; what is in memory after them;
-    FLOPs, bytes moved and collectives of all steps. If compiled, graphs until the end of each phase
-    and launches of the last step, and if `assembled`, the Triton kernels. Raises UserError where
-    that cannot be, and what the script raises.
+    FLOPs, bytes moved and collectives of all steps; launches and bytes saved for the backward pass
+    of the last micro-step, with the optimizers' launches. If compiled, graphs until the end of each
+    phase, and if `assembled`, the Triton kernels. Raises UserError where that cannot be, and what
+    the script raises.
     """
     if reason := reason_against(compiled):
         raise UserError(reason)
@@ -45,7 +46,8 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
     install_device(world_size, card)
     if compiled:
         install_compiler(card, observer.kernel, observer.observed)
-    torch.compile = _compile(torch.compile if compiled else None, observer)
+    if not compiled:
+        torch.compile = lambda model, **kwargs: model
     module = load_snapshot(script)
     if hasattr(module, "DistributedDataParallel"):
         module.DistributedDataParallel = functools.partial(
@@ -60,6 +62,8 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
             if phase == "validation":
                 seen["training"] = {
                     **observer.totals(), "memory": _parts(models[-1], optimizers.values())}
+            if phase == "warm-up":
+                args[0].register_forward_pre_hook(lambda *_: observer.begin_pass())
             observer.reset()
             result = function(*args, **kwargs)
             seen[phase] = observer.totals()
@@ -69,7 +73,7 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
 
     def note(optimizer, args, kwargs):
         optimizers[id(optimizer)] = optimizer
-        seen["launches"] = observer.launches.copy() if compiled else []
+        seen.update(launches=observer.launches.copy(), saved=observer.saved)
 
     class GPT(module.GPT):
         def __init__(self, *args, **kwargs):
@@ -114,25 +118,9 @@ def short_run(hyperparameters: type) -> dict[str, int]:
     return {name: value for name, value in values.items() if hasattr(hyperparameters, name)}
 
 
-def _compile(function, observer):
-    """In place of torch.compile: with `function`, or without compiling; a model's calls begin to
-    note the launches anew, so that those of the last micro-step stay."""
-    def begin(*args):
-        observer.launches.clear()
-        observer.phase = "forward"
-
-    def compile_noted(model, **kwargs):
-        compiled = function(model, **kwargs) if function else model
-        if isinstance(model, torch.nn.Module):
-            compiled.register_forward_pre_hook(begin)
-        return compiled
-
-    return compile_noted
-
-
 def _backward(function, observer):
     def wrapper(*args, **kwargs):
-        observer.phase = "backward"
+        observer.begin_backward()
         function(*args, **kwargs)
         observer.phase = "optimizer"
     return wrapper

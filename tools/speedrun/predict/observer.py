@@ -53,6 +53,7 @@ class Observer(TorchDispatchMode):
         self.graphs = 0
         self.sources: dict[str, str] = {}
         self.phase = "forward"  # that a launch belongs to
+        self.saved = 0  # bytes that the last forward pass left to its backward pass
         self.compiled = False  # whether an operator is called by compiled code
         self.keys_per_query: float | None = None  # None: not known
         self.reset()
@@ -73,6 +74,15 @@ class Observer(TorchDispatchMode):
         "allreduce float32"."""
         return {"peak": self.peak, "flops": dict(self.flops), "moved": self.moved,
                 "collectives": dict(self.collectives), "graphs": self.graphs}
+
+    def begin_pass(self) -> None:
+        """A micro-step begins: launches are noted from here on."""
+        self.launches.clear()
+        self.phase, self.live_before = "forward", self.live
+
+    def begin_backward(self) -> None:
+        """The forward pass is over; what it made and kept is for the backward pass."""
+        self.phase, self.saved = "backward", self.live - self.live_before
 
     def launched(self, kind: str, name: str, moved: float, flops: float, dtype: str | None) -> None:
         """Counts a launch of this phase; arguments as in Launch."""

@@ -56,9 +56,10 @@ class Prediction:
     micro_batch: sequences per forward pass; micro_steps: passes of a step. peaks {phase: bytes};
     memory {part: bytes} of what stays from step to step. Of a step: flops {dtype: FLOPs} of matrix
     products, with attention's only if compiled; moved: bytes that operators or kernels read and
-    write; collectives {kind and dtype: bytes}. Only of a compiled run: what a step launches; graphs
-    that were compiled, and how many of them after the warm-up; kernels as the card's assembler
-    makes them.
+    write; collectives {kind and dtype: bytes}; launches: of a micro-step and the optimizers; saved:
+    bytes that a micro-step's forward pass leaves to its backward pass. Only of a compiled run:
+    graphs that were compiled, and how many of them after the warm-up; kernels as the card's
+    assembler makes them.
     """
 
     micro_batch: int
@@ -69,6 +70,7 @@ class Prediction:
     moved: float
     collectives: dict[str, float]
     launches: tuple[Launch, ...] = ()
+    saved: int = 0
     graphs: int = 0
     recompiled: int = 0
     kernels: tuple[Kernel, ...] = ()

@@ -8,11 +8,15 @@ from speedrun.predict.prediction import GROUPS, Prediction
 from speedrun.run.fit_batch import MARGIN
 
 NEAR = 0.9  # of a card's shared memory
+LEGEND = """\
+rows: sequences per forward pass; saved: from a forward pass to its backward pass
+launches: of one micro-step and the optimizers, operator by operator unless --compiled
+products (without fused attention unless --compiled), traffic, collectives: of a step of a rank"""
 MOST_REGISTERS = 255  # that a thread can have, on every card
 WITHOUT_COMPILER = " operator by operator; compiled code needs less (--compiled)"
 LEFT_OUT = (
-    "Not in it: what compilation fuses (it takes less memory and fewer bytes), attention's pairs,",
-    "launches, and what the allocator cannot hand out.",
+    "Not in it: what compilation fuses (it takes less memory, fewer bytes and launches), the pairs",
+    "of a fused attention, and what the allocator cannot hand out.",
 )
 COMPILED_LEFT_OUT = (
     "Attention is counted halfway through training, as if each sequence was one document; a kernel",
@@ -42,11 +46,33 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
               p.flops.items()]
     lines.append(f"  memory traffic {p.moved / 1e12:.2f} TB")
     lines += [f"  {name:14} {size / 1e6:.1f} MB" for name, size in p.collectives.items()]
+    lines.append(f"  {'saved':14} {_gib(p.saved)} from a forward pass to its backward pass")
+    lines.append("launches         of one forward and backward pass, and of the optimizer")
+    for group, (count, moved, flops) in _by_group(p).items():
+        if count:
+            lines.append(f"  {group:14} {count:5,} {moved / 1e9:8.1f} GB {flops / 1e12:7.1f} TFLOP")
     if p.graphs:
-        lines += [*_compiled_lines(p), *_kernel_lines(p, card), *COMPILED_LEFT_OUT]
+        again = p.recompiled or "none"
+        lines.append(f"graphs           {p.graphs}, {again} of them after the warm-up")
+        lines += [*_kernel_lines(p, card), *COMPILED_LEFT_OUT]
     else:
         lines += LEFT_OUT
     return "\n".join(lines)
+
+
+def to_columns(predictions: dict[str, Prediction]) -> dict[str, list[str]]:
+    """Several predictions, {title: prediction}, for print_table; LEGEND goes below."""
+    all_of_them = predictions.values()
+    return {
+        "": list(predictions),
+        "rows": [f"{p.micro_batch}" for p in all_of_them],
+        "peak": [_gib(p.peak) for p in all_of_them],
+        "saved": [_gib(p.saved) for p in all_of_them],
+        "launches": [f"{len(p.launches):,}" for p in all_of_them],
+        "products": [f"{sum(p.flops.values()) / 1e12:.1f} TFLOP" for p in all_of_them],
+        "traffic": [f"{p.moved / 1e12:.2f} TB" for p in all_of_them],
+        "collectives": [f"{sum(p.collectives.values()) / 1e6:.1f} MB" for p in all_of_them],
+    }
 
 
 def _verdict(p, card):
@@ -56,15 +82,6 @@ def _verdict(p, card):
     if p.peak <= card.memory:
         return f"fits, with less than {1 - MARGIN:.0%} to spare"
     return "does not fit" + WITHOUT_COMPILER * (not p.graphs)
-
-
-def _compiled_lines(p):
-    """Graphs, and what a pass and the optimizer launch, by group."""
-    lines = [f"graphs           {p.graphs}, {p.recompiled or 'none'} of them after the warm-up",
-             "launches         of one forward and backward pass, and of the optimizer"]
-    for group, (count, moved, flops) in _by_group(p).items():
-        lines.append(f"  {group:14} {count:5,} {moved / 1e9:8.1f} GB {flops / 1e12:7.1f} TFLOP")
-    return lines
 
 
 def _by_group(p):
@@ -99,7 +116,7 @@ def to_json(title: str, card: Card, world_size: int, prediction: Prediction,
         script=title, gpu=card.name, world_size=world_size,
         **asdict(prediction) | dict(launches=launches),
         largest_micro_batch=largest and largest.micro_batch,
-    ), indent=2)
+    ))
 
 
 def _gib(size: float) -> str:

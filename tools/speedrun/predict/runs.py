@@ -68,6 +68,7 @@ def observe(script: Script, card: Card, world_size: int, settings: dict[str, obj
         moved=training["moved"] / STEPS,
         collectives={name: size / STEPS for name, size in training["collectives"].items()},
         launches=tuple(seen["launches"]),
+        saved=seen["saved"],
         graphs=training["graphs"],
         recompiled=training["graphs"] - seen["warm-up"]["graphs"],
         kernels=tuple(seen["kernels"]),
