@@ -127,14 +127,21 @@ def show_diff(parent: str, child: str, *blocks: str) -> None:
 def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
     ends = {row.label: loss_text(row) for row in scores(tiny_runs())}
+    lineage = MANIFEST.lineage(MANIFEST.get(id))
+    ask = f"Has your own script got there? `python tools/check_train.py {id}` tells."
+    if not any(m.minutes for m in lineage):  # a chain without records
+        lines = [[m.name, m.idea, f"`{m.ablate}`" if m.ablate else "",
+                  ends.get(m.name, "not measured")] for m in reversed(lineage)]
+        head = ["milestone", "idea", "taken out by", "tiny val loss"]
+        display(Markdown(f"{markdown(head, lines, right=head[3:])}\n\n{ask}"))
+        return
     lines = []
-    for m in reversed(MANIFEST.lineage(MANIFEST.get(id))):
+    for m in reversed(lineage):
         lines.append([m.name, records_of(m), cell(m.minutes, "{:g}"),
                       f"{m.tokens / 1e9:.2f}B", cell(m.val_loss, "{:.4f}"),
                       ends.get(m.name, "not measured")])
     head = ["milestone", "records", "minutes (8 H100)", "tokens", "val loss", "tiny val loss"]
     note = "00: the minutes are record #1's, tokens and loss what its commit's author quotes."
-    ask = f"Has your own script got there? `python tools/check_train.py {m.id}` tells."
     display(Markdown(f"{markdown(head, lines, right=head[2:])}\n\n{note}\n\n{ask}"))
 
 

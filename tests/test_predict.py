@@ -52,6 +52,8 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
         for dtype, size in known.get(name, {}).items()}
     assert max(found.peaks.values()) > sum(found.memory.values())
     assert Observer().peak == found.memory["workspaces"] == 64 * 2**20
+    assert {launch.phase for launch in found.launches} == {"forward", "backward", "optimizer"}
+    assert 0 < found.saved < found.peaks["training"]
     # Products take 6 FLOPs for each weight of a linear map and token, and 12 for each number of the
     # width and score that an unfused attention computes; Newton-Schulz comes on top.
     module, tokens = load_snapshot(milestone), milestone.tokens_per_step / 8

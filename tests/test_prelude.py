@@ -4,13 +4,16 @@ each later script counts.
 Run: .venv/bin/python -m pytest tests/test_prelude.py
 """
 
+import json
 import math
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import CompileCounter
 
 from ranks import start_ranks
 from snapshots import (
@@ -26,7 +29,16 @@ from snapshots import (
     train,
     where,
 )
+from speedrun.figures.prelude import (
+    claims_table,
+    counted_table,
+    load_timings,
+    stale_timings,
+    timing_table,
+)
 from speedrun.history.fields import default_hyperparameters
+from speedrun.history.predictions import StoredPrediction
+from speedrun.scripts.find import code_hash
 from test_optimizers import orthogonalize
 from test_parts import INPUTS, TARGETS, fill, hyperparameters, small_model, train_small
 
@@ -335,6 +347,26 @@ def test_state_of_the_busiest_rank(milestone, monkeypatch):
         assert kept == expected, world_size
 
 
+# ---- p3: one graph ----
+
+
+def test_training_is_one_graph_and_validation_another():
+    module, counter = load_snapshot(MANIFEST.get("p3")), CompileCounter()
+    model = small_model(MANIFEST.get("p3"), 0.5)
+    compiled = torch.compile(model, backend=counter, dynamic=False, fullgraph=True)
+    optimizers = module.make_optimizers(model, micro_sizes(module))
+    for _step in range(20):
+        compiled(INPUTS, TARGETS).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert counter.frame_count == 1
+    with torch.no_grad():
+        compiled(INPUTS, TARGETS)
+    assert counter.frame_count == 2
+    torch.compiler.reset()
+
+
 # ---- p6 and p6d ----
 
 
@@ -378,3 +410,55 @@ def test_padding_changes_no_loss_and_stays_zero():
             optimizer.step()
             optimizer.zero_grad()
     assert not model.embed.weight[50:].any() and (model.embed.weight != before)[:50].any(1).all()
+
+
+# ---- the tables ----
+
+
+def cells(table):
+    """{a row's first cell: its other cells} of a Markdown table."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {first: others for first, *others in rows[2:]}
+
+
+def test_stated_speeds_are_far_from_their_stated_mfu():
+    table = cells(claims_table(MANIFEST.of_chain("prelude")))
+    assert table["p0_vanilla"] == ["50,000", "45 GB", "~8%", "0.5%", "0.5%", "not measured"]
+    assert table["p6d_padded_vocab"][3:5] == ["12.1%", "12.9%"] and len(table) == 7
+
+
+def test_counts_are_of_a_step():
+    some = replace(MANIFEST, milestones=(MANIFEST.get("p0"), MANIFEST.get("p6a"), RUNGS[-1]))
+    found = StoredPrediction("x", 2**30, 0, 0, saved=16 * 10**8, pass_launches=1000,
+                             optimizer_launches=50, optimizer_state=10**8, sent=2 * 10**9)
+    table = cells(counted_table({"vanilla": found, "micro_batches": found}, some))
+    assert table["p0_vanilla"] == ["100", "4 x 1,000 + 50", "100.0", "2,000.0", "1.0 GiB"]
+    assert table["p6a_micro_batches"][:2] == ["25", "1 x 1,000 + 50"]
+    assert set(table["p6d_padded_vocab"]) == {"not predicted"}
+
+
+def timings(path, **times):
+    """Timings of entries called by their labels, read from a file."""
+    entries = [dict(label=label, milestone=MANIFEST.get(label.partition(" ")[0]).slug, code="old",
+                    runs=[dict(step_avg_ms=ms) for ms in some]) for label, some in times.items()]
+    path.write_text(json.dumps(dict(command="typed", entries=entries)), encoding="utf-8")
+    return load_timings(path)
+
+
+def test_gains_are_ratios_of_runs_side_by_side(tmp_path):
+    some = replace(MANIFEST, milestones=(MANIFEST.get("p0"), MANIFEST.get("p1")))
+    added = timings(tmp_path / "a", p0_vanilla=[100, 200, 300], p1_autocast=[50, 200, 100])
+    without = timings(tmp_path / "b", **{"p1_autocast": [10, 10, 10]})
+    table = cells(timing_table(added, without, some))
+    assert table["p1_autocast"] == [
+        "100 (50–200)", "40,960", "2.00 (1.00–3.00)x", "off here"]
+    without = timings(tmp_path / "b", **{
+        "p1_autocast": [10, 10, 10], "p1_autocast bf16=False": [20, 15, 5]})
+    assert cells(timing_table(added, without, some))["p1_autocast"][-1] == "1.50 (0.50–2.00)x"
+    assert stale_timings(added, some) == [
+        f"{id}: the script has changed since it was timed" for id in ("p0", "p1")]
+    fresh = replace(added, codes={m.slug: code_hash(m.script) for m in some.milestones})
+    assert stale_timings(fresh, some) == []
+    (tmp_path / "a").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="a is not what compare_milestones.py --json writes: Key"):
+        load_timings(tmp_path / "a")

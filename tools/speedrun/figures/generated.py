@@ -11,6 +11,7 @@ from speedrun.figures import (
     causes,
     ladder,
     predictions,
+    prelude,
     readme,
     records_plot,
     tables,
@@ -20,6 +21,7 @@ from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 
 RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
+TIMINGS = "prelude_added.json", "prelude_taken_out.json"  # gains added in turn, taken out in turn
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Sources:
     records: tuple[Record, ...]
     ladder: Comparison | None
     predictions: dict[str, StoredPrediction] | None
+    timings: tuple[prelude.Timings, prelude.Timings] | None
     prelude: Manifest
 
 
@@ -62,7 +65,12 @@ TABLES = (
     Table("README.md", "stations", lambda s: readme.station_table(s.manifest)),
     Table("README.md", "excerpt", lambda s: readme.excerpt(s.manifest)),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
-    Table("history/README.md", "prelude", lambda s: tables.rung_table(s.prelude)),
+    Table("history/prelude/README.md", "rungs", lambda s: tables.rung_table(s.prelude)),
+    Table("history/prelude/README.md", "counted", lambda s: prelude.counted_table(
+        s.predictions, s.prelude), needs="predictions"),
+    Table("history/prelude/README.md", "timed", lambda s: prelude.timing_table(
+        *s.timings, s.prelude), needs="timings"),
+    Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(s.prelude)),
     Table("history/README.md", "memory", lambda s: predictions.memory_table(
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
@@ -71,7 +79,8 @@ TABLES = (
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
-    Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(s.manifest, "lessons")),
+    Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(
+        (*s.manifest.milestones, *s.prelude.milestones), "lessons")),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
@@ -132,12 +141,24 @@ def _read_sources(root):
             ("predictions", PREDICTIONS, "--predict", load_predictions, predictions.stale_entries)):
         try:
             found[field] = load(root / RESULTS / name)
-            faults = stale_entries(found[field], manifest)
+            faults = stale_entries(found[field], manifest if field == "ladder" else history)
         except FileNotFoundError:
             faults = ["the file is missing"]
         except (ValueError, OSError) as error:
             faults = [str(error)]
         errors += [f"{RESULTS}/{name}: {fault}; make it again: python tools/make_figures.py"
                    f" {option}" for fault in faults]
+    timings = []
+    for name in TIMINGS:
+        try:
+            timings.append(one := prelude.load_timings(root / RESULTS / name))
+            faults = [f"{fault}; make it again: {one.command}"
+                      for fault in prelude.stale_timings(one, history)]
+        except FileNotFoundError:
+            continue  # the table says that nobody has measured it
+        except (ValueError, OSError) as error:
+            faults = [str(error)]
+        errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]
     return Sources(manifest, records, found.get("ladder"), found.get("predictions"),
+                   tuple(timings) if len(timings) == len(TIMINGS) else None,
                    history.of_chain("prelude")), errors

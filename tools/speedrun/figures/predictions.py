@@ -54,7 +54,12 @@ def make_prediction(milestone: Milestone) -> StoredPrediction:
         code_hash(milestone.script), record.peak, **memory_alone(script), saved=record.saved,
         pass_launches=launches[False], optimizer_launches=launches[True],
         optimizer_state=record.memory["optimizer state"],
-        collectives=round(sum(record.collectives.values())))
+        sent=round(sum(map(_ring_bytes, *zip(*record.collectives.items(), strict=True)))))
+
+
+def _ring_bytes(kind, size):
+    """Bytes that each rank sends in a ring: an all-reduce is a reduce-scatter and an all-gather."""
+    return size * (2 if kind.startswith("allreduce") else 1) * (WORLD_SIZE - 1) / WORLD_SIZE
 
 
 def memory_alone(script: Script) -> dict[str, float]:

@@ -47,8 +47,8 @@ def milestone_table(manifest: Manifest) -> str:
 
 
 def rung_table(manifest: Manifest) -> str:
-    """Return the table of a chain without records, for a file in history/: each rung with the lines
-    of its diff (see DiffSize) and the setting that takes its gain out."""
+    """Return the table of a chain without records, for a file in its folder: each rung with the
+    lines of its diff (see DiffSize) and the setting that takes its gain out."""
     from speedrun.history.blocks import diff_size  # difflib, which --help does not need
 
     rows = []
@@ -57,16 +57,16 @@ def rung_table(manifest: Manifest) -> str:
         if m.parent:
             scripts = (manifest.get(m.parent).script, m.script)
             lines = diff_size(*(script.read_text(encoding="utf-8") for script in scripts)).lines
-        rows.append([f"[{m.id}]({m.chain}/{m.name})", f"**{m.title}.** {m.idea}", m.kind,
+        rows.append([f"[{m.id}]({m.name})", f"**{m.title}.** {m.idea}", m.kind,
                      str(lines), cell(m.parameters, "{:,d}"), f"`{m.ablate}`" if m.ablate else ""])
     head = ["id", "idea", "kind", "diff", "parameters", "taken out by"]
     return markdown(head, rows, right=["diff", "parameters"])
 
 
-def lesson_table(manifest: Manifest, folder: str) -> str:
+def lesson_table(milestones: Sequence[Milestone], folder: str) -> str:
     """Return the table of the notebooks and the milestones that each of them covers."""
     covered = {}
-    for m in manifest.milestones:
+    for m in milestones:
         if m.lesson:
             covered.setdefault(m.lesson, []).append(m.id)
     return markdown(["notebook", "milestones"], [

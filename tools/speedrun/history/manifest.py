@@ -59,6 +59,7 @@ class Declared:
     besides: Texts = ()
     lesson: str | None = None
     ablate: str | None = None
+    claimed: dict = field(default_factory=dict)
     tiny: dict = field(default_factory=dict)
     check: dict = field(default_factory=dict)
 
@@ -75,6 +76,15 @@ class Stated:
     tokens_read: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """What a document states of the same step, in its words; tokens_per_s over all GPUs."""
+
+    tokens_per_s: int
+    memory: str
+    mfu: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Milestone(Declared):
     """A folder of a chain: what its milestone.toml says, and what follows from elsewhere.
@@ -87,6 +97,7 @@ class Milestone(Declared):
     record: Record | None
     covered: tuple[Record, ...]
     stated: Stated
+    claimed: Claimed | None
 
     @property
     def folder(self) -> Path:
@@ -321,6 +332,7 @@ def _milestone(folder, before, records):
     keys = {f.name for f in fields(Stated)}
     stated = build("", Stated, {key: table.pop(key) for key in keys & table.keys()})
     declared = build("", Declared, table)
+    claimed = build("claimed: ", Claimed, declared.claimed) if declared.claimed else None
     parent = _parent(declared.parent, before, folder.parent)
     if parent and not declared.changes:
         raise ValueError('missing key "changes"')
@@ -338,7 +350,8 @@ def _milestone(folder, before, records):
             raise ValueError("figures_of follows from records; leave it out")
         record = other
     derived = Milestone(
-        **{**vars(declared), "parent": parent and parent.id}, script=scripts[0], record=record,
+        **{**vars(declared), "parent": parent and parent.id, "claimed": claimed},
+        script=scripts[0], record=record,
         covered=tuple(covered), stated=Stated())
     for key, value in vars(stated).items():
         if value is not None and value == getattr(derived, key):

@@ -16,7 +16,7 @@ class StoredPrediction:
 
     code: the script's hash then. Of a GPU, one of eight H100s, with the record's sizes: bytes at
     their peak; bytes saved from a forward pass to its backward pass; launches of one such pass and
-    of the optimizers in a step; bytes of optimizer_state; bytes that collectives take in a step.
+    of the optimizers in a step; bytes of optimizer_state; bytes sent to other ranks in a step.
     On one GPU: fixed bytes, and more bytes per_token of a forward pass; val_per_token of one in
     validation, only where its sequences have a length of their own.
     """
@@ -30,7 +30,7 @@ class StoredPrediction:
     pass_launches: int | None = None
     optimizer_launches: int | None = None
     optimizer_state: int | None = None
-    collectives: int | None = None
+    sent: int | None = None
 
     def alone(self, tokens: int, val_tokens: int = 0) -> float:
         """Bytes at their peak on one GPU with so many tokens in a forward pass of training and in
