@@ -204,7 +204,9 @@ def test_small_training(milestone, tmp_path):
     known = known_values(milestone.id)
     losses, (before, after) = train_small(
         milestone, len(known["small_training"]) - 1, tmp_path / "log")
-    assert losses == pytest.approx(known["small_training"], abs=6e-6)
+    # Where signs decide, a CPU's rounding may flip one.
+    signs = "cautious_decay" in default_hyperparameters(milestone.script)
+    assert losses == pytest.approx(known["small_training"], abs=3e-5 if signs else 6e-6)
     for name, expected in known["small_moves"].items():
         moves = (after[name] - before[name]).flatten()[:3].tolist()
         largest = max(map(abs, expected))
@@ -223,8 +225,8 @@ def test_small_loss_in_bfloat16(milestone):
     loss = model(INPUTS, TARGETS)
     assert loss.dtype == torch.float32
     assert 0 < abs(loss - exact(INPUTS, TARGETS)) < 0.05
-    if expected:  # so is the residual stream, from 03e on
-        assert set(dtypes) == {torch.bfloat16} and loss.item() == pytest.approx(expected, abs=1e-3)
+    if expected:  # so is the residual stream, from 03e on; CPUs round at different places
+        assert set(dtypes) == {torch.bfloat16} and loss.item() == pytest.approx(expected, abs=4e-3)
 
 
 # ---- init ----

@@ -31,11 +31,11 @@ def check_stack(answer):
     right = torch.linalg.svdvals(m4d.polar_express(stack, bf16=False)).min()
     found = torch.linalg.svdvals(version_1(stack)).min()
     assert right > 0.8, (
-        f"the snapshot's smallest singular value on your stack is {right:.2f}, too: the bug needs"
-        " matrices that are easy one by one, such as multiples of the identity")
+        f"the snapshot's smallest singular value on your stack is {right:.2f}: use matrices that it"
+        " brings above 0.8, such as multiples of the identity")
     assert found < 0.5, (
         f"version 1's smallest singular value on your stack is {found:.2f}, the snapshot's"
-        f" {right:.2f}: no bug to see. Which line of version 1 mixes the matrices of a stack?")
+        f" {right:.2f}: the bug does not show. Look for the line that mixes a stack's matrices")
     print(f"smallest singular values: version 1 {found:.3f}, snapshot {right:.3f}")
 
 
@@ -171,7 +171,7 @@ def check_one_stack(answer):
     found, expected = train_losses(answer, 16), train_losses(None, 16)
     for step, (loss, p4d) in enumerate(zip(found, expected, strict=True)):
         assert abs(loss - p4d) < 1e-4, (
-            f"after {step} steps the loss is {loss:.4f}, p4d's {p4d:.4f}: your matrices move"
+            f"at step {step} the loss is {loss:.4f}, p4d's {p4d:.4f}: your matrices move"
             " differently. A tall matrix has the factor sqrt(rows / columns), a wide one 1, as the"
             " model has them, not as you store them")
     print(f"8 ranks, 16 steps: loss {found[0]:.3f} -> {found[-1]:.3f}, as p4d's. 24 = 8 x 3: no"
