@@ -1,11 +1,8 @@
 """Text from a run's checkpoint: loads the model through the run's script, and draws tokens."""
 
-import pickle
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 import torch
@@ -13,11 +10,11 @@ import torch
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.glossary import load_glossary
+from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import BYTE_VOCABULARIES, LONGEST_DENSE, length_names
 
-CHECKPOINT = "checkpoint.pt"
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 
@@ -58,7 +55,7 @@ def load_run(run: Path) -> Trained:
         model.load_state_dict(checkpoint["model"], strict=True)
         context = getattr(args, length_names(hyperparameters)[0])
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
-        raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
+        raise UserError(f"{short(file)} does not fit {short(script)}: {brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")
     return Trained(model.to(device).eval(), device, args, min(context, LONGEST_DENSE),
                    checkpoint["step"])
@@ -67,44 +64,12 @@ def load_run(run: Path) -> Trained:
 def find_run(run: Path) -> tuple[Path, Path]:
     """The (script, checkpoint) of a run's folder or of a checkpoint's path; UserError if either is
     missing."""
-    file = run / CHECKPOINT if run.is_dir() else run
+    file = find_checkpoint(run)
     script = file.with_name(SCRIPT)
-    if not run.exists():
-        raise UserError(f"{run} is neither a run's folder nor a checkpoint")
-    if not file.is_file():
-        raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
-                        "python tools/run_milestone.py ID --save-checkpoint")
     if not script.is_file():
         raise UserError(f"{file} has no {SCRIPT} beside it; copy the run's script there "
                         "(the run's log.txt begins with it)")
     return script, file
-
-
-def read_checkpoint(file: Path) -> dict:
-    """A snapshot's checkpoint, dict(step, hyperparameters, model), with the tensors on the CPU.
-
-    Raises UserError, one line, for a file that is damaged, holds code or is no checkpoint.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if bad := archive.testzip():  # torch does not compare the check sums that it stores
-                raise zipfile.BadZipFile(f"wrong check sum of {bad}")
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
-                        "values are loaded") from None
-    except Exception as error:  # random bytes fail in many ways
-        raise UserError(f"{file} is damaged, or no checkpoint: {_brief(error)}") from None
-    kinds = dict(step=int, hyperparameters=dict, model=dict)
-    if not (isinstance(checkpoint, dict)
-            and all(isinstance(checkpoint.get(name), kind) for name, kind in kinds.items())):
-        raise UserError(f"{file} is not a snapshot's checkpoint, which has {', '.join(kinds)}")
-    return checkpoint
-
-
-def _brief(error):
-    """The beginning of an exception's text, in one line."""
-    return shorten(str(error) or type(error).__name__, 200, placeholder=" …")
 
 
 def random_stream(seed: int, sample: int) -> torch.Generator:
