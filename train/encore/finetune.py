@@ -7,7 +7,7 @@ and an assistant, so that it answers; it is the first of two programs that use a
 Parent:  none
 Changed: nothing: model, schedule and log are the milestone's that trained the model; new are the
          conversations, the loss over answers only, and one AdamW for all weights
-Record:  none; "nanochat on two A100s" describes this loop, with four conversations to a batch
+Record:  none; a nanochat report describes such a loop, with four conversations to a batch
 Run:     python tools/run_milestone.py 04 --scale tiny --save-checkpoint    (a model to start from)
          python tools/run_milestone.py ID --from RUN     (RUN is the folder that this printed)
          torchrun --standalone --nproc_per_node=8 path/to/this/finetune.py --checkpoint=FILE
@@ -208,8 +208,7 @@ def load_start(model, args):
     checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
     trained, weights, own = checkpoint["hyperparameters"], checkpoint["model"], model.state_dict()
     for name in ("num_layers", "num_heads", "model_dim"):
-        assert trained[name] == getattr(args, name), (
-            f"{args.checkpoint} has {name}={trained[name]}; give --{name}={trained[name]}")
+        assert trained[name] == getattr(args, name), f"give --{name}={trained[name]}, its own"
     assert weights.keys() == own.keys(), f"{args.checkpoint} is of another model; start from 04"
     rows = trained["vocab_size"]
     assert rows <= args.vocab_size, f"vocab_size is below the checkpoint's {rows}; raise it"
@@ -233,10 +232,8 @@ def encode(text, args):
 
 
 def tokenize(messages, args):
-    """A conversation's inputs and targets, each (T,) int64; only answers count as targets.
-
-    Its ids: start, then for each turn user, text or assistant, text, end.
-    """
+    """A conversation's inputs and targets, each (T,) int64, of start, then per turn user, text, or
+    assistant, text, end. Only the answers' text and ends count as targets."""
     start, user, assistant, end = range(args.bos_id, args.bos_id + 4)
     ids, counts, system = [start], [False], ""
     for message in messages:
