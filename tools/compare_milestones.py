@@ -35,7 +35,7 @@ def main() -> int:
         if path := getattr(args, name):
             check_output(f"--{name}", path, ".png" if name == "png" else "")
     options = dict(settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
-                   nproc=args.nproc)
+                   nproc=args.nproc, start=args.start)
     targets, anyway = args.targets, []
     if args.ablate:
         if len(targets) > 1:
@@ -93,6 +93,8 @@ def parse_args() -> argparse.Namespace:
         help="a hyperparameter of all scripts; may be repeated")
     add("--nproc", type=positive, metavar="N", help="ranks (default: one per GPU, 1 without)")
     add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--from", dest="start", type=Path, metavar="RUN",
+        help="run or checkpoint that all scripts start from, where they fine-tune or generate")
     add("--out", type=folder, metavar="DIR",
         help="folder of the runs (default: runs/compare-<time>)")
     add("--target", type=not_negative, metavar="LOSS",

@@ -6,6 +6,7 @@ Users and assistants take turns, from a user to an assistant; one system message
 Blank lines are skipped, and so are other keys.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ SPLITS = ("train", "val")
 TURNS = ("user", "assistant")
 
 
-def conversation_files(folder: Path) -> dict[str, str]:
+def files_in(folder: Path) -> dict[str, str]:
     """The hyperparameters train_file and val_file for a folder that holds one *_train.jsonl and one
     *_val.jsonl. Raises UserError where it does not; the embedded files may still be missing."""
     if folder.resolve() == BUILTIN:
@@ -36,7 +37,7 @@ def conversation_files(folder: Path) -> dict[str, str]:
     return {f"{split}_file": short(file) for split, (file,) in files.items()}
 
 
-def make_builtin_chat() -> None:
+def make_builtin() -> None:
     """Makes the embedded conversations if they are not there. Raises UserError if that fails."""
     made = subprocess.run([sys.executable, str(SCRIPT), "--out", str(BUILTIN)],
                           capture_output=True, encoding="utf-8", errors="replace")
@@ -45,7 +46,16 @@ def make_builtin_chat() -> None:
         raise UserError(f"cannot make the embedded conversations: {reason or 'no reason given'}")
 
 
-def check_conversations(file: str | Path) -> int:
+def fingerprint(*files: str | Path) -> str:
+    """16 hex digits of the files' SHA-256, as data/builtin_chat.py computes it of the training file
+    and the validation file. Raises OSError if one cannot be read."""
+    content = hashlib.sha256()
+    for file in files:
+        content.update(Path(file).read_bytes())
+    return content.hexdigest()[:16]
+
+
+def check(file: str | Path) -> int:
     """The number of conversations in a file. Raises UserError, `file:line: what is wrong`, for the
     first line that is no conversation, and where there is no such file or no conversation."""
     count = 0

@@ -18,10 +18,17 @@ from speedrun.base.text import short
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.schema import nearest
-from speedrun.run import preflight
+from speedrun.run import conversations, preflight
 from speedrun.run.checkpoint import MAKE_ONE, find_checkpoint, scale_of
-from speedrun.run.conversations import check_conversations, conversation_files
-from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, holds_bytes, patterns
+from speedrun.run.data import (
+    BUILTIN,
+    FINEWEB,
+    fetch_command,
+    fingerprint,
+    has_shards,
+    holds_bytes,
+    patterns,
+)
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
 from speedrun.run.torchrun import Nodes, check_nodes, launcher
@@ -54,6 +61,14 @@ class Plan:
     notes: list[str]
     auto_batch: bool = False
     out_is_free: bool = False
+
+    @property
+    def fingerprint(self) -> str | None:
+        """That of the conversations or of the embedded corpus that it reads; None for others."""
+        values = self.hyperparameters
+        if "train_file" in values:
+            return conversations.fingerprint(values["train_file"], values["val_file"])
+        return fingerprint(self.data) if self.data else None
 
     @property
     def ranks_dir(self) -> Path:
@@ -163,7 +178,7 @@ def make_plan(
         notes.append("PYTHONOPTIMIZE: the ranks run without it, as it skips a script's own checks")
     for name in ("train_file", "val_file"):
         if values.get(name) and (folder != BUILTIN or Path(values[name]).exists()):
-            check_conversations(values[name])
+            conversations.check(values[name])
     if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
         ratio = script.milestone.read_ratio if script.milestone else 1.0
         served = check_here(preflight.check_shards, values, ratio)
@@ -208,7 +223,7 @@ def _choose_data(script, scale, data, settings):
     """The folder that the run reads, None where settings name the files, and the hyperparameters
     that name the files in it."""
     if "train_file" in script.hyperparameters:
-        names, usual, files_in = ("train_file", "val_file"), BUILTIN, conversation_files
+        names, usual, files_in = ("train_file", "val_file"), BUILTIN, conversations.files_in
     elif "checkpoint" in script.hyperparameters:
         if data is not None:
             raise UserError(f"--data {data}: {short(script.path)} reads no data; leave it out", 2)
