@@ -39,6 +39,7 @@ def main() -> int:
     options = dict(settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
                    nproc=args.nproc, start=args.start)
     targets, anyway = args.targets, []
+    seeds = range(args.seed, args.seed + args.repeat)
     if args.ablate:
         if len(targets) > 1:
             raise UserError("--ablate takes one milestone", 2)
@@ -47,10 +48,10 @@ def main() -> int:
         for name in (*WRITERS, "png", "out", "target", "official"):
             if getattr(args, name):
                 raise UserError(f"--{name} is for scripts that train", 2)
-        compare_generation(targets, range(args.seed, args.seed + args.repeat), sys.stdout, **options)
+        compare_generation(targets, seeds, sys.stdout, **options)
         return 0
     comparison, stopped = collect(
-        targets, range(args.seed, args.seed + args.repeat),
+        targets, seeds,
         args.out or "compare", sys.stdout, target=args.target, **options,
         command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),
     )

@@ -1,4 +1,4 @@
-"""Compares scripts that generate text: how many tokens per second, and whether they draw the same."""
+"""Compares scripts that generate text: their tokens per second, and whether answers are equal."""
 
 from collections.abc import Sequence
 from statistics import median
