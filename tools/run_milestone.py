@@ -6,12 +6,14 @@
     python tools/run_milestone.py train --steps 50     your own train/train_gpt.py
     python tools/run_milestone.py DIR/train_gpt.py --set adam_lr=1e-3
     python tools/run_milestone.py e2 --from runs/x     fine-tune the model that a run has trained
+    python tools/run_milestone.py e3 --from runs/y     let the fine-tuned model answer
 """
 
 import argparse
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from speedrun.base.cli import Parser, folder, natural, positive, run_command
@@ -20,6 +22,7 @@ from speedrun.base.text import short, visible
 from speedrun.history.glossary import load_glossary
 from speedrun.run.execute import run
 from speedrun.run.fit_batch import fit_micro_batch
+from speedrun.run.generation import generate
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.summary import print_summary, to_json
 from speedrun.scripts.find import Script, find_script
@@ -38,11 +41,18 @@ def main() -> int:
         nodes=Nodes(args.nnodes, args.node_rank, args.rdzv_endpoint), out=args.out,
         save_checkpoint=args.save_checkpoint, start=args.start, for_elsewhere=args.dry_run,
     )
-    print(*map(visible, plan.notes), sep="\n", file=stream, flush=True)
+    for note in plan.notes:
+        print(visible(note), file=stream, flush=True)
     plan = fit_micro_batch(plan, stream, search=not args.dry_run, use_cache=not args.no_cache)
     if args.dry_run:
         command = shlex.join(plan.command)
         print(visible(command) if sys.stdout.isatty() else command)
+        return 0
+
+    if plan.script.generates:
+        answers = generate(plan, None if args.json else write)
+        if args.json:
+            print(json.dumps(dict(asdict(answers), text=answers.text.decode())))
         return 0
 
     try:
@@ -63,6 +73,12 @@ def main() -> int:
         print("stderr:", visible(short(file)), file=stream)
     print(visible(short(log)), file=stream)
     return 0
+
+
+def write(text: bytes) -> None:
+    """Writes text to stdout at once."""
+    sys.stdout.buffer.write(text)
+    sys.stdout.flush()
 
 
 def parse_args() -> argparse.Namespace:

@@ -172,7 +172,7 @@ class GPT(nn.Module):
 def open_shard(file):
     """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 800 MB for 100M tokens
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
     return tokens
 

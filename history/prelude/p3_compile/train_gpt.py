@@ -67,10 +67,10 @@ class Hyperparameters:
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels; then undone
-    # gains, each with a flag that takes it out again
+    # gains, each with a flag that turns it off
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
-    fused_attention: bool = True  # one kernel that stores no scores
-    compile: bool = torch.cuda.is_available()  # one graph instead of an operation at a time
+    fused_attention: bool = True  # one kernel that never writes the scores to memory
+    compile: bool = torch.cuda.is_available()  # the model as one graph, not operation by operation
 
 
 def parse_args(argv=None):
@@ -113,7 +113,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
                    for project in (self.c_q, self.c_k, self.c_v))
-        if self.fused:  # tiles of scores live in registers; the backward pass computes them again
+        if self.fused:  # scores stay on the chip, in tiles, and are recomputed in backward
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
@@ -183,7 +183,7 @@ class GPT(nn.Module):
 def open_shard(file):
     """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 800 MB for 100M tokens
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
     return tokens
 
@@ -355,7 +355,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
-        model = torch.compile(model, dynamic=False)  # fixed shapes: a new length is a new graph
+        model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

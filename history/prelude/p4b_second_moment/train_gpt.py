@@ -70,13 +70,13 @@ class Hyperparameters:
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels; then undone
-    # gains, each with a flag that takes it out again
+    # gains, each with a flag that turns it off
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
-    fused_attention: bool = True  # one kernel that stores no scores
-    compile: bool = torch.cuda.is_available()  # one graph instead of an operation at a time
-    adam_backend: str = "auto"  # or apex, fused, foreach, loop
+    fused_attention: bool = True  # one kernel that never writes the scores to memory
+    compile: bool = torch.cuda.is_available()  # the model as one graph, not operation by operation
+    adam_backend: str = "auto"  # the first that works of apex, fused, foreach, loop
     muon: bool = True  # for the layers' matrices, instead of AdamW
-    second_moment: bool = True  # of Muon's neurons
+    second_moment: bool = True  # divides Muon's update by each neuron's running RMS
 
 
 def parse_args(argv=None):
@@ -92,11 +92,11 @@ def parse_args(argv=None):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # from the fewest launches to the most
+ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
 
 
 def adamw_of(backend, groups, args):
-    """AdamW over these parameter groups by one of ADAM_BACKENDS."""
+    """AdamW for these parameter groups with the given backend."""
     settings = dict(lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
                     weight_decay=args.weight_decay)
     if backend == "apex":
@@ -106,14 +106,14 @@ def adamw_of(backend, groups, args):
 
 
 def find_adam_backend(device, args):
-    """The first backend, or the forced one, that takes a step here, and why others were skipped.
+    """The first backend that works on this device, or the forced one, and why others were skipped.
 
-    Only a step shows it: some are built without complaint where they cannot run.
+    Each is tried with one step, because some can be constructed where they cannot run.
     """
     backends, skipped = [args.adam_backend], ""
     if args.adam_backend == "auto":
         backends = ADAM_BACKENDS
-    assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend is auto or of {ADAM_BACKENDS}"
+    assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend: auto or one of {ADAM_BACKENDS}"
     working = None
     for backend in backends:
         scratch = nn.Parameter(torch.zeros(8, device=device))
@@ -129,12 +129,12 @@ def find_adam_backend(device, args):
 
 
 def make_adamw(groups, args):
-    """AdamW over these parameter groups by the best backend for their device."""
+    """AdamW for these parameter groups with the first backend that works on their device."""
     backend, _ = find_adam_backend(groups[0]["params"][0].device, args)
     return adamw_of(backend, groups, args)
 
 
-POLAR_EXPRESS = (  # (a, b, c) of each iteration, from the paper's method
+POLAR_EXPRESS = (  # a, b, c of each iteration, computed as in arXiv 2505.16932
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
@@ -144,15 +144,14 @@ POLAR_EXPRESS = (  # (a, b, c) of each iteration, from the paper's method
 
 
 def polar_express(matrices, bf16):
-    """The nearest matrices with all singular values 1, approximately (arXiv 2505.16932).
+    """Approximates the nearest matrices whose singular values are all 1 (arXiv 2505.16932).
 
-    matrices: (..., rows, columns). Returns U V^T of each U S V^T, with singular values near 1, in
-    bfloat16 if `bf16`.
+    matrices: (..., rows, columns). Maps each U S V^T to about U V^T, in bfloat16 if `bf16`.
     """
     X = matrices.bfloat16() if bf16 else matrices
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # the products below are square in the number of rows
+        X = X.mT  # so that X @ X.mT has the smaller side
     X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values below 1
     for a, b, c in POLAR_EXPRESS:
         A = X @ X.mT
@@ -162,10 +161,10 @@ def polar_express(matrices, bf16):
 
 
 def even_out(update, second_moment):
-    """Divides each neuron's update by the root of its running mean square (arXiv 2510.05491).
+    """Divides each neuron's update by its running RMS, as NorMuon does (arXiv 2510.05491).
 
-    update: (..., rows, columns); its neurons are the rows, of a wide matrix the columns. Returns it
-    with its old norm; changes second_moment, (..., rows, 1) or (..., 1, columns).
+    update: (..., rows, columns). A neuron is a row, or a column if the matrix is wide. Returns the
+    result at the update's norm; changes second_moment, (..., rows, 1) or (..., 1, columns).
     """
     dim = -2 if second_moment.size(-2) == 1 else -1
     square = update.square().mean(dim, keepdim=True)
@@ -177,13 +176,13 @@ def even_out(update, second_moment):
 
 
 def muon_update(param, grad, state, lr, args):
-    """Moves a matrix by its orthogonalised Nesterov momentum; changes `param` and `state`."""
+    """Updates a matrix with its orthogonalised Nesterov momentum; changes `param` and `state`."""
     momentum = state["momentum"]
     momentum.lerp_(grad, 1 - args.muon_momentum)
     update = polar_express(grad.lerp(momentum, args.muon_momentum), args.bf16).float()
     if args.second_moment:
         update = even_out(update, state["second_moment"])
-    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # the same RMS for tall matrices
+    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # RMS 1 / sqrt(columns) for all shapes
     param.sub_(lr * (update + args.weight_decay * param))
 
 
@@ -235,7 +234,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
                    for project in (self.c_q, self.c_k, self.c_v))
-        if self.fused:  # tiles of scores live in registers; the backward pass computes them again
+        if self.fused:  # scores stay on the chip, in tiles, and are recomputed in backward
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
@@ -305,7 +304,7 @@ class GPT(nn.Module):
 def open_shard(file):
     """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 800 MB for 100M tokens
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
     return tokens
 
@@ -479,7 +478,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
-        model = torch.compile(model, dynamic=False)  # fixed shapes: a new length is a new graph
+        model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
     log.print0("adamw:" + "".join(find_adam_backend(device, args)))

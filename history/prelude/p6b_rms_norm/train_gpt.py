@@ -69,18 +69,18 @@ class Hyperparameters:
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels; then undone
-    # gains, each with a flag that takes it out again
+    # gains, each with a flag that turns it off
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
-    fused_attention: bool = True  # one kernel that stores no scores
-    compile: bool = torch.cuda.is_available()  # one graph instead of an operation at a time
-    adam_backend: str = "auto"  # or apex, fused, foreach, loop
+    fused_attention: bool = True  # one kernel that never writes the scores to memory
+    compile: bool = torch.cuda.is_available()  # the model as one graph, not operation by operation
+    adam_backend: str = "auto"  # the first that works of apex, fused, foreach, loop
     muon: bool = True  # for the layers' matrices, instead of AdamW
-    second_moment: bool = True  # of Muon's neurons
-    cautious_decay: bool = True  # only where Muon's update and the weight have one sign
-    stacked_muon: bool = True  # else every matrix is a stack of one
-    sharded: bool = True  # optimizer steps and states, over the ranks
-    memory_map: bool = True  # shards stay on disk until a batch needs them
-    rms_norm: bool = True  # instead of LayerNorm
+    second_moment: bool = True  # divides Muon's update by each neuron's running RMS
+    cautious_decay: bool = True  # decays only where Muon's update has the weight's sign
+    stacked_muon: bool = True  # one update for all matrices of a shape; off: one for each
+    sharded: bool = True  # optimizer steps and states are split among the ranks
+    memory_map: bool = True  # reads only the pages of a shard that a batch needs
+    rms_norm: bool = True  # RMSNorm without parameters instead of LayerNorm
 
 
 def parse_args(argv=None):
@@ -96,11 +96,11 @@ def parse_args(argv=None):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # from the fewest launches to the most
+ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
 
 
 def adamw_of(backend, groups, args):
-    """AdamW over these parameter groups by one of ADAM_BACKENDS."""
+    """AdamW for these parameter groups with the given backend."""
     settings = dict(lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
                     weight_decay=args.weight_decay)
     if backend == "apex":
@@ -110,14 +110,14 @@ def adamw_of(backend, groups, args):
 
 
 def find_adam_backend(device, args):
-    """The first backend, or the forced one, that takes a step here, and why others were skipped.
+    """The first backend that works on this device, or the forced one, and why others were skipped.
 
-    Only a step shows it: some are built without complaint where they cannot run.
+    Each is tried with one step, because some can be constructed where they cannot run.
     """
     backends, skipped = [args.adam_backend], ""
     if args.adam_backend == "auto":
         backends = ADAM_BACKENDS
-    assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend is auto or of {ADAM_BACKENDS}"
+    assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend: auto or one of {ADAM_BACKENDS}"
     working = None
     for backend in backends:
         scratch = nn.Parameter(torch.zeros(8, device=device))
@@ -133,12 +133,12 @@ def find_adam_backend(device, args):
 
 
 def make_adamw(groups, args):
-    """AdamW over these parameter groups by the best backend for their device."""
+    """AdamW for these parameter groups with the first backend that works on their device."""
     backend, _ = find_adam_backend(groups[0]["params"][0].device, args)
     return adamw_of(backend, groups, args)
 
 
-POLAR_EXPRESS = (  # (a, b, c) of each iteration, from the paper's method
+POLAR_EXPRESS = (  # a, b, c of each iteration, computed as in arXiv 2505.16932
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
@@ -148,15 +148,14 @@ POLAR_EXPRESS = (  # (a, b, c) of each iteration, from the paper's method
 
 
 def polar_express(matrices, bf16):
-    """The nearest matrices with all singular values 1, approximately (arXiv 2505.16932).
+    """Approximates the nearest matrices whose singular values are all 1 (arXiv 2505.16932).
 
-    matrices: (..., rows, columns). Returns U V^T of each U S V^T, with singular values near 1, in
-    bfloat16 if `bf16`.
+    matrices: (..., rows, columns). Maps each U S V^T to about U V^T, in bfloat16 if `bf16`.
     """
     X = matrices.bfloat16() if bf16 else matrices
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # the products below are square in the number of rows
+        X = X.mT  # so that X @ X.mT has the smaller side
     X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values below 1
     for a, b, c in POLAR_EXPRESS:
         A = X @ X.mT
@@ -166,10 +165,10 @@ def polar_express(matrices, bf16):
 
 
 def even_out(update, second_moment):
-    """Divides each neuron's update by the root of its running mean square (arXiv 2510.05491).
+    """Divides each neuron's update by its running RMS, as NorMuon does (arXiv 2510.05491).
 
-    update: (..., rows, columns); its neurons are the rows, of a wide matrix the columns. Returns it
-    with its old norm; changes second_moment, (..., rows, 1) or (..., 1, columns).
+    update: (..., rows, columns). A neuron is a row, or a column if the matrix is wide. Returns the
+    result at the update's norm; changes second_moment, (..., rows, 1) or (..., 1, columns).
     """
     dim = -2 if second_moment.size(-2) == 1 else -1
     square = update.square().mean(dim, keepdim=True)
@@ -181,24 +180,24 @@ def even_out(update, second_moment):
 
 
 def muon_update(param, grad, state, lr, args):
-    """Moves matrices by their orthogonalised Nesterov momentum; changes `param` and `state`.
+    """Updates matrices with their orthogonalised Nesterov momentum; changes `param` and `state`.
 
-    param, grad: stacks (n, rows, columns). lr: a tensor, as a number would be compiled in.
+    param, grad: stacks (n, rows, columns). lr: a tensor; a number would be a constant of the graph.
     """
     momentum = state["momentum"]
     momentum.lerp_(grad, 1 - args.muon_momentum)
     update = polar_express(grad.lerp(momentum, args.muon_momentum), args.bf16).float()
     if args.second_moment:
         update = even_out(update, state["second_moment"])
-    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # the same RMS for tall matrices
+    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # RMS 1 / sqrt(columns) for all shapes
     decay = args.weight_decay * param
     if args.cautious_decay:
-        decay = decay * (update * param >= 0)  # arXiv 2510.12402
+        decay = decay * (update * param >= 0)  # cautious decay (arXiv 2510.12402)
     param.sub_(lr * (update + decay))
 
 
 def stacks_of(matrices, args):
-    """Parameter groups of matrices that have one shape."""
+    """Parameter groups: the matrices of a shape, or each alone if not `stacked_muon`."""
     groups = {}
     for number, matrix in enumerate(matrices):
         groups.setdefault(matrix.shape if args.stacked_muon else number, []).append(matrix)
@@ -208,7 +207,7 @@ def stacks_of(matrices, args):
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon), for 2-D parameters.
 
-    The matrices of a group have one shape and move as one stack; its first one keeps the state.
+    A group's matrices share a shape and are updated as one stack; its first one keeps the state.
     """
     def __init__(self, params, args):
         super().__init__(params, dict(lr=args.muon_lr))
@@ -234,15 +233,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_sharded(args):
-    """Whether several ranks share the optimizer steps."""
+    """Whether the optimizer steps are split among several ranks."""
     return args.sharded and dist.get_world_size() > 1
 
 
 class Sharded(torch.optim.Optimizer):
-    """Optimizer steps shared by the ranks, each with the state of its share (arXiv 1910.02054).
+    """Optimizer steps split among the ranks; each keeps its share's state (ZeRO, arXiv 1910.02054).
 
-    optimizers: one for each parameter group. A group is packed into one tensor, a stack of matrices
-    or a line of numbers, padded with zeros; its optimizer moves only the rank's share of that.
+    optimizers: one for each parameter group. A group is packed into one zero-padded tensor, a stack
+    of matrices or a flat vector, and its optimizer updates only this rank's share.
     """
     @torch.no_grad()
     def __init__(self, optimizers):
@@ -251,7 +250,7 @@ class Sharded(torch.optim.Optimizer):
         self.shares, self.share_grads = [], []
         for group, optimizer in zip(self.param_groups, optimizers, strict=True):
             packed = self.pack(group, group["params"])
-            # a copy: the rest of the packed tensor is freed
+            # cloned, so that the rest of the packed tensor is freed
             share = packed.chunk(dist.get_world_size())[dist.get_rank()].clone()
             grad = torch.empty_like(share)
             self.shares.append(share)
@@ -262,7 +261,7 @@ class Sharded(torch.optim.Optimizer):
             optimizer.param_groups[0]["params"] = own
 
     def pack(self, group, tensors):
-        """A group's tensors in one, (n, rows, columns) or (n,), where the world size divides n."""
+        """Packs a group's tensors into (n, rows, columns) or (n,); the world size divides n."""
         if "stacked" in group:
             packed = torch.stack(tensors)
         else:
@@ -273,18 +272,18 @@ class Sharded(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         packs, scatters, gathers = [], [], []
-        # First: all gradients leave at once.
+        # First, all groups start to average their gradients.
         for group, grad in zip(self.param_groups, self.share_grads, strict=True):
             packed = self.pack(group, [param.grad for param in group["params"]])
             packs.append(packed)
             scatters.append(
                 dist.reduce_scatter_tensor(grad, packed, op=dist.ReduceOp.AVG, async_op=True))
-        # Then, as each group's arrive, this rank moves its share and sends it out.
+        # Then, as each group's gradients arrive, this rank updates its share and sends it.
         for i, optimizer in enumerate(self.optimizers):
             scatters[i].wait()
             optimizer.param_groups[0]["lr"] = self.param_groups[i]["lr"]
             optimizer.step()
-            # The gradients are used: their memory takes the weights of all ranks.
+            # The packed gradients are no longer needed: their buffer receives the new weights.
             gathers.append(dist.all_gather_into_tensor(packs[i], self.shares[i], async_op=True))
         # Finally, the shares of all ranks are copied into the model.
         for group, packed, gather in zip(self.param_groups, packs, gathers, strict=True):
@@ -305,7 +304,7 @@ class Sharded(torch.optim.Optimizer):
 
 # --------------------------------------------- Model ---------------------------------------------
 class Norm(nn.Module):
-    """RMSNorm (arXiv 1910.07467), or LayerNorm with weight and bias (arXiv 1607.06450)."""
+    """RMSNorm without parameters (arXiv 1910.07467), or LayerNorm with them (arXiv 1607.06450)."""
     def __init__(self, args):
         super().__init__()
         self.rms_norm = args.rms_norm
@@ -335,7 +334,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
                    for project in (self.c_q, self.c_k, self.c_v))
-        if self.fused:  # tiles of scores live in registers; the backward pass computes them again
+        if self.fused:  # scores stay on the chip, in tiles, and are recomputed in backward
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
@@ -403,12 +402,12 @@ class GPT(nn.Module):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file, args):
-    """A shard's uint16 tokens, after 256 int32: magic number, version, count, zeros."""
+    """A shard's tokens, uint16 after 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     if args.memory_map:
         tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     else:
-        tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 800 MB for 100M
+        tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
     return tokens
 
@@ -585,7 +584,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
-        model = torch.compile(model, dynamic=False)  # fixed shapes: a new length is a new graph
+        model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     if is_sharded(args):  # all ranks begin with rank 0's weights
         for param in raw_model.parameters():
             dist.broadcast(param.detach(), 0)

@@ -78,7 +78,11 @@ class Plan:
     @property
     def command(self) -> list[str]:
         """The command line that runs it on this machine's ranks: each writes stderr to a file below
-        ranks_dir; stdout is shared, and only rank 0 prints there."""
+        ranks_dir; stdout is shared, and only rank 0 prints there. A script that generates is one
+        plain process."""
+        if self.script.generates:
+            options = (f"--{name}={value}" for name, value in self.options.items())
+            return [sys.executable, short(self.script.path), *options]
         options = {**self.options, "log_dir": short(self.out)}
         return [
             sys.executable, *launcher(self.nodes), f"--nproc-per-node={self.nproc}",
@@ -121,7 +125,7 @@ def make_plan(
     settings = dict(_name_and_value(setting, script) for setting in settings)
     start = _start_of(script, start, settings)
     scale, reason = choose_scale(scale, data, gpus, start)
-    notes = [f"scale: {scale} ({reason})"]
+    notes = [] if script.generates else [f"scale: {scale} ({reason})"]
 
     def check_here(check, *arguments):
         try:
@@ -133,7 +137,12 @@ def make_plan(
 
     elsewhere = for_elsewhere and scale == "record"
     check_here(preflight.check_gpus, nproc, gpus, elsewhere)
-    nproc = nproc or len(gpus) or 1
+    if script.generates and (nproc or nodes.count) > 1:
+        raise UserError(f"{short(script.path)} is one process; leave --nproc and --nnodes out", 2)
+    if script.generates and (steps or device_batch or save_checkpoint):
+        raise UserError(f"{short(script.path)} trains nothing; leave --steps, --device-batch and"
+                        " --save-checkpoint out", 2)
+    nproc = 1 if script.generates else nproc or len(gpus) or 1
     out_is_free, out = out is None, out or fresh_out(script.name)
     check_out(out, nodes)
 
@@ -212,10 +221,15 @@ def _start_of(script, start, settings):
                             " out", 2)
         return None
     if start is None and not settings.get("checkpoint"):
-        root = load_manifest().lineage(script.milestone or script.tiny_of)[-1]
-        lender = root.borrows.lender if root.borrows else "ID"
+        milestone = script.milestone or script.tiny_of
+        root = load_manifest().lineage(milestone)[-1]
+        maker = MAKE_ONE.format(root.borrows.lender if root.borrows else "ID")
+        if script.generates:
+            tuned = [m.id for m in load_manifest().milestones
+                     if m.chain == milestone.chain and m.program != milestone.program]
+            maker = f"python tools/run_milestone.py {tuned[-1]} --from RUN"
         raise UserError(f"{script.name} starts from a trained model: add --from RUN, the folder of"
-                        f" a run such as {MAKE_ONE.format(lender)}", 2)
+                        f" a run such as {maker}", 2)
     return find_checkpoint(start or Path(settings["checkpoint"]))
 
 
