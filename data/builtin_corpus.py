@@ -75,20 +75,23 @@ def documents(text):
     return [piece.strip(b"\n") + b"\n" for piece in pieces if piece.strip()]
 
 
-def split(files):
-    """Returns the documents (train, val) of the files, each {content hash: bytes}, disjoint.
-
-    Each file goes to one side as a whole: in the order of their paths' hashes, val takes what its
-    share still has room for.
-    """
-    room = VAL_SHARE * sum(map(len, files.values()))
-    train, val = {}, {}
+def val_paths(files):
+    """Returns the paths that are validation's as whole files: in the order of their hashes, those
+    that its share still has room for."""
+    room, paths = VAL_SHARE * sum(map(len, files.values())), set()
     for path in sorted(files, key=lambda path: sha256(path.encode())):
-        side = train
         if len(files[path]) <= room:
-            side = val
+            paths.add(path)
             room -= len(files[path])
-        side.update((sha256(document), document) for document in documents(files[path]))
+    return paths
+
+
+def split(files):
+    """Returns the documents (train, val) of the files, each {content hash: bytes}, disjoint."""
+    of_val, train, val = val_paths(files), {}, {}
+    for path, content in files.items():
+        side = val if path in of_val else train
+        side.update((sha256(document), document) for document in documents(content))
     return {key: train[key] for key in train.keys() - val.keys()}, val
 
 

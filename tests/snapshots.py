@@ -20,7 +20,9 @@ from speedrun.scripts import find
 from speedrun.scripts.sizes import length_names
 
 MANIFEST = load_manifest()
-MILESTONES = MANIFEST.milestones
+SCRIPTS = MANIFEST.milestones  # all there are
+# Those that train on shards of tokens; the encore's start from a checkpoint of one of them.
+MILESTONES = tuple(m for m in SCRIPTS if "train_files" in default_hyperparameters(m.script))
 
 MICRO = MANIFEST.glossary.column("micro")  # of a run of 20 steps in a second or two
 LAYERS = ("layer", "layers", "pattern")  # kinds of hyperparameters: which layer has what
@@ -32,6 +34,7 @@ def by_id(milestone):
     return milestone.name
 
 
+every_script = pytest.mark.parametrize("milestone", SCRIPTS, ids=by_id)
 every_snapshot = pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
 
 

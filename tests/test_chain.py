@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 
-from snapshots import MILESTONES, by_id
+from snapshots import MILESTONES, SCRIPTS, by_id
 from speedrun.history.blocks import FREE, changed_blocks, diff_size, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
-CHILDREN = [milestone for milestone in MILESTONES if milestone.parent]
+CHILDREN = [milestone for milestone in SCRIPTS if milestone.parent]
 links = pytest.mark.parametrize("milestone", CHILDREN, ids=by_id)
 
 
@@ -33,6 +33,20 @@ def test_exactly_the_declared_blocks_changed(milestone):
     assert (lines > 80) == bool(milestone.exceeds), lines
 
 
+def test_borrowed_blocks_are_the_lenders():
+    for milestone in SCRIPTS:
+        if milestone.borrows:
+            lender = load_manifest().get(milestone.borrows.lender)
+            own, lent = ({block.name: block.text for block in split_blocks(m.script.read_text())}
+                         for m in (milestone, lender))
+            for name in milestone.borrows.blocks:
+                assert own[name] == lent[name], f"{milestone.id}: {name}"
+            # Whatever else is the same is borrowed too, so that a repair reaches it.
+            same = {name for name in own.keys() & lent.keys() if own[name] == lent[name]}
+            same = {name for name in same if name not in FREE and "heading: " not in name}
+            assert sorted(same) == sorted(milestone.borrows.blocks)
+
+
 def committed(path):
     """A file's text in the last commit; the test skips where there is none to ask."""
     shown = subprocess.run(["git", "-C", str(REPOSITORY), "show", f"HEAD:{path}"],
@@ -42,10 +56,14 @@ def committed(path):
     return shown.stdout
 
 
-def test_the_learners_script_starts_as_the_first_milestone():
+def test_the_learners_scripts_start_as_the_roots():
     # As committed: your own copy may be further.
-    root = MILESTONES[0].script.relative_to(REPOSITORY).as_posix()
-    assert committed("train/train_gpt.py") == committed(root)
+    for milestone in SCRIPTS:
+        if milestone.parent is None:
+            learners = load_manifest().learners_script(milestone)
+            own, root = (committed(path.relative_to(REPOSITORY).as_posix())
+                         for path in (learners, milestone.script))
+            assert own == root, milestone.name
 
 
 EXAMPLE = '''"""Card."""

@@ -1008,7 +1008,7 @@ def test_take_notices_an_edit_meanwhile(script, monkeypatch):
 def test_kept_scripts_and_progress_are_not_committed():
     ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert {"train/**/.progress.json", "train/.traces/",
-            "train/**/train_gpt.[0-9]*.py"} <= set(ignored)
+            "train/**/*.[0-9]*.py"} <= set(ignored)
 
 
 # ---- progress and hints ----

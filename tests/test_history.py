@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from snapshots import MILESTONES, by_id
+from snapshots import MILESTONES, SCRIPTS, every_script
 from speedrun.base.errors import UserError
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import GLOSSARY, load_glossary
@@ -137,6 +137,31 @@ def test_a_parent_that_is_not_the_folder_before(history):
     assert not manifest.get("01a").is_station
 
 
+def test_a_root_may_borrow_blocks_and_quote_claims(history):
+    loan = 'borrows = { from = "01", blocks = ["norm", "GPT"] }\nstated = [["fast", "how?"]]\n'
+    add(history, "e0_use", loan + BASE, chain="encore", program="use.py")
+    add(history, "e1_more", NEXT, chain="encore", program="use.py")
+    manifest = load_manifest(history)
+    base, lender, root, child = manifest.milestones
+    assert (root.borrows.lender, root.borrows.blocks) == ("01", ("norm", "GPT"))
+    assert root.stated == (("fast", "how?"),) and lender.borrows is None
+    for milestone in (base, lender):  # a repair of either reaches the borrower
+        assert manifest.borrowers(milestone) == [root]
+    assert manifest.borrowers(root) == [] and manifest.descendants(root) == [child]
+
+
+@pytest.mark.parametrize("name, loan, fault", [
+    ("02_child", NEXT + 'borrows = { from = "00", blocks = ["f"] }\n', "only a root borrows"),
+    ("02_root", 'parent = "none"\nborrows = { from = "09", blocks = ["f"] }\n' + BASE,
+     'borrows from "09", which does not exist'),
+    ("02_root", 'parent = "none"\nborrows = { from = "00" }\n' + BASE,
+     '"borrows" must be a table with from, an id, and blocks, a list of strings'),
+])
+def test_a_loan_that_cannot_be(history, name, loan, fault):
+    add(history, name, loan)
+    assert fault in fault_of(history)
+
+
 def test_chains_stand_in_the_order_of_their_first_ids(history):
     add(history, "p0_vanilla", BASE, chain="a_prelude", program="loop.py")
     add(history, "e0_answers", BASE, chain="z_encore")
@@ -251,7 +276,7 @@ def test_a_history_without_records_or_milestones(history):
 
 @pytest.mark.parametrize("old, new, message", [
     ("meaning", "meanings", 'train_steps: unknown key "meanings"; did you mean "meaning"?'),
-    ('kind = "steps"', 'kind = "stairs"', 'train_steps: "kind" must be one of files, output, '),
+    ('kind = "steps"', 'kind = "stairs"', 'train_steps: "kind" must be one of files, input, '),
     ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
     ('kind = "seed"', 'kind = "pattern"', 'seed: "alphabet" goes with kind "pattern", and only'),
     ("tiny = 10", "tiny = [10]", 'train_steps: "tiny" must be a plain value'),
@@ -291,13 +316,13 @@ def test_get_suggests_the_nearest_name(name, meant):
 # ---- this history ----
 
 RECORDS_HERE = load_records()
-RECORDED = {m.chain for m in MILESTONES if m.record}  # chains that repeat records
-FIELDS = {m: default_hyperparameters(m.script) for m in MILESTONES}
+RECORDED = {m.chain for m in SCRIPTS if m.record}  # chains that repeat records
+FIELDS = {m: default_hyperparameters(m.script) for m in SCRIPTS}
 
 
 def test_the_order_of_the_folders_is_that_of_the_chain():
-    for chain in {m.chain for m in MILESTONES}:
-        here = [m for m in MILESTONES if m.chain == chain]
+    for chain in {m.chain for m in SCRIPTS}:
+        here = [m for m in SCRIPTS if m.chain == chain]
         folders = {path.parent.name for path in (HISTORY / chain).glob("*/*.*")}
         assert [m.name for m in here] == sorted(folders)
         ids = [m.id for m in here]
@@ -307,7 +332,7 @@ def test_the_order_of_the_folders_is_that_of_the_chain():
             assert after.minutes < one.minutes or after.record == one.record, after.id
 
 
-@pytest.mark.parametrize("milestone", MILESTONES, ids=by_id)
+@every_script
 def test_a_milestone_is_described_and_has_its_entry(milestone):
     assert milestone.parameters and (milestone.besides or milestone.chain not in RECORDED)
     assert len(milestone.idea) <= 110 and milestone.idea.endswith(".")

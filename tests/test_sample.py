@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import tiktoken
@@ -221,10 +222,10 @@ def test_a_sample_does_not_depend_on_how_many_there_are(fake, text_of):
     assert not set(other) & set(three)
 
 
-def frequencies(logits, temperature=1.0, top_k=0, count=4000):
+def frequencies(logits, temperature=1.0, top_k=0, count=4000, top_p=1.0):
     """Of the first tokens of many samples."""
     logits = torch.tensor(logits)
-    drawn = Counter(next_token(logits, temperature, top_k, random_stream(3, sample))
+    drawn = Counter(next_token(logits, temperature, top_k, random_stream(3, sample), top_p)
                     for sample in range(count))
     return {id: times / count for id, times in drawn.items()}
 
@@ -251,6 +252,123 @@ def test_top_k_keeps_the_most_probable_in_their_proportion():
 @pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-300, 1e-4])
 def test_a_cold_sample_is_greedy(temperature):
     assert frequencies([0.0, 30.0, -30.0, 29.0], temperature, count=50) == {1: 1.0}
+
+
+def test_top_p_keeps_the_fewest_tokens_that_have_this_part():
+    logits = [0.0, 1.0, -1.0, 2.0]  # 0.087, 0.237, 0.032, 0.644
+    kept = {0.1: {3}, 0.64: {3}, 0.65: {1, 3}, 0.88: {1, 3}, 0.89: {0, 1, 3}, 1.0: {0, 1, 2, 3}}
+    for top_p, ids in kept.items():
+        assert frequencies(logits, top_p=top_p).keys() == ids
+    seen = frequencies(logits, top_p=0.7)
+    assert seen[3] == pytest.approx(torch.tensor(1.0).sigmoid().item(), abs=0.03)
+    # after top-k and the temperature
+    assert frequencies(logits, top_k=2, top_p=0.74, count=200).keys() == {1, 3}
+    assert frequencies(logits, top_k=2, top_p=0.72, count=200).keys() == {3}
+    assert frequencies(logits, temperature=0.5, top_p=0.7, count=200).keys() == {3}
+
+
+# ---- the cache ----
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """Makes a run's folder for a milestone's script, with random weights."""
+
+    def make(id, **more):
+        milestone, folder = MANIFEST.get(id), tmp_path / f"{id}-{len(list(tmp_path.iterdir()))}"
+        module = load_snapshot(milestone)
+        args = module.Hyperparameters(**dict(
+            vocab_size=260, num_layers=4, num_heads=2, model_dim=32, seq_len=48, bf16=False,
+            log_dir="", **more))
+        torch.manual_seed(0)
+        model = module.GPT(args)
+        for param in model.parameters():
+            torch.nn.init.normal_(param, std=0.3)
+        folder.mkdir()
+        shutil.copy(milestone.script, folder / "train_gpt.py")
+        save(folder, vars(args), model=model.state_dict())
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("id, more", [("04", {}), ("e0", dict(bos_id=256)),
+                                      ("e2a", dict(bos_id=256))])
+def test_a_cache_changes_no_token(untrained, id, more):
+    trained = load_run(untrained(id, **more))
+    assert trained.cached_by == "e4b_stream"
+    read = []
+    for model in (trained.cached, trained.model):
+        model.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].size(1)))
+    texts = {}
+    for name, one in dict(cached=trained, whole=replace(trained, new_caches=None)).items():
+        new = generate(one, [256, *b"what is it"], 256, 0.8, 40, random_stream(1, 0))
+        texts[name] = [next(new) for _ in range(60)]  # beyond the context
+    # the prompt, then token by token, then the window that slides; without a cache all again
+    assert read == [11, *[1] * 37, *[48] * 22, *range(11, 48), *[48] * 23]
+    assert texts["cached"] == texts["whole"]
+
+
+def test_a_second_conversation_is_read_as_the_script_does(untrained):
+    """e2a's mask keeps documents apart, which the cache does not."""
+    trained = load_run(untrained("e2a", bos_id=256))
+    prompt = [256, *b"one", 256, *b"two"]
+    new = generate(trained, prompt, 257, 0, 0, random_stream(0, 0))
+    alone = generate(trained, prompt[4:], 257, 0, 0, random_stream(0, 0))
+    assert [next(new) for _ in range(20)] == [next(alone) for _ in range(20)]
+
+
+@pytest.mark.parametrize("id, word", [("04", "with the cache of e4b_stream"),
+                                      ("02", "reads the whole text again")])
+def test_it_says_whether_there_is_a_cache(untrained, text_of, id, word):
+    assert word in text_of(untrained(id), "--prompt", "a", "--tokens", 2)[1]
+
+
+# ---- conversations ----
+
+
+@pytest.fixture
+def chat(untrained, monkeypatch, text_of):
+    """Holds a conversation of these lines with a run whose answers are given, each as long as there
+    are tokens; returns the ids that the model was given, stdout and stderr."""
+
+    def run(lines, answers, *options):
+        asked, answers = [], iter(answers)
+
+        def generate(trained, prompt, size, *_):
+            asked.append((prompt, size))
+            return iter(next(answers))
+
+        monkeypatch.setattr("speedrun.sample.generate", generate)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        out, err = text_of(untrained("e2a", bos_id=256), "--chat", *options)
+        return asked, out, err
+
+    return run
+
+
+def test_a_conversation(chat):
+    asked, out, err = chat(b"hi\n\n  \nyo\n", [[*b"two", 259, 9]] * 2)
+    first = [256, 257, *b"hi", 258]
+    assert asked == [(first, 260), ([*first, *b"two", 259, 257, *b"yo", 258], 260)]
+    assert out == "two\ntwo\n" and "cut" not in err
+
+
+def test_a_conversation_begins_with_the_prompt(chat):
+    asked, out, _ = chat(b"yo", [[259], [*b"ok", 257]], "--prompt", "a\nb")
+    assert asked[0][0] == [256, 257, *b"a\nb", 258]
+    assert asked[1][0] == [256, 257, *b"a\nb", 258, 259, 257, *b"yo", 258]
+    assert out == "\nok\n"  # an empty answer; and another marker ends one, too
+
+
+def test_old_turns_leave_a_conversation_that_no_longer_fits(chat):
+    question, answer = b"q" * 20, [*b"a" * 12, 259]  # 22 and 13 ids of 48; a quarter stays free
+    asked, _, err = chat(question + b"\n" + b"r" * 10, [answer, answer])
+    assert asked[1][0] == [256, 257, *b"r" * 10, 258] and "no longer fit" in err
+    asked, out, err = chat(b"x" * 46 + b"\n" + b"y" * 20, [b"z" * 99])
+    assert "the message has 46 tokens, and the model's context 48" in err
+    assert asked[0][0] == [256, 257, *b"y" * 20, 258]
+    assert out == "z" * 25 + "\n" and "the answer was cut after 25 tokens" in err
 
 
 # ---- vocabularies ----
@@ -396,13 +514,20 @@ def test_scripts_that_are_no_snapshots_are_refused(fake, script, message):
     refuse(run, message)
 
 
+def test_chat_needs_a_run_that_knows_conversations(fake):
+    with pytest.raises(UserError, match="knows no conversations; fine-tune it: python tools/"):
+        sample.main([str(fake()), "--chat", "--prompt", "a"])
+    with pytest.raises(UserError, match="leave --num-samples out"):
+        sample.main([str(fake()), "--chat", "--num-samples", "2"])
+
+
 def test_a_diverged_model_is_refused(fake):
     refuse(fake(certainty=float("nan")), "logits are not finite")
 
 
 @pytest.mark.parametrize("option", [
     "--tokens=0", "--temperature=nan", "--top-k=-1", "--seed=-1", "--num-samples=0",
-    "--prompt-file=x",
+    "--prompt-file=x", "--top-p=0", "--top-p=1.1",
 ])
 def test_wrong_options(fake, option, capsys):
     with pytest.raises(SystemExit) as ended:

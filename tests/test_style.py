@@ -9,16 +9,18 @@ import os
 import re
 import sys
 import tokenize
+from collections import defaultdict
 from functools import cache
 
 import torch
 import torch.distributed as dist
 
 from ranks import start_ranks
-from snapshots import MILESTONES, every_snapshot, load_snapshot
+from snapshots import SCRIPTS, every_script, load_snapshot
 from speedrun.history.blocks import HEADING, split_blocks
 
-SECTIONS = ["Hyperparameters", "Kernels", "Optimizer", "Model", "Data", "Schedules", "Training"]
+SECTIONS = ["Hyperparameters", "Kernels", "Optimizer", "Model", "Data", "Schedules", "Training",
+            "Generation"]
 LONGEST_FUNCTION = 45  # lines
 # The most lines of a file, by chain: up to the milestone with this id, and so on.
 LONGEST = {
@@ -31,6 +33,7 @@ FOREIGN_NAMES = re.compile(
     r"n_embd|n_head|n_layer|block_size|batch_size|get_lr|ddp_\w+|B_seq|iteration|num_iterations"
 )
 ALLOWED_IMPORTS = {*sys.stdlib_module_names, "numpy", "torch"}
+FURTHER_IMPORTS = {"encore": {"tiktoken"}}  # text in and out
 
 
 @cache
@@ -49,7 +52,7 @@ def tokens_of(text):
 
 # {text: the first milestone that has it, and its name} of every block of every snapshot. Most are
 # their parent's byte for byte, so a property of blocks is tested once for each text.
-BLOCKS = {block.text: f"{milestone.id}: {block.name}" for milestone in reversed(MILESTONES)
+BLOCKS = {block.text: f"{milestone.id}: {block.name}" for milestone in reversed(SCRIPTS)
           for block in split_blocks(source_of(milestone))}
 
 
@@ -58,7 +61,7 @@ def where_found(fault):
     return [place for text, place in BLOCKS.items() if fault(ast.parse(text))]
 
 
-@every_snapshot
+@every_script
 def test_card(milestone):
     card = ast.get_docstring(tree_of(milestone))
     lines = card.splitlines()
@@ -72,13 +75,16 @@ def test_card(milestone):
 
 
 def test_what_is_the_same_in_every_file():
-    cards = [ast.get_docstring(tree_of(milestone)) for milestone in MILESTONES]
-    (run,) = {card[card.index("\nRun: "):] for card in cards}
-    assert "train_gpt.py  (record size: 8 GPUs)" in run and "--scale tiny --dry-run" in run
+    runs = defaultdict(set)  # {program: how its cards say that it is run}
+    for milestone in SCRIPTS:
+        card = ast.get_docstring(tree_of(milestone))
+        runs[milestone.program].add(card[card.index("\nRun: "):])
+    for program, (run,) in runs.items():
+        assert f"path/to/this/{program}" in run and "python tools/run_milestone.py ID" in run
     assert sum(place.endswith(": parse_args") for place in BLOCKS.values()) == 1
 
 
-@every_snapshot
+@every_script
 def test_size_and_sections(milestone):
     lines = source_of(milestone).splitlines()
     longest = LONGEST[milestone.chain]
@@ -86,7 +92,8 @@ def test_size_and_sections(milestone):
     assert len(lines) <= min(allowed, default=max(longest.values()))
     headings = [m["title"] for line in lines if (m := HEADING.fullmatch(line))]
     assert headings == [section for section in SECTIONS if section in headings]
-    assert {"Hyperparameters", "Model", "Data", "Training"} <= set(headings)
+    assert {"Hyperparameters", "Model", "Data"} <= set(headings)
+    assert len({"Training", "Generation"} & set(headings)) == 1
 
 
 def test_lines_and_functions_are_short():
@@ -125,7 +132,7 @@ def test_classes_and_functions_have_docstrings():
         for node in tree.body))
 
 
-@every_snapshot
+@every_script
 def test_comments(milestone):
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     docstrings = {
@@ -146,7 +153,7 @@ def test_comments(milestone):
     assert not [comment for comment in comments if unwanted.search(comment)]
 
 
-@every_snapshot
+@every_script
 def test_stands_alone(milestone):
     modules = set()
     for node in ast.walk(tree_of(milestone)):
@@ -155,7 +162,8 @@ def test_stands_alone(milestone):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             modules.add(node.module)
-    allowed = ALLOWED_IMPORTS | ({"triton"} if "@triton.jit" in source_of(milestone) else set())
+    allowed = ALLOWED_IMPORTS | FURTHER_IMPORTS.get(milestone.chain, set())
+    allowed |= {"triton"} if "@triton.jit" in source_of(milestone) else set()
     assert {module.split(".")[0] for module in modules} <= allowed
 
 
@@ -175,7 +183,7 @@ def import_all(folder):
 
     os.chdir(folder)
     changing = []
-    for milestone in MILESTONES:
+    for milestone in SCRIPTS:
         before = state()
         load_snapshot(milestone)
         if state() != before:

@@ -5,6 +5,7 @@
     python tools/compare_milestones.py 03 04 --nproc 8 --steps 200
     python tools/compare_milestones.py 02 02:muon_lr=1e-3 02:muon_lr=4e-3     settings of its own
     python tools/compare_milestones.py p6d --ablate        without each of its gains in turn
+    python tools/compare_milestones.py e0a e3 --from RUN --repeat 5     tokens/s of generation
     python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
 
 Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ only in the
@@ -20,6 +21,7 @@ from speedrun.base.cli import Parser, folder, natural, not_negative, positive, r
 from speedrun.base.errors import UserError
 from speedrun.base.files import check_output, replace_file
 from speedrun.compare.collect import add_mfu, collect, leave_one_out
+from speedrun.compare.generation import compare_generation, only_generate
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
@@ -35,14 +37,21 @@ def main() -> int:
         if path := getattr(args, name):
             check_output(f"--{name}", path, ".png" if name == "png" else "")
     options = dict(settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
-                   nproc=args.nproc)
+                   nproc=args.nproc, start=args.start)
     targets, anyway = args.targets, []
+    seeds = range(args.seed, args.seed + args.repeat)
     if args.ablate:
         if len(targets) > 1:
             raise UserError("--ablate takes one milestone", 2)
         targets, anyway = leave_one_out(targets[0], **options)
+    if only_generate(targets):
+        for name in (*WRITERS, "png", "out", "target", "official"):
+            if getattr(args, name):
+                raise UserError(f"--{name} is for scripts that train", 2)
+        compare_generation(targets, seeds, sys.stdout, **options)
+        return 0
     comparison, stopped = collect(
-        targets, range(args.seed, args.seed + args.repeat),
+        targets, seeds,
         args.out or "compare", sys.stdout, target=args.target, **options,
         command=shlex.join(["python", "tools/compare_milestones.py", *sys.argv[1:]]),
     )
@@ -93,6 +102,8 @@ def parse_args() -> argparse.Namespace:
         help="a hyperparameter of all scripts; may be repeated")
     add("--nproc", type=positive, metavar="N", help="ranks (default: one per GPU, 1 without)")
     add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--from", dest="start", type=Path, metavar="RUN",
+        help="run or checkpoint that all scripts start from, where they fine-tune or generate")
     add("--out", type=folder, metavar="DIR",
         help="folder of the runs (default: runs/compare-<time>)")
     add("--target", type=not_negative, metavar="LOSS",

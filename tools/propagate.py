@@ -6,19 +6,21 @@ this command edits the rest.
     python tools/propagate.py 00 --block parse_args   this one; may be repeated
     python tools/propagate.py 00 --since HEAD~3       ... from an older commit
 
-A descendant that holds the old block byte for byte gets the new one; the others are listed. The
-learner's script, which starts as a copy of a root, counts as one of its descendants.
+A descendant that holds the old block byte for byte gets the new one; the others are listed. A root
+of another chain that borrows the block, and what comes from it, counts as a descendant; so does the
+learner's script, which starts as a copy of a root.
 """
 
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.files import replace_file
 from speedrun.base.text import short
 from speedrun.history.blocks import DIFFERS, carry, repairs
-from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.history.manifest import REPOSITORY, Manifest, Milestone, load_manifest
 
 
 def main() -> int:
@@ -32,11 +34,7 @@ def main() -> int:
     args = parser.parse_args()
     manifest = load_manifest()
     milestone = manifest.get(args.id)
-    scripts = [descendant.script for descendant in manifest.descendants(milestone)]
-    learners = manifest.learners_script(milestone)
-    if milestone.parent is None and learners.exists():
-        scripts.append(learners)
-
+    scripts = heirs(manifest, milestone)
     before = committed(milestone.script.relative_to(REPOSITORY).as_posix(), args.since)
     try:
         found = repairs(before, milestone.script.read_text(encoding="utf-8"), args.block)
@@ -45,9 +43,11 @@ def main() -> int:
     if not found:
         raise ValueError(f"{short(milestone.script)} has no changed block since {args.since}")
     missed, texts = 0, {}  # all of them before the first is written
-    for script in scripts:
+    for script, blocks in scripts.items():
         text, lines = script.read_text(encoding="utf-8"), []
         for repair in found:
+            if blocks is not None and repair.block not in blocks:
+                continue
             try:
                 fate, text = carry(repair, text)
             except (SyntaxError, ValueError) as error:
@@ -56,11 +56,28 @@ def main() -> int:
             missed += fate == DIFFERS
         texts[script] = text, lines
     for script, (text, lines) in texts.items():
-        replace_file(script, text.encode(), script.stat().st_mode)
-        print(*lines, sep="\n")
+        if lines:
+            replace_file(script, text.encode(), script.stat().st_mode)
+            print(*lines, sep="\n")
     if missed:
         print(f"{missed} to look at by hand", file=sys.stderr)
     return 0
+
+
+def heirs(manifest: Manifest, milestone: Milestone) -> dict[Path, tuple[str, ...] | None]:
+    """The scripts to which repairs of a milestone are carried, each with the names of the blocks
+    that it has from this milestone; None: all."""
+    def of(root, blocks):
+        scripts = [m.script for m in manifest.descendants(root)]
+        learners = manifest.learners_script(root)
+        if root.parent is None and learners.exists():
+            scripts.append(learners)
+        return dict.fromkeys(scripts, blocks)
+
+    found = of(milestone, None)
+    for root in manifest.borrowers(milestone):
+        found |= {root.script: root.borrows.blocks} | of(root, root.borrows.blocks)
+    return found
 
 
 def committed(path: str, revision: str) -> str:

@@ -5,12 +5,15 @@
     python tools/run_milestone.py 04 --nproc 8         eight GPUs, the record's numbers
     python tools/run_milestone.py train --steps 50     your own train/train_gpt.py
     python tools/run_milestone.py DIR/train_gpt.py --set adam_lr=1e-3
+    python tools/run_milestone.py e2 --from runs/x     fine-tune the model that a run has trained
+    python tools/run_milestone.py e3 --from runs/y     let the fine-tuned model answer
 """
 
 import argparse
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from speedrun.base.cli import Parser, folder, natural, positive, run_command
@@ -19,6 +22,7 @@ from speedrun.base.text import short, visible
 from speedrun.history.glossary import load_glossary
 from speedrun.run.execute import run
 from speedrun.run.fit_batch import fit_micro_batch
+from speedrun.run.generation import generate
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.summary import print_summary, to_json
 from speedrun.scripts.find import Script, find_script
@@ -35,13 +39,20 @@ def main() -> int:
         args.target, scale=args.scale, data=args.data, steps=args.steps,
         device_batch=args.device_batch, settings=args.set, nproc=args.nproc,
         nodes=Nodes(args.nnodes, args.node_rank, args.rdzv_endpoint), out=args.out,
-        save_checkpoint=args.save_checkpoint, for_elsewhere=args.dry_run,
+        save_checkpoint=args.save_checkpoint, start=args.start, for_elsewhere=args.dry_run,
     )
-    print(*map(visible, plan.notes), sep="\n", file=stream, flush=True)
+    for note in plan.notes:
+        print(visible(note), file=stream, flush=True)
     plan = fit_micro_batch(plan, stream, search=not args.dry_run, use_cache=not args.no_cache)
     if args.dry_run:
         command = shlex.join(plan.command)
         print(visible(command) if sys.stdout.isatty() else command)
+        return 0
+
+    if plan.script.generates:
+        answers = generate(plan, None if args.json else write)
+        if args.json:
+            print(json.dumps(dict(asdict(answers), text=answers.text.decode())))
         return 0
 
     try:
@@ -64,6 +75,12 @@ def main() -> int:
     return 0
 
 
+def write(text: bytes) -> None:
+    """Writes text to stdout at once."""
+    sys.stdout.buffer.write(text)
+    sys.stdout.flush()
+
+
 def parse_args() -> argparse.Namespace:
     """The command line; a wrong one ends the process with one line and exit code 2."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,7 +90,8 @@ def parse_args() -> argparse.Namespace:
         help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
     add("--steps", type=positive, metavar="N",
         help="optimizer steps; the schedule shrinks in proportion")
-    add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin")
+    add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin;"
+        " for fine-tuning with *_train.jsonl and *_val.jsonl")
     add("--device-batch", type=positive_or_auto, metavar="N|auto",
         help="sequences per forward pass on a device (the batch of a step stays the same); auto: "
         "the most that fit a GPU's memory, found by short trials and remembered")
@@ -82,6 +100,8 @@ def parse_args() -> argparse.Namespace:
         help="any hyperparameter of the script (see --help-settings); may be repeated; has the last"
         " word")
     add("--out", type=folder, metavar="DIR", help="folder of the run (default: runs/<slug>-<time>)")
+    add("--from", dest="start", type=Path, metavar="RUN",
+        help="run or checkpoint to start from, where a script fine-tunes or generates")
     add("--save-checkpoint", action="store_true", help="keep the weights: checkpoint.pt")
     add("--nproc", type=positive, metavar="N",
         help="ranks on this machine (default: one per visible GPU, 1 without)")

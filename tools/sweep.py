@@ -11,6 +11,7 @@ than the values of the tiny scale in history/.
 import argparse
 import math
 import sys
+from pathlib import Path
 
 from speedrun.base.cli import Parser, folder, natural, positive, run_command
 from speedrun.base.errors import UserError
@@ -31,6 +32,8 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="a hyperparameter of all runs; may be repeated")
     parser.add_argument("--seed", type=natural, default=0, metavar="N")
+    parser.add_argument("--from", dest="start", type=Path, metavar="RUN",
+                        help="run or checkpoint to start from, where the script fine-tunes")
     parser.add_argument("--out", type=folder, metavar="DIR", help="folder of the runs")
     args = parser.parse_args()
 
@@ -39,7 +42,7 @@ def main() -> int:
                for factor in args.factors]
     comparison, stopped = collect(
         [args.target, *changes], [args.seed], args.out or "sweep", sys.stdout,
-        scale="tiny", steps=args.steps, settings=args.set,
+        scale="tiny", steps=args.steps, settings=args.set, start=args.start,
     )
     print_comparison(comparison, sys.stdout)
     if stopped:

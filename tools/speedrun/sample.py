@@ -1,23 +1,22 @@
 """Text from a run's checkpoint: loads the model through the run's script, and draws tokens."""
 
-import pickle
-import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 import torch
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
+from speedrun.history.blocks import split_blocks
 from speedrun.history.glossary import load_glossary
+from speedrun.history.manifest import Milestone, load_manifest
+from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import BYTE_VOCABULARIES, LONGEST_DENSE, length_names
 
-CHECKPOINT = "checkpoint.pt"
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 
@@ -25,22 +24,37 @@ GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 @dataclass(frozen=True)
 class Trained:
     """A model in evaluation mode, the device that it is on, its hyperparameters, the most tokens
-    that it can be given at once, and the optimizer steps that it was trained for."""
+    that it can be given at once, and the optimizer steps that it was trained for.
+
+    cached: the same model, with the same weights, as the class of a generating milestone, called
+    cached_by, which reads a token only once; new_caches makes what it fills. None without such.
+    """
 
     model: torch.nn.Module
     device: torch.device
     args: object
     context: int
     step: int
+    cached: torch.nn.Module | None = None
+    cached_by: str | None = None
+    new_caches: Callable[[], list] | None = None
+
+    @property
+    def markers(self) -> range | None:
+        """The ids of start, user, assistant and end; None where a run knows no conversations."""
+        if not hasattr(self.args, "checkpoint"):
+            return None
+        return range(self.args.bos_id, self.args.bos_id + 4)
 
 
 def load_run(run: Path) -> Trained:
     """The trained model of a run: its folder, or the path of its checkpoint.
 
     The model runs as on any machine: not compiled, without FlexAttention, in float32 unless it was
-    trained in bfloat16 and CUDA is there. Code in the checkpoint is refused, never run; the script
-    beside it is imported. Raises UserError, one line, if a file is missing or damaged, or if the
-    two do not fit together.
+    trained in bfloat16 and CUDA is there. Where a generating milestone has the same architecture
+    with a cache, its model shares the weights. Code in the checkpoint is refused, never run; the
+    script beside it is imported. Raises UserError, one line, if a file is missing or damaged, or if
+    the two do not fit together.
     """
     script, file = find_run(run)
     checkpoint = read_checkpoint(file)
@@ -58,53 +72,62 @@ def load_run(run: Path) -> Trained:
         model.load_state_dict(checkpoint["model"], strict=True)
         context = getattr(args, length_names(hyperparameters)[0])
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
-        raise UserError(f"{short(file)} does not fit {short(script)}: {_brief(error)}") from None
-    device = torch.device("cuda" if cuda else "cpu")
-    return Trained(model.to(device).eval(), device, args, min(context, LONGEST_DENSE),
-                   checkpoint["step"])
+        raise UserError(f"{short(file)} does not fit {short(script)}: {brief(error)}") from None
+    device, context = torch.device("cuda" if cuda else "cpu"), min(context, LONGEST_DENSE)
+    trained = Trained(model.to(device).eval(), device, args, context, checkpoint["step"])
+    twin = cached_twin(script.read_text(encoding="utf-8"))
+    return _with_cache(trained, twin) if twin else trained
+
+
+def _with_cache(trained, twin):
+    """The Trained with the model class of the milestone `twin` beside its own."""
+    module = load_snapshot(twin.script)
+    cached = module.GPT(trained.args).to(trained.device).eval()
+    cached.load_state_dict(trained.model.state_dict(), assign=True)  # the tensors are shared
+    like = cached.embed.weight
+
+    def new_caches():
+        return [module.KVCache(trained.args, trained.context, like) for _ in cached.blocks]
+
+    return replace(trained, cached=cached, cached_by=twin.name, new_caches=new_caches)
+
+
+def cached_twin(source: str) -> Milestone | None:
+    """The last milestone whose model is that of a script, given as its text, and keeps keys and
+    values; None if there is none.
+
+    A generating milestone borrows the blocks of its model from a milestone that trains. A script
+    that has these, or those of a milestone that fine-tunes the same model, is of the same
+    architecture.
+    """
+    manifest, own = load_manifest(), _blocks(source)
+    for milestone in reversed(manifest.milestones):
+        if "KVCache" not in _blocks(milestone.script.read_text(encoding="utf-8")):
+            continue
+        root = manifest.lineage(milestone)[-1]
+        tuned = [m for m in manifest.of_chain(milestone.chain).milestones
+                 if m.program != milestone.program]
+        same = [_blocks(m.script.read_text(encoding="utf-8"))
+                for m in (manifest.get(root.borrows.lender), *tuned)]
+        if all(own.get(name) in [blocks.get(name) for blocks in same] and name in own
+               for name in root.borrows.blocks):
+            return milestone
+    return None
+
+
+def _blocks(source):
+    return {block.name: block.text for block in split_blocks(source)}
 
 
 def find_run(run: Path) -> tuple[Path, Path]:
     """The (script, checkpoint) of a run's folder or of a checkpoint's path; UserError if either is
     missing."""
-    file = run / CHECKPOINT if run.is_dir() else run
+    file = find_checkpoint(run)
     script = file.with_name(SCRIPT)
-    if not run.exists():
-        raise UserError(f"{run} is neither a run's folder nor a checkpoint")
-    if not file.is_file():
-        raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
-                        "python tools/run_milestone.py ID --save-checkpoint")
     if not script.is_file():
         raise UserError(f"{file} has no {SCRIPT} beside it; copy the run's script there "
                         "(the run's log.txt begins with it)")
     return script, file
-
-
-def read_checkpoint(file: Path) -> dict:
-    """A snapshot's checkpoint, dict(step, hyperparameters, model), with the tensors on the CPU.
-
-    Raises UserError, one line, for a file that is damaged, holds code or is no checkpoint.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if bad := archive.testzip():  # torch does not compare the check sums that it stores
-                raise zipfile.BadZipFile(f"wrong check sum of {bad}")
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
-                        "values are loaded") from None
-    except Exception as error:  # random bytes fail in many ways
-        raise UserError(f"{file} is damaged, or no checkpoint: {_brief(error)}") from None
-    kinds = dict(step=int, hyperparameters=dict, model=dict)
-    if not (isinstance(checkpoint, dict)
-            and all(isinstance(checkpoint.get(name), kind) for name, kind in kinds.items())):
-        raise UserError(f"{file} is not a snapshot's checkpoint, which has {', '.join(kinds)}")
-    return checkpoint
-
-
-def _brief(error):
-    """The beginning of an exception's text, in one line."""
-    return shorten(str(error) or type(error).__name__, 200, placeholder=" …")
 
 
 def random_stream(seed: int, sample: int) -> torch.Generator:
@@ -116,12 +139,13 @@ def random_stream(seed: int, sample: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(mixed[0]))
 
 
-def next_token(logits: torch.Tensor, temperature: float, top_k: int,
-               stream: torch.Generator) -> int:
+def next_token(logits: torch.Tensor, temperature: float, top_k: int, stream: torch.Generator,
+               top_p: float = 1.0) -> int:
     """An id drawn with the probabilities softmax(logits / temperature); logits are (V,), on a CPU.
 
     temperature 0: the most probable one. top_k: draws from this many most probable ones; 0 or more
-    than V: from all. Raises UserError if a logit is not finite.
+    than V: from all. top_p: of these, draws from the fewest most probable ones that have this part
+    of the probability together (above 0; 1: all). Raises UserError if a logit is not finite.
     """
     if not logits.isfinite().all():
         raise UserError("the model's logits are not finite; its training has diverged")
@@ -130,22 +154,34 @@ def next_token(logits: torch.Tensor, temperature: float, top_k: int,
     logits, ids = logits.double().topk(min(top_k or len(logits), len(logits)))
     # Relative to the largest, so that no temperature, however small, makes an infinity of it.
     probabilities = ((logits - logits[0]) / temperature).softmax(0)
+    if top_p < 1:
+        more_probable = probabilities.cumsum(0) - probabilities  # what those before a token have
+        probabilities = torch.where(more_probable < top_p, probabilities, 0)
     return int(ids[torch.multinomial(probabilities, 1, generator=stream)])
 
 
 def generate(trained: Trained, prompt: list[int], size: int, temperature: float, top_k: int,
-             stream: torch.Generator) -> Iterator[int]:
+             stream: torch.Generator, top_p: float = 1.0) -> Iterator[int]:
     """Yields ids that continue the prompt (at least one id), without end.
 
-    The model sees the last `trained.context` tokens. size: ids from here on are padding and never
-    drawn; temperature, top_k and stream: see next_token.
+    The model sees the last `trained.context` tokens. With caches it reads each token once, until
+    the context slides (deep layers would keep what they made of tokens that are gone) or a second
+    conversation starts (which fine-tuning may mask). size: ids from here on are padding and never
+    drawn; temperature, top_k, top_p and stream: see next_token.
     """
-    tokens = list(prompt)
+    tokens, read = list(prompt)[-trained.context :], 0
+    caches = trained.new_caches and trained.new_caches()
     while True:
-        tokens = tokens[-trained.context :]
+        if len(tokens) > trained.context or (
+                trained.markers and trained.markers[0] in tokens[1:]):
+            tokens, caches = tokens[-trained.context :], None
         with torch.inference_mode():
-            logits = trained.model(torch.tensor([tokens], device=trained.device))  # (1, T, V)
-        tokens.append(next_token(logits[0, -1, :size].cpu(), temperature, top_k, stream))
+            if caches:
+                unread = torch.tensor([tokens[read:]], device=trained.device)
+                logits, read = trained.cached(unread, caches=caches), len(tokens)  # (1, T, V)
+            else:
+                logits = trained.model(torch.tensor([tokens], device=trained.device))
+        tokens.append(next_token(logits[0, -1, :size].cpu(), temperature, top_k, stream, top_p))
         yield tokens[-1]
 
 

@@ -17,7 +17,7 @@ from speedrun.check.screen import Outcome
 from speedrun.check.trace_runs import RUN
 from speedrun.check.transplant import Mixture, Verdict, judge
 from speedrun.check.values import odd_values
-from speedrun.check.worker import BROKEN_SHARDS, Task, run, write_shards
+from speedrun.check.worker import BROKEN_INPUT, Task, run, write_shards
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import Milestone
 
@@ -78,10 +78,11 @@ class Examination:
         machine = [name for name in here if here[name] != there[name]
                    and name not in ("compile", *choices)]
         trials = {why: {name: value} for name, some in glossary.column("refused").items()
-                  for why, value in some.items()}
+                  for why, value in some.items()} | BROKEN_INPUT
+        trials = {why: change for why, change in trials.items() if change.keys() & here.keys()}
         self.options = {
             "more ranks": dict(world=world), "precision": dict(machine=machine),
-            "refusals": dict(machine=machine, paths=paths, trials=trials | BROKEN_SHARDS),
+            "refusals": dict(machine=machine, paths=paths, trials=trials),
             "model": dict(calls=calls, machine=machine, paths=paths)}
 
     def differing(self, text: str) -> dict[str, list[Difference]]:

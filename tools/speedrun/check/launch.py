@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention
 from torch.optim import optimizer as optim
 
 from speedrun.check.kernels import modules
-from speedrun.check.spy import Enough, Spy, arguments
+from speedrun.check.spy import Enough, Spy, arguments, fill
 from speedrun.compat import optimized_module
 
 try:
@@ -105,6 +105,18 @@ def triton():
         yield
 
 
+def save_start(module, values, file):
+    """Saves a checkpoint like that of a pretrained model without a conversation's markers, with
+    weights that follow from their names; returns its path."""
+    args = arguments(module, {**values, "vocab_size": values["bos_id"] + 1})
+    net = module.GPT(args)
+    fill(net)
+    sizes = {name: getattr(args, name) for name in
+             ("vocab_size", "num_layers", "num_heads", "model_dim")}
+    torch.save(dict(step=1, hyperparameters=sizes, model=net.state_dict()), file)
+    return str(file)
+
+
 def run(module, values, folder, spy, meter=False):
     """Runs main in the folder; returns the lines of its log below the script's own text."""
     args = arguments(module, {**values, "log_dir": str(folder)})
@@ -120,4 +132,5 @@ def run(module, values, folder, spy, meter=False):
     own = Path(module.__file__).read_text(encoding="utf-8")
     lacks = "" if text.startswith(own) else "the script's own text is missing\n"
     text = (lacks + text.removeprefix(own)).replace(str(folder), "LOG_DIR")
-    return text.replace(str(Path(args.train_files).parent), "SHARDS").splitlines()
+    text = text.replace(str(Path(values["train_files"]).parent), "SHARDS")
+    return text.replace(values.get("checkpoint") or "\0", "CHECKPOINT").splitlines()

@@ -156,7 +156,8 @@ def schedules(module, values, note, **_):
 
 def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
     """What a run refuses to start with. trials: {what is wrong: {hyperparameter: value}}; a value
-    of train_files or val_files is how the names of the shards begin."""
+    of train_files or val_files is how the names of the shards begin, and that of another file its
+    name."""
     seen = {}
     switches = [(field, True) for field in machine] + paths
     for switch, on in [("", True), ("compile", True), *switches]:
@@ -187,6 +188,8 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
     for what, change in {**trials, "the folder of another run": {}}.items():
         files = {key: f"{shards}/{start}*.bin" for key, start in change.items()
                  if key.endswith("_files")}
+        files |= {key: f"{shards}/{name}" for key, name in change.items()
+                  if key in ("train_file", "checkpoint")}
         here = Path(folder, what) if change else used
         try:
             run(module, {**values, "train_steps": 1, **change, **files}, here, Spy())

@@ -37,7 +37,7 @@ def model(module, values, note, calls, machine, paths, **_):
         where = f"call {number} of the model"
         with note.guard(where):
             net = make()
-            loss = net(*args, **kwargs)
+            loss = as_loss(net(*args, **kwargs))
             note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 2e-5)
             note.fact("dtype of the loss", loss.dtype)
             loss.backward()
@@ -128,7 +128,7 @@ def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
     with note.guard(where), Spy().meter as meter:
         args, kwargs = call
         net = make(weights, **changes)
-        loss = net(*args, **kwargs)
+        loss = as_loss(net(*args, **kwargs))
         (gradients * loss).backward()
         note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
         note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
@@ -136,6 +136,11 @@ def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
         counts = sum(meter.eight_bits.values(), Counter())
         note.fact(f"products of eight bits in {where}", counted(counts))
         return counts.total() > 0
+
+
+def as_loss(output):
+    """What a call of the model returns, as one number: it may be logits."""
+    return output.square().mean() if output.ndim else output
 
 
 def counted(counts):

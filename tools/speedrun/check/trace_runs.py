@@ -103,6 +103,8 @@ def training(module, values, note, folder, shards, **_):
     _note_checkpoint(note, spy, folder, "the checkpoint")
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
     spy, record = Spy(), vars(module.Hyperparameters())
+    if "train_files" not in record:  # the ids are of texts
+        return
     tokens = load_glossary().of_kind("vocabulary", "token")
     with note.guard("a run with the record's token ids"):
         lines = run(module, {
@@ -175,9 +177,10 @@ def ranks(module, values, note, folder, rank, **_):
 def more_ranks(module, values, note, folder, rank, world, **_):
     """Two steps with given gradients on ranks among which weights do not divide."""
     seq_len, val_seq_len = (values[name] for name in length_names(values))
+    rows = 16 * world * -(-values["vocab_size"] // (16 * world))  # that divide among the ranks
     spy = Spy(gradients=True)
     run(module, {
-        **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), 16 * world),
+        **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), rows),
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
         "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0}, folder, spy)
     note.note(f"the weights after two steps on {world} ranks, rank {rank}", "tensors",

@@ -6,6 +6,7 @@ fork could wait for ever, and never runs a line of the learner's script itself.
 
 import faulthandler
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -35,9 +36,9 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by itself
 
 
-# What is wrong with shards of `write_shards`, and the hyperparameters that choose them: how
-# the names of the files begin.
-BROKEN_SHARDS = {
+# What is wrong with files of `write_shards`, and the hyperparameters that choose them: how
+# the names of the shards begin, or a file's name.
+BROKEN_INPUT = {
     "a shard that is cut short": {"train_files": "cut"},
     "a file that is not a shard": {"train_files": "magic"},
     "a token beyond the vocabulary": {"train_files": "beyond"},
@@ -45,6 +46,9 @@ BROKEN_SHARDS = {
     "a shard with no target for a step's end": {"train_files": "exact"},
     "no shard": {"train_files": "none"},
     "a shard of very short documents": {"train_files": "crowded", "train_seq_len": 64},
+    "a conversation that is out of turn": {"train_file": "turns.jsonl"},
+    "too few conversations for a step": {"train_file": "few.jsonl"},
+    "no checkpoint": {"checkpoint": "none.pt"},
 }
 
 
@@ -198,9 +202,14 @@ def _work(task, rank):
 def _observe(task, rank):
     note, shards = trace.Observations(), task.folder.parent / "shards"
     files = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
+    files |= {f"{split}_file": str(shards / f"{split}.jsonl") for split in ("train", "val")}
     try:
         launch.stand_ins()
-        task.job.function(load_snapshot(task.script), {**files, **task.values}, note, rank=rank,
+        module = load_snapshot(task.script)
+        if hasattr(module.Hyperparameters, "checkpoint"):
+            files["checkpoint"] = launch.save_start(
+                module, task.values, task.folder / f"start{rank}.pt")
+        task.job.function(module, {**files, **task.values}, note, rank=rank,
                           folder=task.folder / "log", shards=shards, **task.options)
     except BaseException as error:  # the learner's script may do anything
         note[task.job.what] = ["error", *trace.explain(error)]
@@ -235,7 +244,35 @@ def write_shards(folder: Path) -> None:
     write("beyond", 500, shift=61)
     write("short", 100)
     write("crowded", 500, share=1)
+    write_conversations(folder / "train.jsonl", rng, 37)
+    write_conversations(folder / "val.jsonl", rng, 8)  # one is dropped: 7 rows
+    write_conversations(folder / "few.jsonl", rng, 3)
+    turns = [dict(role="assistant", content="a"), dict(role="user", content="b")]
+    lines = (folder / "train.jsonl").read_text(encoding="utf-8")
+    (folder / "turns.jsonl").write_text(f"{lines}{json.dumps({'messages': turns})}\n", "utf-8")
     high = rng.integers(49_000, 50_256, 70_000)  # ids near the end of the record's vocabulary
     high[[0, 66_000, *range(66_020, 70_000, 9)]] = 50_256  # the first document has 66,000 tokens
     save("high", high)
     write("exact", 128)  # as many as a step takes, and no target for the last one
+
+
+def write_conversations(file: Path, rng: np.random.Generator, count: int) -> None:
+    """Writes conversations of other lengths and forms than each other: some with a system message,
+    several turns or characters of several bytes; one is too long for a row of the checker's, and of
+    one no answer is left there. Blank lines stand between them."""
+    def text(longest):
+        return "".join(rng.choice([*"abcde ü"], rng.integers(1, longest)))
+
+    lines = []
+    for number in range(count):
+        turns = [text(5), text(6)] * (1 + (number % 5 == 3))
+        if number == 2:
+            turns = [text(4), "far too long " * 3]
+        if number == 5:
+            turns = ["what is far too long " * 3, text(4)]
+        messages = [dict(role=role, content=turn)
+                    for role, turn in zip(("user", "assistant") * 2, turns, strict=False)]
+        if number % 4 == 1:
+            messages.insert(0, dict(role="system", content=text(3)))
+        lines.append(json.dumps({"messages": messages}))
+    file.write_text("\n\n".join(lines) + "\n", encoding="utf-8")

@@ -14,7 +14,6 @@ from speedrun.base.text import short, visible
 from speedrun.compare.results import Comparison, Entry, choose_target, run_from_log
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import load_manifest
-from speedrun.run.data import fingerprint
 from speedrun.run.execute import run
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import RULE, SCRIPT, read_log
@@ -108,7 +107,7 @@ def collect(
     if target is None:
         target, reason = choose_target(in_order)
     corpora = {corpus_of(one.log.parent) for one in targets if one.log}
-    corpora |= {plan.data and fingerprint(plan.data) for plan in list(plans.values())[:1]}
+    corpora |= {plan.fingerprint for plan in list(plans.values())[:1]}
     mixed = len(corpora) > 1
     corpus = None if mixed else corpora.pop()
     return Comparison(in_order, target, reason, command, corpus, mixed), stopped
@@ -215,7 +214,7 @@ def _compared(hyperparameters):
 def _add_run(entry, path, log):
     entry.runs.append(run_from_log(Path(short(path)), log))
     entry.vocab_size = log.hyperparameters.get("vocab_size")
-    entry.tokens_per_step = log.hyperparameters.get("total_batch_size")
+    entry.tokens_per_step = log.tokens_per_step
     entry.world_size = int(log.environment.get("world_size", 1))
     entry.device = log.environment.get("device")
 

@@ -17,6 +17,7 @@ from types import ModuleType
 
 from speedrun import install_command
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, MilestoneFinding, Report
+from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY, Manifest, Milestone
 from speedrun.run.data import (
@@ -286,8 +287,10 @@ def milestone_check(
     torch: None if it cannot be imported; scale and ranks: those that would be chosen; memory: MiB
     of the smallest GPU, 0 if it is not known.
     """
-    steps, tokens = milestone.train_steps, milestone.tokens_read
-    needed = shards_read(steps, tokens) if steps and tokens else 0  # for a full run, record scale
+    known = default_hyperparameters(milestone.script)
+    needed = 0  # for a full run, record scale
+    if "train_files" in known and (steps := milestone.train_steps):
+        needed = shards_read(steps, milestone.tokens_read)
     facts = dict(shards_needed=needed)
 
     def line(status, text, do=None):
@@ -308,11 +311,13 @@ def milestone_check(
     text = paths_taken(source, hyperparameters, torch.cuda.is_available())
     sizes = hyperparameters | manifest.overrides(milestone, scale)
     possible = [n for n in range(1, ranks + 1) if micro_batches(sizes, n)]
-    if ranks not in possible:
+    if "total_batch_size" in known and ranks not in possible:
         return line(
             FIX, f"{text}; a step does not divide among {ranks} ranks",
             f"python tools/run_milestone.py {milestone.id} --nproc {max(possible, default=1)}")
     here, do = count_shards()[0], None
+    if "checkpoint" in known:
+        text += "; starts from a checkpoint"
     if needed:
         text += f"; {min(here, needed)} of {needed} shards"
     if scale == "record" and memory and torch.cuda.is_available():

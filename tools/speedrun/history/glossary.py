@@ -13,7 +13,8 @@ from speedrun.history.schema import Texts, build
 GLOSSARY = REPOSITORY / "history" / "hyperparameters.toml"
 # The kinds of hyperparameters, and what each of them is.
 KINDS = {
-    "files": "a pattern of token shards", "output": "where or whether a run writes a file",
+    "files": "a pattern of token shards", "input": "a file that a run reads",
+    "text": "words", "output": "where or whether a run writes a file",
     "batch": "how a step's tokens are cut into passes",
     "length": "tokens of a sequence, in training and validation",
     "train length": "tokens of a training sequence",

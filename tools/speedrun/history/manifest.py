@@ -16,7 +16,17 @@ from speedrun.base.files import REPOSITORY
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import Glossary, load_glossary
 from speedrun.history.records import Record, load_records
-from speedrun.history.schema import Counts, Curve, Day, FiguresOf, Texts, build, nearest
+from speedrun.history.schema import (
+    Borrows,
+    Counts,
+    Curve,
+    Day,
+    FiguresOf,
+    Pairs,
+    Texts,
+    build,
+    nearest,
+)
 
 HISTORY = REPOSITORY / "history"
 KINDS = ("optimizer", "architecture", "data", "systems")
@@ -60,14 +70,16 @@ class Declared:
     besides: Texts = ()
     lesson: str | None = None
     ablate: str | None = None
+    borrows: Borrows | None = None
+    stated: Pairs = ()
     claimed: dict = field(default_factory=dict)
     tiny: dict = field(default_factory=dict)
     check: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stated:
-    """Figures that a milestone.toml states where they differ from those that are derived."""
+class Figures:
+    """Those that a milestone.toml states where they differ from those that are derived."""
 
     minutes: float | None = None
     date: Day | None = None
@@ -86,19 +98,29 @@ class Claimed:
     mfu: str
 
 
+@dataclass(frozen=True)
+class Borrowed:
+    """Blocks of a root that are those of another chain's milestone, byte for byte; lender: its
+    id."""
+
+    lender: str
+    blocks: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Milestone(Declared):
     """A folder of a chain: what its milestone.toml says, and what follows from elsewhere.
 
     parent is the id of another milestone, None for a root. record: that whose figures it carries,
-    if any; covered: all records that it covers, in part or whole.
+    if any; covered: all records that it covers, in part or whole. own: figures that are stated.
     """
 
     script: Path
     record: Record | None
     covered: tuple[Record, ...]
-    stated: Stated
+    own: Figures
     claimed: Claimed | None
+    borrows: Borrowed | None
 
     @property
     def folder(self) -> Path:
@@ -138,30 +160,30 @@ class Milestone(Declared):
     @property
     def minutes(self) -> float | None:
         """Official time of the record."""
-        return self.stated.minutes or (self.record and self.record.minutes)
+        return self.own.minutes or (self.record and self.record.minutes)
 
     @property
     def date(self) -> str | None:
         """Day of the record, YYYY-MM-DD."""
         records = [record for record in (self.record, *reversed(self.covered)) if record]
-        return self.stated.date or (records[0].date if records else None)
+        return self.own.date or (records[0].date if records else None)
 
     @property
     def authors(self) -> tuple[str, ...]:
         """Who set the records that it covers."""
         people = dict.fromkeys(person for record in self.covered for person in record.people)
-        return self.stated.authors or tuple(people)
+        return self.own.authors or tuple(people)
 
     @property
     def train_steps(self) -> int | None:
         """Optimizer steps: the script's own, where the record's are not stated."""
-        return self.stated.train_steps or default_hyperparameters(self.script).get("train_steps")
+        return self.own.train_steps or default_hyperparameters(self.script).get("train_steps")
 
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens of an optimizer step over all GPUs: the script's own, where not stated."""
         own = default_hyperparameters(self.script).get("total_batch_size")
-        return self.stated.tokens_per_step or own
+        return self.own.tokens_per_step or own
 
     @property
     def tokens(self) -> int | None:
@@ -173,12 +195,12 @@ class Milestone(Declared):
     def tokens_read(self) -> int | None:
         """Tokens that a step takes from the shards: more than it trains on where it leaves some
         of them out."""
-        return self.stated.tokens_read or self.tokens_per_step
+        return self.own.tokens_read or self.tokens_per_step
 
     @property
     def read_ratio(self) -> float:
         """Tokens that a step takes from the shards for each that it trains on."""
-        return self.tokens_read / self.tokens_per_step if self.stated.tokens_read else 1.0
+        return self.tokens_read / self.tokens_per_step if self.own.tokens_read else 1.0
 
 
 @dataclass(frozen=True)
@@ -220,6 +242,10 @@ class Manifest:
         chain = chain or self.milestones[0].chain
         return replace(self, milestones=tuple(m for m in self.milestones if m.chain == chain))
 
+    def of_program(self, program: str) -> "Manifest":
+        """Return the manifest of the milestones whose script has this name."""
+        return replace(self, milestones=tuple(m for m in self.milestones if m.program == program))
+
     def children(self, id: str) -> tuple[Milestone, ...]:
         """Return the milestones whose parent is `id` (any name `get` takes), in order."""
         parent = self.get(id).id
@@ -235,6 +261,11 @@ class Manifest:
     def descendants(self, milestone: Milestone) -> list[Milestone]:
         """Return the milestones that come from this one, in order."""
         return [m for m in self.milestones if milestone in self.lineage(m)[1:]]
+
+    def borrowers(self, milestone: Milestone) -> list[Milestone]:
+        """Return the roots that borrow blocks from this milestone or one that comes from it."""
+        return [m for m in self.milestones
+                if m.borrows and milestone in self.lineage(self.get(m.borrows.lender))]
 
     def learners_script(self, milestone: Milestone | None = None) -> Path:
         """Return where the learner's script that is to become `milestone` (None: one of the first
@@ -311,6 +342,10 @@ def load_manifest(history: Path = HISTORY) -> Manifest:
                 if other is not m:
                     raise ValueError(f"{_shown(m.folder)}: duplicate {key} \"{getattr(m, key)}\","
                                      f" as in {_shown(other.folder)}")
+        for m in milestones:
+            if m.borrows and m.borrows.lender not in {other.id for other in milestones}:
+                raise ValueError(f"{_shown(m.folder)}/milestone.toml: borrows from"
+                                 f' "{m.borrows.lender}", which does not exist')
     except OSError as error:
         raise ManifestError(f"{_shown(error.filename)}: {error.strerror}") from None
     except ValueError as error:
@@ -330,8 +365,8 @@ def _milestone(folder, before, records):
     table = tomllib.loads((folder / "milestone.toml").read_text(encoding="utf-8"))
     for key in (key for key in DERIVED if key in table):
         raise ValueError(f"{key} follows from {DERIVED[key]}; leave it out")
-    keys = {f.name for f in fields(Stated)}
-    stated = build("", Stated, {key: table.pop(key) for key in keys & table.keys()})
+    keys = {f.name for f in fields(Figures)}
+    own = build("", Figures, {key: table.pop(key) for key in keys & table.keys()})
     declared = build("", Declared, table)
     claimed = build("claimed: ", Claimed, declared.claimed) if declared.claimed else None
     parent = _parent(declared.parent, before, folder.parent)
@@ -340,6 +375,10 @@ def _milestone(folder, before, records):
     if not parent and declared.changes:
         missing = "" if before else "; if it is none, the folder before it is missing"
         raise ValueError(f"changes: a root has none{missing}")
+    if parent and declared.borrows:
+        raise ValueError("borrows: only a root borrows blocks")
+    borrows = declared.borrows and Borrowed(
+        declared.borrows["from"], tuple(declared.borrows["blocks"]))
     part = [declared.part_of] if declared.part_of else []
     covered = [_record("part_of", number, records) for number in part]
     covered += [_record("records", number, records) for number in declared.records]
@@ -351,14 +390,14 @@ def _milestone(folder, before, records):
             raise ValueError("figures_of follows from records; leave it out")
         record = other
     derived = Milestone(
-        **{**vars(declared), "parent": parent and parent.id, "claimed": claimed},
-        script=scripts[0], record=record,
-        covered=tuple(covered), stated=Stated())
-    for key, value in vars(stated).items():
+        **{**vars(declared), "parent": parent and parent.id, "claimed": claimed,
+           "borrows": borrows},
+        script=scripts[0], record=record, covered=tuple(covered), own=Figures())
+    for key, value in vars(own).items():
         if value is not None and value == getattr(derived, key):
             raise ValueError(f"{key} = {value!r} follows from the record or the script; leave it"
                              " out")
-    return replace(derived, stated=stated)
+    return replace(derived, own=own)
 
 
 def _parent(declared, before, chain):

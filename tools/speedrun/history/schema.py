@@ -13,6 +13,7 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss)
 Tables = tuple[dict, ...]
 Pairs = tuple[tuple[str, str], ...]
 FiguresOf = Annotated[int | str, "a record's number or none"]
+Borrows = Annotated[dict, "from and blocks"]
 
 
 def build(where: str, cls: type, table: dict):
@@ -65,6 +66,11 @@ def _is_pairs(value, *types):
     return _is_list(value, list) and all(_is_list(x, *types) and len(x) == 2 for x in value)
 
 
+def _is_loan(value):
+    return (type(value) is dict and value.keys() == {"from", "blocks"}
+            and type(value["from"]) is str and _is_list(value["blocks"], str))
+
+
 def _is_flat(value):
     return type(value) is dict and not any(type(x) in (list, dict) for x in value.values())
 
@@ -94,6 +100,7 @@ TYPES = {
     Tables: ("a list of tables", lambda v: _is_list(v, dict) and all(map(_is_flat, v))),
     Pairs: ("a list of pairs of strings", lambda v: _is_pairs(v, str)),
     FiguresOf: ('a record\'s number or "none"', lambda v: v == "none" or type(v) is int),
+    Borrows: ("a table with from, an id, and blocks, a list of strings", _is_loan),
     object: ("a plain value", lambda v: type(v) not in (list, dict)),
     dict: ("a table of plain values", _is_flat),
 }

@@ -30,6 +30,9 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
     two are run. Raises UserError, one line: for values that no run takes, where fake cards cannot
     be (see speedrun.compat), with the script's last words, or if it does not end.
     """
+    if "checkpoint" in script.hyperparameters:
+        raise UserError(f"{script.name} starts from a checkpoint, and fake GPUs have no weights;"
+                        " predict the milestone that makes it")
     values = {**script.hyperparameters, **settings}
     check_values(values, script.hyperparameters, world_size, on_gpu=True)
     micro_tokens, micro_steps = _micro_steps(script, world_size, settings)

@@ -11,6 +11,8 @@ from typing import TextIO
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import short
+from speedrun.run import conversations
+from speedrun.run.checkpoint import check_start
 from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.run.failure import Failure, explain, rank_stderr
 from speedrun.run.log import SCRIPT, read_log
@@ -64,9 +66,11 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
 
     Returns None, or why the run failed or was stopped. Raises UserError if it cannot start.
     """
+    values = plan.hyperparameters
     if plan.data == BUILTIN:
-        make_builtin()
-    check_shards(plan.hyperparameters, tokens=True)
+        conversations.make_builtin() if "train_file" in values else make_builtin()
+    check_shards(values, tokens=True)
+    check_start(values)
     with stop_signals() as stop, _claimed(plan):
         try:
             with follow(plan, stream) as show:

@@ -66,7 +66,7 @@ def explain(ranks_dir: Path, exit_code: int) -> Failure:
     _, rank, status, words, message = min(failed)
     if status < 0 or not words:
         return Failure(f"rank {rank} {describe_exit(status)}", _status(status), rank)
-    text = (message[1] or message[2]) if message else words
+    text = strip_kind(words)
     if len(stderr_files) > 1 or rank > 0:
         text = f"rank {rank}: {text}"
     return Failure(text, _status(status), rank, explained=message is not None)
@@ -89,6 +89,12 @@ def error_line(stderr: str) -> str:
             if below:
                 return " ".join(below[: 2 if below[0].endswith(":") else 1])
     return lines[-1] if lines else ""
+
+
+def strip_kind(words: str) -> str:
+    """An error line without what an assertion or argparse writes before its message."""
+    message = _MESSAGE.fullmatch(words)
+    return (message[1] or message[2]) if message else words
 
 
 def describe_exit(exit_code: int) -> str:

@@ -14,6 +14,7 @@ Lines that count:
     s:250 trl:4.2345 lr:0.0018 norm:0.3  llm.c: a training step
     environment:{"python": "3.11.7", ...}    or    python:3.11.7 torch:2.13.0 device:cpu ...
     hyperparameters:{"train_steps": 200, ...}
+    rows:{"read": 5565, "tokens": 620706, ...}          fine-tuning: what an epoch's rows hold
     peak_memory:34217MiB             or    peak memory allocated: 34217 MiB reserved: 49936 MiB
 """
 
@@ -28,7 +29,7 @@ RULE = "=" * 100  # below the script's own text and below the header
 _STEP = re.compile(r"step:(?P<step>\d+)/(?P<train_steps>\d+) (?P<words>\S.*)")
 _LLMC_STEP = re.compile(r"s:(?P<step>\d+) (?P<loss>tel|trl):(?P<value>\S+)(?: .*)?")
 _LLMC_LOSS = {"tel": "val_loss", "trl": "train_loss"}
-_HEADER = re.compile(r"(environment|hyperparameters):(\{.*)")
+_HEADER = re.compile(r"(environment|hyperparameters|rows):(\{.*)")
 _PEAK_MEMORY = re.compile(r"peak[_ ]memory[^\d]*(\d+) ?MiB.*")
 _ENVIRONMENT_WORD = re.compile(r"(\w+):(.*?)(?= \w+:|$)")  # a value may hold spaces
 
@@ -53,13 +54,14 @@ class Step:
 class RunLog:
     """The content of a log so far.
 
-    steps: every step line in order; hyperparameters and environment: name -> value, empty where
-    the log has none; peak_memory_mib: in MiB, or None.
+    steps: every step line in order; hyperparameters, environment and rows: name -> value, empty
+    where the log has none; peak_memory_mib: in MiB, or None.
     """
 
     steps: list[Step] = field(default_factory=list)
     hyperparameters: dict[str, object] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
+    rows: dict[str, float] = field(default_factory=dict)
     peak_memory_mib: int | None = None
 
     def feed(self, line: str) -> Step | str | None:
@@ -91,6 +93,16 @@ class RunLog:
     def train_curve(self) -> list[tuple[int, float]]:
         """The training losses as [(step, loss), ...]."""
         return [(s.step, s.train_loss) for s in self.steps if s.train_loss is not None]
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of an optimizer step over all ranks, without padding; on average where rows hold
+        different numbers of them."""
+        slots = self.hyperparameters.get("total_batch_size")
+        if not (slots and self.rows):
+            return slots
+        rows = slots / self.hyperparameters["seq_len"]
+        return round(rows * self.rows["tokens"] / self.rows["rows"])
 
     @property
     def last(self) -> Step | None:

@@ -16,10 +16,19 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.glossary import load_glossary
-from speedrun.history.manifest import REPOSITORY
+from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.schema import nearest
-from speedrun.run import preflight
-from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, holds_bytes, patterns
+from speedrun.run import conversations, preflight
+from speedrun.run.checkpoint import MAKE_ONE, find_checkpoint, scale_of
+from speedrun.run.data import (
+    BUILTIN,
+    FINEWEB,
+    fetch_command,
+    fingerprint,
+    has_shards,
+    holds_bytes,
+    patterns,
+)
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
 from speedrun.run.torchrun import Nodes, check_nodes, launcher
@@ -35,10 +44,10 @@ class Plan:
     """A run, decided and checked.
 
     options are the hyperparameters that are passed on (name -> value); data is the folder of the
-    shards, or None if settings name the files; gpus are the names of the visible ones; notes are
-    lines for the user on what was chosen, the scale first. auto_batch: micro_batch_size will become
-    the largest that fits (speedrun.run.fit_batch); out_is_free: the run may take another `out`,
-    because the user did not choose this one.
+    shards or conversations, or None if settings name the files; gpus are the names of the visible
+    ones; notes are lines for the user on what was chosen, the scale first. auto_batch:
+    micro_batch_size will become the largest that fits (speedrun.run.fit_batch); out_is_free: the
+    run may take another `out`, because the user did not choose this one.
     """
 
     script: Script
@@ -54,6 +63,14 @@ class Plan:
     out_is_free: bool = False
 
     @property
+    def fingerprint(self) -> str | None:
+        """That of the conversations or of the embedded corpus that it reads; None for others."""
+        values = self.hyperparameters
+        if "train_file" in values:
+            return conversations.fingerprint(values["train_file"], values["val_file"])
+        return fingerprint(self.data) if self.data else None
+
+    @property
     def ranks_dir(self) -> Path:
         """The launcher's folder for the ranks' stderr during the run (nodes may share `out`)."""
         return self.out / self.nodes.ranks
@@ -61,7 +78,11 @@ class Plan:
     @property
     def command(self) -> list[str]:
         """The command line that runs it on this machine's ranks: each writes stderr to a file below
-        ranks_dir; stdout is shared, and only rank 0 prints there."""
+        ranks_dir; stdout is shared, and only rank 0 prints there. A script that generates is one
+        plain process."""
+        if self.script.generates:
+            options = (f"--{name}={value}" for name, value in self.options.items())
+            return [sys.executable, short(self.script.path), *options]
         options = {**self.options, "log_dir": short(self.out)}
         return [
             sys.executable, *launcher(self.nodes), f"--nproc-per-node={self.nproc}",
@@ -81,15 +102,17 @@ def make_plan(
     target: str, *, scale: str | None = None, data: Path | None = None, steps: int | None = None,
     device_batch: int | str | None = None, settings: Sequence[str] = (), nproc: int | None = None,
     nodes: Nodes | None = None, out: Path | None = None, save_checkpoint: bool = False,
-    for_elsewhere: bool = False,
+    start: Path | None = None, for_elsewhere: bool = False,
 ) -> Plan:
     """The Plan for a target: a milestone's id, `train` or the path of a train_gpt.py.
 
-    scale: "record", "tiny" or None to choose; data: folder of shards; steps: optimizer steps;
+    scale: "record", "tiny" or None to choose; data: folder of shards or, for a script that reads
+    conversations, of these; steps: optimizer steps;
     device_batch: sequences per forward pass per rank, or AUTO for as many as fit; settings:
     "name=value" strings, which have the last word; nproc: ranks on this machine (None: one per
     visible GPU, one without); nodes: the machines, if several; out: folder for log and results
-    (None: a fresh one below runs/); for_elsewhere: whether the command is only printed, so that
+    (None: a fresh one below runs/); start: the run, or its checkpoint, from which this one starts;
+    for_elsewhere: whether the command is only printed, so that
     GPUs and shards that this machine lacks become notes. Raises UserError or ManifestError, both
     with one line, and ModuleNotFoundError without torch.
     """
@@ -100,8 +123,9 @@ def make_plan(
     check_nodes(nodes)
     gpus = visible_gpus()
     settings = dict(_name_and_value(setting, script) for setting in settings)
-    scale, reason = choose_scale(scale, data, gpus)
-    notes = [f"scale: {scale} ({reason})"]
+    start = _start_of(script, start, settings)
+    scale, reason = choose_scale(scale, data, gpus, start)
+    notes = [] if script.generates else [f"scale: {scale} ({reason})"]
 
     def check_here(check, *arguments):
         try:
@@ -113,18 +137,23 @@ def make_plan(
 
     elsewhere = for_elsewhere and scale == "record"
     check_here(preflight.check_gpus, nproc, gpus, elsewhere)
-    nproc = nproc or len(gpus) or 1
+    if script.generates and (nproc or nodes.count) > 1:
+        raise UserError(f"{short(script.path)} is one process; leave --nproc and --nnodes out", 2)
+    if script.generates and (steps or device_batch or save_checkpoint):
+        raise UserError(f"{short(script.path)} trains nothing; leave --steps, --device-batch and"
+                        " --save-checkpoint out", 2)
+    nproc = 1 if script.generates else nproc or len(gpus) or 1
     out_is_free, out = out is None, out or fresh_out(script.name)
     check_out(out, nodes)
 
     options = dict(script.tiny) if scale == "tiny" else {}
     if scale == "tiny" and script.milestone is None:
         notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
-    folder = None
-    if not {"train_files", "val_files"} <= settings.keys():
-        folder = data or (FINEWEB if scale == "record" else BUILTIN)
-        options |= patterns(folder)
-    if scale == "tiny" and folder not in (None, BUILTIN) and not holds_bytes(folder):
+    if start is not None:
+        options["checkpoint"] = short(start)
+    folder, files = _choose_data(script, scale, data, settings)
+    options |= files
+    if scale == "tiny" and "train_files" in files and folder != BUILTIN and not holds_bytes(folder):
         of_bytes = load_glossary().of_kind(*OF_BYTES)
         options = {k: v for k, v in options.items() if k not in of_bytes}
         notes.append("vocabulary: the script's own (the shards do not hold bytes)")
@@ -156,6 +185,9 @@ def make_plan(
                            bool(gpus) or elsewhere)
     if os.environ.get("PYTHONOPTIMIZE"):
         notes.append("PYTHONOPTIMIZE: the ranks run without it, as it skips a script's own checks")
+    for name in ("train_file", "val_file"):
+        if values.get(name) and (folder != BUILTIN or Path(values[name]).exists()):
+            conversations.check(values[name])
     if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
         ratio = script.milestone.read_ratio if script.milestone else 1.0
         served = check_here(preflight.check_shards, values, ratio)
@@ -181,11 +213,52 @@ def _name_and_value(setting, script):
     return name, value
 
 
-def choose_scale(scale: str | None, data: Path | None, gpus: list[str]) -> tuple[str, str]:
-    """The scale and the reason for it, from the user's choices (None: no choice) and the visible
-    GPUs."""
+def _start_of(script, start, settings):
+    """The checkpoint from which the run starts; None for a script that starts from nothing."""
+    if "checkpoint" not in script.hyperparameters:
+        if start is not None:
+            raise UserError(f"--from {start}: {short(script.path)} starts from nothing; leave it"
+                            " out", 2)
+        return None
+    if start is None and not settings.get("checkpoint"):
+        milestone = script.milestone or script.tiny_of
+        root = load_manifest().lineage(milestone)[-1]
+        maker = MAKE_ONE.format(root.borrows.lender if root.borrows else "ID")
+        if script.generates:
+            tuned = [m.id for m in load_manifest().milestones
+                     if m.chain == milestone.chain and m.program != milestone.program]
+            maker = f"python tools/run_milestone.py {tuned[-1]} --from RUN"
+        raise UserError(f"{script.name} starts from a trained model: add --from RUN, the folder of"
+                        f" a run such as {maker}", 2)
+    return find_checkpoint(start or Path(settings["checkpoint"]))
+
+
+def _choose_data(script, scale, data, settings):
+    """The folder that the run reads, None where settings name the files, and the hyperparameters
+    that name the files in it."""
+    if "train_file" in script.hyperparameters:
+        names, usual, files_in = ("train_file", "val_file"), BUILTIN, conversations.files_in
+    elif "checkpoint" in script.hyperparameters:
+        if data is not None:
+            raise UserError(f"--data {data}: {short(script.path)} reads no data; leave it out", 2)
+        return None, {}
+    else:
+        names, files_in = ("train_files", "val_files"), patterns
+        usual = FINEWEB if scale == "record" else BUILTIN
+    if {*names} <= settings.keys():
+        return None, {}
+    return data or usual, files_in(data or usual)
+
+
+def choose_scale(
+    scale: str | None, data: Path | None, gpus: list[str], start: Path | None = None
+) -> tuple[str, str]:
+    """The scale and the reason for it, from the user's choices (None: no choice), the visible GPUs
+    and the checkpoint from which the run starts."""
     if scale is not None:
         return scale, "as asked"
+    if start is not None and (found := scale_of(start)):
+        return found, f"that of {short(start.parent)}, from which it starts"
     if not gpus:
         return "tiny", "nvidia-smi shows no GPU here; --scale record overrides this"
     folder = data or FINEWEB

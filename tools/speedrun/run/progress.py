@@ -55,7 +55,6 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
     columns += [progress.TimeRemainingColumn(compact=True)]
     bar = progress.Progress(
         *columns, console=console, transient=True, refresh_per_second=5, expand=True)
-    batch = plan.hyperparameters.get("total_batch_size")
     task, val_loss = bar.add_task("starting", total=None, speed=""), ""
 
     def show(line):
@@ -73,8 +72,8 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
             seconds = "" if clock is None else f"  {clock / 1000:,.1f} s"
             console.print(f"step {seen.step:<6} {val_loss}{seconds}", markup=False)
         speed = ""
-        if batch and seen.step_avg_ms:
-            speed = f"{1000 * batch / seen.step_avg_ms:,.0f} tokens/s"
+        if log.tokens_per_step and seen.step_avg_ms:
+            speed = f"{1000 * log.tokens_per_step / seen.step_avg_ms:,.0f} tokens/s"
         bar.update(task, completed=seen.step, total=seen.train_steps, speed=speed,
                    description=f"step {seen.step}/{seen.train_steps} {val_loss}")
 

@@ -9,7 +9,6 @@ from typing import TextIO
 from speedrun.base.files import read_json
 from speedrun.base.text import visible
 from speedrun.history.manifest import slug_in
-from speedrun.run.data import fingerprint
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import SCRIPT, RunLog, Step
 from speedrun.run.plan import Plan
@@ -19,7 +18,8 @@ _ROWS = {
     "val_loss": ("val_loss", "{:.4f}"), "steps": ("steps", "{:,}"), "tokens": ("tokens", "{:,}"),
     "train_time_s": ("train_time", "{:,.1f} s"), "step_avg_ms": ("step_avg", "{:.2f} ms"),
     "tokens_per_s": ("tokens/s", "{:,.0f}"), "mfu": ("MFU", "{:.1%}"),
-    "peak_memory_mib": ("peak_memory", "{:,} MiB"), "scale": ("scale", "{}"),
+    "peak_memory_mib": ("peak_memory", "{:,} MiB"), "conversations": ("conversations", "{}"),
+    "padding": ("padding", "{}"), "scale": ("scale", "{}"),
     "data": ("data", "{}"), "data_fingerprint": ("fingerprint", "{}"), "device": ("device", "{}"),
 }
 
@@ -30,8 +30,10 @@ class Summary:
 
     milestone is a slug, val_loss in nats per token, tokens over all steps, times in seconds and
     milliseconds, mfu as a fraction of the peak of all GPUs, peak_memory_mib of rank 0,
-    data_fingerprint of the embedded corpus, whose text depends on the Python version. `official`
-    holds the record's figures under the same names, or is empty if the runs do not compare.
+    data_fingerprint of the embedded corpus or of conversations, whose text depends on the Python
+    version. rows: what an epoch of fine-tuning holds, as its log says it, else empty; tokens leave
+    padding out. `official` holds the record's figures under the same names, or is empty if the runs
+    do not compare.
     """
 
     milestone: str | None
@@ -49,6 +51,7 @@ class Summary:
     tokens_per_s: float | None
     mfu: float | None
     peak_memory_mib: int | None
+    rows: dict[str, float]
     log: str
     official: dict[str, float | int]
 
@@ -56,7 +59,7 @@ class Summary:
 def summarize(plan: Plan, log: RunLog) -> Summary:
     """The Summary of the run that `plan` described and `log` recorded (at least one step)."""
     timed = _last(log.steps, "step_avg_ms")
-    batch = log.hyperparameters.get("total_batch_size")
+    batch = log.tokens_per_step
     world_size = int(log.environment.get("world_size", plan.nproc * plan.nodes.count))
     step_avg_ms = timed.step_avg_ms
     tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
@@ -71,8 +74,9 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         milestone=plan.script.milestone.slug if plan.script.milestone else None,
         script=str(plan.script.path),
         scale=plan.scale,
-        data=str(plan.data) if plan.data else log.hyperparameters.get("train_files"),
-        data_fingerprint=fingerprint(plan.data) if plan.data else None,
+        data=str(plan.data) if plan.data else log.hyperparameters.get("train_files")
+        or log.hyperparameters.get("train_file"),
+        data_fingerprint=plan.fingerprint,
         device=device,
         world_size=world_size,
         val_loss=_last(log.steps, "val_loss").val_loss,
@@ -83,6 +87,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         tokens_per_s=tokens_per_s,
         mfu=flops * tokens_per_s / (peak * world_size) if flops else None,
         peak_memory_mib=log.peak_memory_mib,
+        rows=log.rows,
         log=str(plan.out / "log.txt"),
         official=_official(plan, log),
     )
@@ -116,7 +121,8 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
     from rich.table import Table
 
     shown = {**vars(summary), "data": summary.data and visible(Path(summary.data).name),
-             "device": summary.device and f"{summary.world_size} x {summary.device}"}
+             "device": summary.device and f"{summary.world_size} x {summary.device}",
+             "conversations": None, "padding": None, **_shown_rows(summary.rows)}
     official = summary.official and {**summary.official, "device": "8 x H100"}
     columns = 3 if official else 2
     table = Table(box=box.SIMPLE_HEAD if stream.isatty() else None, pad_edge=False)
@@ -129,6 +135,15 @@ def print_summary(summary: Summary, stream: TextIO) -> None:
     Console(file=stream, highlight=False).print(table)
 
 
+def _shown_rows(rows):
+    """What is printed of an epoch's rows."""
+    if not rows:
+        return {}
+    return {"conversations": "{read:,}, cut {cut:,}, dropped {dropped:,}".format(**rows),
+            "padding": "{waste:.1%} of an epoch's slots, {waste_alone:.1%} with a row for each"
+                       .format(**rows)}
+
+
 def _last(steps, name):
     """The last step line with this value, preferably of a validation, where times are exact; an
     empty one if there is none."""
@@ -139,7 +154,7 @@ def _last(steps, name):
 
 def _official(plan, log):
     """The record's figures, if this run has its scale, its batch and all of its steps."""
-    record, batch = plan.script.milestone, log.hyperparameters.get("total_batch_size")
+    record, batch = plan.script.milestone, log.tokens_per_step
     if record is None or plan.scale != "record" or (log.last.step, batch) != (
             record.train_steps, record.tokens_per_step):
         return {}

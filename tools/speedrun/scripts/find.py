@@ -43,6 +43,11 @@ class Script:
     tiny: dict[str, object]
     tiny_of: Milestone
 
+    @property
+    def generates(self) -> bool:
+        """Whether it draws text from a trained model and trains nothing."""
+        return "max_new_tokens" in self.hyperparameters
+
     def typed(self, name: str, value: object) -> object:
         """A value of hyperparameter `name`, as a text or not, in the type that the script gives it.
 

@@ -8,8 +8,9 @@ from collections.abc import Container
 
 from speedrun.history.glossary import load_glossary
 
-# token ids of the embedded corpus: the bytes and the start of a document; padded for 8 ranks
-BYTE_VOCABULARIES = (257, 264)
+# token ids of the embedded corpus: the bytes and the start of a document; padded for 8 ranks; with
+# the three further markers of a conversation
+BYTE_VOCABULARIES = (257, 264, 260)
 LONGEST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
 
 MOST_SEQUENCES = 2**20  # of a micro-batch; no memory holds more

@@ -1,0 +1,292 @@
+"""The encore's generation: the same tokens with a cache as without, streams, stopping, streaming.
+
+Run: .venv/bin/python -m pytest tests/test_generate.py
+"""
+
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ranks import run_tool
+from snapshots import MANIFEST, REPOSITORY, by_id, load_snapshot
+from test_parts import SMALL, fill
+
+RUNGS = [m for m in MANIFEST.of_chain("encore").milestones if m.program == "generate.py"]
+MODULES = {milestone.id: load_snapshot(milestone) for milestone in RUNGS}
+every_rung = pytest.mark.parametrize("milestone", RUNGS, ids=by_id)
+CACHED = [milestone for milestone in RUNGS if hasattr(MODULES[milestone.id], "KVCache")]
+RUN = REPOSITORY / "tools" / "run_milestone.py"
+COMPARE = REPOSITORY / "tools" / "compare_milestones.py"
+PROMPT = torch.tensor([1, 9, 27])
+BYTES = dict(vocab_size=260, bos_id=256, num_layers=4, num_heads=2, model_dim=32, seq_len=64,
+             bf16=False, checkpoint="a")
+
+
+def small(id, **sizes):
+    """04's small model in a rung's classes, and its hyperparameters; 60 starts the markers."""
+    config = Namespace(**{**SMALL, "bos_id": 60, "seq_len": 16, **sizes})
+    model = MODULES[id].GPT(config)
+    fill(model, 0.5)
+    return model.eval(), config
+
+
+def draw(id, model, config, prompt=PROMPT, **settings):
+    """The answers as lists."""
+    args = MODULES[id].Hyperparameters(**settings)
+    return [list(map(int, answer)) for answer in MODULES[id].generate(model, prompt, config, args)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model of bytes with random weights, as fine-tuning would leave it."""
+    file = tmp_path_factory.mktemp("run") / "checkpoint.pt"
+    torch.manual_seed(1)
+    model = MODULES["e0a"].GPT(Namespace(**BYTES))
+    for param in model.parameters():
+        torch.nn.init.normal_(param, std=0.3)
+    torch.save(dict(step=1, hyperparameters=BYTES, model=model.state_dict()), file)
+    return file
+
+
+# ---- the card's numbers ----
+
+
+@every_rung
+def test_greedy_tokens_and_logits(milestone):
+    model, config = small(milestone.id)
+    (answer,) = draw(milestone.id, model, config, num_samples=1, temperature=0, max_new_tokens=8)
+    assert answer == [13, 48, 31, 14, 14, 31, 31, 14]
+    with torch.no_grad():
+        logits = model(PROMPT[None])[0, -1, :4]
+    expected = torch.tensor([0.027527, -0.331871, -0.647896, -0.879321])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-6)
+
+
+def test_a_token_costs_what_the_mathematics_says():
+    """2M + 4LCt over t keys with a cache, 2Mt + 4LCt^2 without (M: weights of matrices)."""
+    model = MODULES["e3"].GPT(Namespace(
+        vocab_size=260, num_layers=4, num_heads=2, model_dim=128, seq_len=256, bf16=False))
+    config = Namespace(num_heads=2, model_dim=128)
+    counted = {}
+    for t in (1, 64, 256):
+        caches = [MODULES["e3"].KVCache(config, t, model.embed.weight) for _ in model.blocks]
+        for cache in caches:
+            cache.filled = t - 1
+        for name, tokens, more in (("cached", 1, dict(caches=caches)), ("whole", t, {})):
+            with (FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH),
+                  torch.no_grad()):
+                model(torch.zeros(1, tokens, dtype=torch.int64), **more)
+            counted[name, t] = counter.get_total_flops()
+    assert [counted["cached", t] for t in (1, 64, 256)] == [1_641_472, 1_770_496, 2_163_712]
+    assert all(counted["whole", t] == 1_639_424 * t + 2048 * t * t for t in (1, 64, 256))
+
+
+def test_token_passes_with_and_without_a_cache():
+    passes = {}
+    for id in ("e0a", "e3"):
+        model, config = small(id, seq_len=150)
+        read = []
+        model.register_forward_pre_hook(lambda _, inputs, read=read: read.append(inputs[0].numel()))
+        draw(id, model, config, prompt=torch.arange(50), num_samples=1, max_new_tokens=100)
+        passes[id] = sum(read)
+    assert passes == {"e0a": 9950, "e3": 149}
+
+
+# ---- the cache ----
+
+
+@pytest.mark.parametrize("num_samples", [1, 4])
+@pytest.mark.parametrize("temperature, top_k", [(0, 0), (0.8, 5), (1.0, 0), (0.8, 0), (1.0, 5)])
+def test_a_cache_changes_no_token(checkpoint, num_samples, temperature, top_k):
+    args = dict(num_samples=num_samples, temperature=temperature, top_k=top_k, max_new_tokens=44)
+    for seed in range(3):
+        answers = []
+        for id in ("e0a", "e3"):
+            model, config = MODULES[id].load_model(Namespace(checkpoint=checkpoint, bf16=False),
+                                                   torch.device("cpu"))
+            answers.append(draw(id, model, config, torch.tensor([256, 257, *b"what is it", 258]),
+                                seed=seed, **args))
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("milestone", CACHED, ids=by_id)
+@torch.no_grad()
+def test_reading_token_by_token_gives_the_logits_of_one_pass(milestone):
+    model, config = small(milestone.id)
+    model.embed.weight.mul_(2)
+    tokens = torch.arange(32).view(2, 16) % 60
+    caches = [MODULES[milestone.id].KVCache(config, 16, model.embed.weight) for _ in model.blocks]
+    for cache in caches:
+        cache.take([0, 0])
+    pieces = [model(tokens[:, a:b], caches=caches) for a, b in [(0, 7)] + [
+        (t, t + 1) for t in range(7, 16)]]
+    torch.testing.assert_close(torch.cat(pieces, 1), model(tokens), rtol=0, atol=1e-4)
+    assert {cache.filled for cache in caches} == {16}
+    # 2 L C T bytes of each sample
+    stored = sum(t.nbytes for cache in caches for t in (cache.keys, cache.values))
+    assert stored == 2 * (2 * len(model.blocks) * config.model_dim * 16 * 4)
+
+
+# ---- samples ----
+
+
+@pytest.mark.parametrize("id, alike", [("e0a", True), ("e3", True), ("e4", False), ("e4b", False)])
+def test_first_tokens_are_independent_from_own_streams_on(id, alike):
+    model, config = small(id)
+    first = [answer[0] for answer in draw(id, model, config, num_samples=16, max_new_tokens=2)]
+    assert (len(set(first)) == 1) == alike
+
+
+@pytest.mark.parametrize("id", ["e4", "e4a", "e4b"])
+def test_a_sample_does_not_depend_on_how_many_are_drawn(id):
+    model, config = small(id)
+    many = draw(id, model, config, num_samples=16, max_new_tokens=8, temperature=2.0, seed=3)
+    few = draw(id, model, config, num_samples=4, max_new_tokens=8, temperature=2.0, seed=3)
+    assert many[:4] == few
+    assert len({tuple(answer) for answer in many}) > 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id, fits", [("e3", False), ("e4", True)])
+def test_first_tokens_have_the_models_distribution(id, fits):
+    from scipy.stats import chisquare
+
+    model, config = small(id)
+    with torch.no_grad():
+        expected = 2000 * model(PROMPT[None])[0, -1, :64].double().softmax(-1)
+    first = [answer[0] for answer in draw(
+        id, model, config, num_samples=2000, max_new_tokens=1, temperature=1.0)]
+    counts = torch.bincount(torch.tensor(first), minlength=64).double()
+    rare = expected < 5
+    counts, expected = (torch.cat((t[~rare], t[rare].sum()[None])) for t in (counts, expected))
+    assert (chisquare(counts, expected).pvalue > 1e-3) == fits
+
+
+def test_stopping_cuts_what_own_streams_draws():
+    """As far as each goes, e4a's answers are e4's; rows that have ended are not read again."""
+    answers, read = {}, {}
+    for id in ("e4", "e4a"):
+        model, config = small(id, bos_id=20)  # a sixth of the ids are markers
+        rows = read[id] = []
+        model.register_forward_pre_hook(lambda _, inputs, rows=rows: rows.append(len(inputs[0])))
+        answers[id] = draw(id, model, config, num_samples=16, max_new_tokens=12, temperature=1.0)
+    for whole, cut in zip(answers["e4"], answers["e4a"], strict=True):
+        assert whole[: len(cut)] == cut
+        assert all(id < 20 for id in cut[:-1]) and (cut[-1] >= 20 or len(cut) == 12)
+    lengths = [len(answer) for answer in answers["e4a"]]
+    assert 1 in lengths and len(set(lengths)) > 3
+    assert read["e4"] == [1, *[16] * 11]
+    steps = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
+    assert read["e4a"] == [1, *steps]
+
+
+def test_drawing_keeps_exactly_k_and_cuts_unused_ids():
+    module = MODULES["e0a"]
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]]).expand(200, -1)
+    generator = torch.Generator().manual_seed(0)
+    args = module.Hyperparameters(top_k=2, temperature=1e-3)
+    assert set(module.draw(logits, generator, args).tolist()) == {1, 2}
+    args = module.Hyperparameters(top_k=99, temperature=1.0)
+    assert set(module.draw(logits, generator, args).tolist()) == {0, 1, 2, 3, 4}
+    with pytest.raises(AssertionError, match="not finite"):
+        module.draw(logits * torch.inf, generator, args)
+    model, config = small("e0a", bos_id=20)
+    model.lm_head.weight.data[24:] *= 50  # padding that would win
+    assert max(max(a) for a in draw("e0a", model, config, max_new_tokens=8, temperature=3.0)) < 24
+
+
+# ---- text ----
+
+
+def test_streamed_pieces_join_to_the_decoded_text(capsys):
+    config = Namespace(bos_id=256)
+    text = "naïve – 中 🙂!"
+    whole = MODULES["e4a"].decode([*text.encode(), 259], config)
+    assert whole == text
+    writer, printed = MODULES["e4b"].Writer(config, 1), []
+    for id in [*text.encode(), 259]:
+        writer.add(0, id, id == 259)
+        printed.append(capsys.readouterr().out)
+    assert "".join(printed) == text + "\n" and "\ufffd" not in "".join(printed)
+    assert printed[:5] == ["n", "a", "", "ï", "v"]
+    # of several samples each when it ends; an answer that is cut within a character says so
+    writer = MODULES["e4b"].Writer(config, 2)
+    for sample, id, ended in [(0, 65, False), (1, 66, False), (1, 259, True), (0, 0xC3, True)]:
+        writer.add(sample, id, ended)
+        printed.append(capsys.readouterr().out)
+    assert printed[-4:] == ["", "", "B\n", "A\ufffd\n"]
+
+
+def test_gpt2s_vocabulary_never_becomes_a_marker():
+    pytest.importorskip("tiktoken")
+    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        pytest.skip("GPT-2's vocabulary is not here; set TIKTOKEN_CACHE_DIR")
+    config = Namespace(bos_id=50256)
+    for milestone in RUNGS:
+        module = MODULES[milestone.id]
+        ids = module.encode_prompt("hi <|endoftext|>", config).tolist()
+        assert ids[:2] == [50256, 50257] and ids[-1] == 50258 and max(ids[2:-1]) < 50256
+
+
+# ---- the command ----
+
+
+def test_run_milestone_answers(checkpoint):
+    settings = ["--set", "max_new_tokens=6", "--set", "prompt=hi"]
+    done = run_tool(RUN, "e4a", "--from", str(checkpoint), *settings)
+    assert done.returncode == 0 and not done.stderr
+    *_, last = done.stdout.splitlines()
+    assert last.startswith("tokens:") and "tokens_per_second:" in last
+    done = run_tool(RUN, "e3", "--from", str(checkpoint), "--json", *settings)
+    assert '"tokens": 24' in done.stdout
+
+
+@pytest.mark.parametrize("words, arguments", [
+    ("add --from RUN, the folder of a run such as python tools/run_milestone.py e2a", []),
+    ("prompt and answer take 104 tokens, the model 64: shorten one", ["--from", "CHECKPOINT"]),
+    ("has no markers: fine-tune it first", ["--from", "BASE"]),
+    ("holds pickled code, which is not run", ["--from", "PICKLED"]),
+    ("is one process; leave --nproc", ["--from", "CHECKPOINT", "--nproc", "2"]),
+    ("trains nothing; leave --steps", ["--from", "CHECKPOINT", "--steps", "3"]),
+    ("temperature=-1.0 is out of range", ["--from", "CHECKPOINT", "--set", "temperature=-1"]),
+    ("reads no data; leave it out", ["--from", "CHECKPOINT", "--data", "."]),
+])
+def test_refusals(words, arguments, checkpoint, tmp_path):
+    found = torch.load(checkpoint, weights_only=True)
+    base = {k: v for k, v in found["hyperparameters"].items() if k != "checkpoint"}
+    torch.save(dict(found, hyperparameters=base), tmp_path / "base.pt")
+    torch.save(dict(found, model=F.relu), tmp_path / "pickled.pt")
+    files = dict(CHECKPOINT=checkpoint, BASE=tmp_path / "base.pt", PICKLED=tmp_path / "pickled.pt")
+    arguments = [str(files.get(argument, argument)) for argument in arguments]
+    done = run_tool(RUN, "e3", *arguments, "--set", "prompt=x")
+    assert done.returncode in (1, 2) and not done.stdout
+    assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_closed_pipe_ends_it_quietly(checkpoint):
+    child = subprocess.Popen(
+        [sys.executable, "tools/run_milestone.py", "e4b", "--from", str(checkpoint),
+         "--set", "num_samples=1", "--set", "max_new_tokens=28"],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.read(2)
+    child.stdout.close()
+    assert child.stderr.read() == b"" and child.wait() != 0
+    child.stderr.close()
+
+
+def test_compare_times_generation_in_turn(checkpoint):
+    done = run_tool(COMPARE, "e0a", "e3", "--from", str(checkpoint), "--repeat",
+                    "1", "--set", "max_new_tokens=8")
+    assert done.returncode == 0 and done.stdout.count("the same") == 2
+    done = run_tool(COMPARE, "e0a", "01", "--from", str(checkpoint))
+    assert "only others that do compare with it" in done.stderr
+    assert set(asdict(MODULES["e3"].Hyperparameters())) == set(
+        asdict(MODULES["e4b"].Hyperparameters()))

@@ -1,0 +1,118 @@
+"""The files of conversations that fine-tuning reads: one JSON object a line,
+
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}
+
+Users and assistants take turns, from a user to an assistant; one system message may come first.
+Blank lines are skipped, and so are other keys.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.base.text import short
+from speedrun.history.manifest import REPOSITORY
+from speedrun.run.data import BUILTIN
+from speedrun.run.failure import error_line
+
+SCRIPT = REPOSITORY / "data" / "builtin_chat.py"
+SPLITS = ("train", "val")
+TURNS = ("user", "assistant")
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """The hyperparameters train_file and val_file for a folder that holds one *_train.jsonl and one
+    *_val.jsonl. Raises UserError where it does not; the embedded files may still be missing."""
+    if folder.resolve() == BUILTIN:
+        return {f"{split}_file": short(BUILTIN / f"chat_{split}.jsonl") for split in SPLITS}
+    files = {split: sorted(folder.glob(f"*_{split}.jsonl")) for split in SPLITS}
+    for split, found in files.items():
+        if len(found) != 1:
+            names = ", ".join(file.name for file in found) or "none"
+            raise UserError(f"{short(folder)} must hold one file *_{split}.jsonl, not {names}; or"
+                            f" name it: --set {split}_file=FILE")
+    return {f"{split}_file": short(file) for split, (file,) in files.items()}
+
+
+def make_builtin() -> None:
+    """Makes the embedded conversations if they are not there. Raises UserError if that fails."""
+    made = subprocess.run([sys.executable, str(SCRIPT), "--out", str(BUILTIN)],
+                          capture_output=True, encoding="utf-8", errors="replace")
+    if made.returncode:
+        reason = error_line(made.stderr).removeprefix("error: ")
+        raise UserError(f"cannot make the embedded conversations: {reason or 'no reason given'}")
+
+
+def fingerprint(*files: str | Path) -> str:
+    """16 hex digits of the files' SHA-256, as data/builtin_chat.py computes it of the training file
+    and the validation file. Raises OSError if one cannot be read."""
+    content = hashlib.sha256()
+    for file in files:
+        content.update(Path(file).read_bytes())
+    return content.hexdigest()[:16]
+
+
+def check(file: str | Path) -> int:
+    """The number of conversations in a file. Raises UserError, `file:line: what is wrong`, for the
+    first line that is no conversation, and where there is no such file or no conversation."""
+    count = 0
+    try:
+        with open(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    count += _is_conversation(line)
+                except ValueError as error:
+                    raise UserError(f"{file}:{number}: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}; make one: python {short(SCRIPT)}") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    if not count:
+        raise UserError(f"{file} holds no conversation")
+    return count
+
+
+def _is_conversation(line):
+    """Whether a line is a conversation, not blank; ValueError for a line that is neither."""
+    try:
+        line = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
+    if not line.strip():
+        return False
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply")
+        raise ValueError(f"not JSON: {reason} (column {getattr(error, 'colno', 1)})") from None
+    messages = found.get("messages") if type(found) is dict else None
+    if type(messages) is not list or not messages:
+        raise ValueError('no list "messages", or an empty one; each line is an object with it')
+    for number, message in enumerate(messages, start=1):
+        if type(message) is not dict or type(message.get("content")) is not str:
+            raise ValueError(f'message {number} has no text as its "content"')
+        if message.get("role") not in ("system", *TURNS):
+            raise ValueError(f"message {number} has the role {message.get('role')!r}; it must be"
+                             " system, user or assistant")
+        if not _is_text(message["content"]):
+            raise ValueError(f"message {number} holds half of a surrogate pair, which is no text")
+    roles = [message["role"] for message in messages]
+    first = roles[0] == "system"
+    for number, role in enumerate(roles[first:]):
+        if role != TURNS[number % 2]:
+            raise ValueError(f"message {number + first + 1} is of the {role}; here it is the"
+                             f" {TURNS[number % 2]}'s turn")
+    if roles[-1] != "assistant":
+        raise ValueError(f"the last message is of the {roles[-1]}, not of the assistant")
+    return True
+
+
+def _is_text(content):
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
