@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import predict as command
-from snapshots import known_values, load_snapshot
+from snapshots import MILESTONES, known_values, load_snapshot
 from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(bool(compat.missing()), reason=compat.missing() 
 compiles = pytest.mark.skipif(
     bool(compat.missing(compiled=True)), reason=compat.missing(compiled=True) or "")
 
-MILESTONES = load_manifest().milestones
 H100 = CARDS["h100"]
 SMALL = dict(num_layers=2, micro_batch_size=8, total_batch_size=65_536)
 

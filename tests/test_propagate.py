@@ -104,6 +104,26 @@ def test_the_command(clone):
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
 
 
+def test_a_repair_reaches_the_chains_that_borrow_the_block(clone):
+    lender = clone / "history" / "speedrun" / "04_skip_connections" / "train_gpt.py"
+    text = lender.read_text(encoding="utf-8")
+    for old, new in (("dtype of its input", "dtype of the input"),
+                     ("Takes train_steps optimizer steps", "Takes train_steps steps")):
+        assert old in text
+        text = text.replace(old, new)
+    lender.write_text(text, encoding="utf-8")
+    ended = propagate(clone, "04")
+    assert ended.returncode == 0, ended.stderr
+    borrowers = [*clone.glob("history/encore/*/*.py"), *clone.glob("train/encore/*.py")]
+    assert len(borrowers) > 4
+    for script in borrowers:
+        assert "dtype of the input" in blocks_of(script)["Linear"], script
+        assert "Takes train_steps steps" not in script.read_text(encoding="utf-8")
+    lines = [line for line in ended.stdout.splitlines() if "encore" in line]
+    assert sorted(line.split()[1:] for line in lines) == sorted(
+        [script.relative_to(clone).as_posix(), "Linear"] for script in borrowers)
+
+
 def test_a_script_that_is_none_stops_it_before_anything_is_written(clone):
     first = clone / "history" / "speedrun" / "00_baseline" / "train_gpt.py"
     first.write_text(first.read_text(encoding="utf-8").replace(

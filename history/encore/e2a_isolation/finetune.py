@@ -343,7 +343,8 @@ def count_slots(rows, args):
     """What the slots of rows hold. waste is the part with padding; waste_alone is that part if each
     conversation had seq_len slots for itself."""
     B, lengths = args.micro_batch_size, [len(inputs) for row in rows for inputs, _ in row]
-    slots = sum(pad(rows[i : i + B], args)[0].numel() for i in range(0, len(rows), B))
+    batches = [rows[i : i + B] for i in range(0, len(rows), B)]
+    slots = sum(len(batch) * pad(batch, args)[0].size(1) for batch in batches)
     return dict(tokens=sum(lengths), answer_tokens=count_targets(rows), rows=len(rows), slots=slots,
                 waste=round(1 - sum(lengths) / slots, 4),
                 waste_alone=round(1 - sum(lengths) / (len(lengths) * args.seq_len), 4))

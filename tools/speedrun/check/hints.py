@@ -94,8 +94,12 @@ def find_hint(name: str, milestone: Milestone) -> Hint | None:
 
 
 def _guides(block, milestone) -> Iterator[Guide]:
-    """The guides of the milestones that changed a block, the youngest first; the root's is last."""
+    """The guides of the milestones that changed a block, the youngest first; the root's is last,
+    and for a block that it has borrowed come those of the lender."""
     for m in load_manifest().lineage(milestone):
+        if m.borrows and block.casefold() in map(str.casefold, m.borrows.blocks):
+            yield from _guides(block, load_manifest().get(m.borrows.lender))
+            return
         if m.parent is None or block.casefold() in map(str.casefold, m.changes):
             yield load_guide(m)
 

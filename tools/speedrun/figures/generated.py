@@ -35,6 +35,7 @@ class Sources:
     predictions: dict[str, StoredPrediction] | None
     timings: tuple[prelude.Timings, prelude.Timings] | None
     prelude: Manifest
+    encore: Manifest
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ TABLES = (
     Table("history/prelude/README.md", "timed", lambda s: prelude.timing_table(
         *s.timings, s.prelude), needs="timings"),
     Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(s.prelude)),
+    Table("history/encore/README.md", "finetune", lambda s: tables.rung_table(
+        s.encore.of_program("finetune.py"))),
+    Table("history/encore/README.md", "generate", lambda s: tables.rung_table(
+        s.encore.of_program("generate.py"))),
+    Table("history/encore/README.md", "stated", lambda s: tables.stated_table(s.encore)),
     Table("history/README.md", "memory", lambda s: predictions.memory_table(
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
@@ -80,7 +86,7 @@ TABLES = (
     Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(
-        (*s.manifest.milestones, *s.prelude.milestones), "lessons")),
+        (*s.manifest.milestones, *s.prelude.milestones, *s.encore.milestones), "lessons")),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
@@ -161,4 +167,4 @@ def _read_sources(root):
         errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]
     return Sources(manifest, records, found.get("ladder"), found.get("predictions"),
                    tuple(timings) if len(timings) == len(TIMINGS) else None,
-                   history.of_chain("prelude")), errors
+                   history.of_chain("prelude"), history.of_chain("encore")), errors

@@ -60,7 +60,17 @@ def rung_table(manifest: Manifest) -> str:
         rows.append([f"[{m.id}]({m.name})", f"**{m.title}.** {m.idea}", m.kind,
                      str(lines), cell(m.parameters, "{:,d}"), f"`{m.ablate}`" if m.ablate else ""])
     head = ["id", "idea", "kind", "diff", "parameters", "taken out by"]
+    if not any(m.ablate for m in manifest.milestones):
+        head, rows = head[:-1], [row[:-1] for row in rows]
     return markdown(head, rows, right=["diff", "parameters"])
+
+
+def stated_table(manifest: Manifest) -> str:
+    """Return the table of what others have stated of the milestones' steps, and of what is doubtful
+    about it."""
+    return markdown(["rung", "stated", "remark"], [
+        [m.name, *map(" ".join, map(str.split, pair))] for m in manifest.milestones
+        for pair in m.stated])
 
 
 def lesson_table(milestones: Sequence[Milestone], folder: str) -> str:

@@ -241,6 +241,10 @@ class Manifest:
         chain = chain or self.milestones[0].chain
         return replace(self, milestones=tuple(m for m in self.milestones if m.chain == chain))
 
+    def of_program(self, program: str) -> "Manifest":
+        """Return the manifest of the milestones whose script has this name."""
+        return replace(self, milestones=tuple(m for m in self.milestones if m.program == program))
+
     def children(self, id: str) -> tuple[Milestone, ...]:
         """Return the milestones whose parent is `id` (any name `get` takes), in order."""
         parent = self.get(id).id
