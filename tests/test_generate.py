@@ -166,7 +166,8 @@ def test_first_tokens_have_the_models_distribution(id, fits):
         id, model, config, num_samples=2000, max_new_tokens=1, temperature=1.0)]
     counts = torch.bincount(torch.tensor(first), minlength=64).double()
     rare = expected < 5
-    counts, expected = (torch.cat((t[~rare], t[rare].sum()[None])) for t in (counts, expected))
+    if rare.any():
+        counts, expected = (torch.cat((t[~rare], t[rare].sum()[None])) for t in (counts, expected))
     assert (chisquare(counts, expected).pvalue > 1e-3) == fits
 
 

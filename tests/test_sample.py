@@ -430,7 +430,7 @@ def test_characters_that_are_spread_over_tokens(fake, text_of, monkeypatch):
                         lambda *options: iter("aé€".encode() + b"\xe2\x82"))
     monkeypatch.setattr("builtins.print", lambda *text, **options: printed.extend(text))
     text_of(fake(), "--prompt", "x", "--tokens", 8)
-    assert printed[1:] == ["x", "a", "", "é", "", "", "€", "", "", "\N{REPLACEMENT CHARACTER}"]
+    assert printed[2:] == ["x", "a", "", "é", "", "", "€", "", "", "\N{REPLACEMENT CHARACTER}"]
 
 
 # ---- refusals ----

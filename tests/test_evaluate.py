@@ -1,0 +1,282 @@
+"""Evaluation: scores of endings, tasks, results that outlive an interruption, losses, refusals.
+
+Run: .venv/bin/python -m pytest tests/test_evaluate.py
+"""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import evaluate
+import hellaswag
+import shards as shard_files
+from speedrun.base.errors import UserError
+from speedrun.evaluate import (
+    Accuracy,
+    Item,
+    answer_task,
+    docstring_ids,
+    docstring_items,
+    hellaswag_ids,
+    hellaswag_items,
+    log_probabilities,
+    picks_right,
+    val_loss,
+)
+from speedrun.sample import Trained, vocabulary_of
+from test_sample import fake, untrained  # noqa: F401  (fixtures)
+
+BYTES = vocabulary_of(257, None)
+
+
+class Successor(torch.nn.Module):
+    """Gives the byte after the last one 1 nat more than each other id; counts what it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = []
+
+    def forward(self, inputs):
+        self.read.append(tuple(inputs.shape))
+        return torch.nn.functional.one_hot((inputs + 1) % 257, 257).float()
+
+
+@pytest.fixture
+def trained():
+    """Makes a model of successors with this context."""
+    def make(context=64, **args):
+        args = type("Args", (), dict(vocab_size=257, **args))()
+        return Trained(Successor(), torch.device("cpu"), args, context, step=1)
+    return make
+
+
+SURE = 1 - math.log(256 + math.e)  # log-probability of a successor
+OTHER = -math.log(256 + math.e)
+ENDINGS = ("bcd", "xyz", "x", "bxx")
+LINE = dict(activity_label="Cooking", ctx_a="A  cook [header] stirs [title] Stir", ctx_b="he",
+            endings=[*"abc", "d [step] e"], label=2, ind=4)
+
+
+def write_items(file, items):
+    file.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return file
+
+
+# ---- scores ----
+
+
+def test_an_ending_is_scored_after_its_context_whatever_its_batch(trained):
+    pairs = [([256, *b"a"], [*b"bcd"]), ([256], [*b"xy"]), ([*b"longer"], [*b"bx"])]
+    expected = [3 * SURE, OTHER + SURE, OTHER * 2]
+    assert log_probabilities(trained(), pairs) == pytest.approx(expected, abs=1e-5)
+    assert [log_probabilities(trained(), [pair])[0] for pair in pairs] == pytest.approx(
+        expected, abs=1e-5)
+
+
+def test_a_context_is_cut_from_the_left(trained):
+    model = trained(context=4)
+    assert log_probabilities(model, [([*b"abcdefa"], [*b"bcd"])]) == pytest.approx([3 * SURE])
+    assert model.model.read == [(1, 4)]  # f a b c
+    # of an ending that is longer than the context, its end
+    assert log_probabilities(model, [([9], [*b"abcdefgh"])]) == pytest.approx([4 * SURE])
+
+
+@pytest.mark.parametrize("sums, by_sum, per_byte", [
+    ([-4.0, -3.0, -9.0, -5.0], 1, 0), ([-2.0, -3.0, -9.0, -5.0], 0, 0),
+    ([-9.0, -8.0, -7.0, -2.5], 3, 3), ([-9.0, -9.0, -2.5, -9.0], 2, 2),
+])
+def test_right_by_the_sum_or_per_byte(sums, by_sum, per_byte):
+    for label in range(4):  # per byte of the first row: -1.33, -1.5, -9, -1.67
+        item = Item("", ("abc", "ab", "x", "xyz"), label)
+        assert picks_right(item, sums) == (label == by_sum)
+        assert picks_right(item, sums, per_byte=True) == (label == per_byte)
+
+
+def test_bytes_not_characters_count():
+    item = Item("", (" é€", " ab", " zz", " yy"), 0)  # 5 bytes, 2 of each other
+    assert picks_right(item, [-4.5, -2.0, -9.0, -9.0], per_byte=True)
+    assert not picks_right(item, [-5.5, -2.0, -9.0, -9.0], per_byte=True)
+
+
+def test_standard_errors():
+    found = Accuracy(n=101, acc=0.3, acc_norm=0.5)
+    assert (found.acc_se, found.acc_norm_se) == pytest.approx((math.sqrt(0.0021), 0.05))
+
+
+# ---- tasks ----
+
+
+def test_hellaswags_lines(tmp_path, trained):
+    lines = [LINE, {**LINE, "label": "0", "ctx_b": ""}]
+    first, second = hellaswag_items(write_items(tmp_path / "x.jsonl", lines))
+    assert first == Item("Cooking: A cook stirs. Stir He", (" a", " b", " c", " d e"), 2)
+    assert (second.context, second.label) == ("Cooking: A cook stirs. Stir", 0)
+    assert hellaswag_ids(first, trained(), BYTES) == [256, *first.context.encode()]
+
+
+def talk(question, answer):
+    return {"messages": [dict(role="user", content=question),
+                         dict(role="assistant", content=answer)]}
+
+
+def test_docstrings_of_other_functions_are_the_wrong_endings(tmp_path, trained):
+    pairs = [(f"def f{i}():", f"Do {i % 5}.") for i in range(40)]
+    file = write_items(tmp_path / "chat.jsonl", [talk(*pair) for pair in pairs])
+    items = list(docstring_items(file))
+    assert items == list(docstring_items(file))  # the same for every model
+    for item, (question, answer) in zip(items, pairs, strict=True):
+        assert item.context == question and item.endings[item.label] == answer
+        assert len(set(item.endings)) == 4
+    assert {item.label for item in items} == {0, 1, 2, 3}
+    with pytest.raises(UserError, match="only 3 different answers"):
+        list(docstring_items(write_items(file, [talk("q", answer) for answer in "abc"])))
+    # a fine-tuned model is asked as in a conversation
+    assert docstring_ids(items[0], trained(), BYTES) == [256, *b'def f0():\n    """']
+    tuned = trained(checkpoint="x", bos_id=256)
+    assert docstring_ids(items[0], tuned, BYTES) == [256, 257, *b"def f0():", 258]
+
+
+def run_task(trained, file, results, batch=2, **more):
+    return answer_task(trained, BYTES, "hellaswag", file, results, "abc", batch=batch, **more)
+
+
+@pytest.fixture
+def items(tmp_path):
+    """Seven items with the same endings; ENDINGS[0] is right in three, ENDINGS[2] in two."""
+    lines = [{**LINE, "ctx_b": "x y", "endings": list(ENDINGS), "label": label}
+             for label in (0, 0, 1, 2, 0, 3, 2)]
+    return write_items(tmp_path / "items.jsonl", lines)
+
+
+def test_a_task_streams_batches_and_counts(trained, items, tmp_path):
+    # " x" has the largest sum, 2 OTHER; " bcd" the largest per byte, before its equal " xyz"
+    found, shown = run_task(trained(), items, tmp_path / "r", show=(shown := []).append), shown
+    assert (found.n, found.acc, found.acc_norm) == (7, pytest.approx(2 / 7), pytest.approx(3 / 7))
+    assert shown == [2, 4, 6, 7]
+    for batch in (1, 3, 50):
+        assert run_task(trained(), items, tmp_path / f"r{batch}", batch=batch) == found
+    assert run_task(trained(), items, tmp_path / "r2", limit=3).n == 3
+
+
+def test_an_interrupted_task_goes_on_where_it_was(trained, items, tmp_path):
+    whole = run_task(trained(), items, tmp_path / "whole")
+    results, model = tmp_path / "results", trained()
+
+    def interrupt(count):
+        if count == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_task(model, items, results, show=interrupt)
+    assert len(model.model.read) == 2
+    with open(results, "a") as file:
+        file.write("[-1.0, -2")  # cut short, as by kill -9
+    model = trained()
+    assert run_task(model, items, results) == whole
+    assert [rows for rows, _ in model.model.read] == [8, 4]  # items 5 and 6, then 7
+    assert results.read_bytes() == (tmp_path / "whole").read_bytes()
+    model = trained()
+    assert run_task(model, items, results) == whole and not model.model.read
+    # another model, or other items, start over
+    for other, file in ((replace(model, context=63), items), (model, items)):
+        if file == items and other is model:
+            items.write_text(items.read_text() + json.dumps(LINE) + "\n")
+        other.model.read.clear()
+        assert run_task(other, file, results).n == 7 + (other is model)
+        assert len(other.model.read) == 4
+
+
+# ---- loss ----
+
+
+def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
+    document = [256, *b"abcabcab"]  # 9 tokens, 8 bytes; successors: a b, b c
+    shard_files.write(tmp_path / "x_val_000000.bin", document * 8)
+    nats = [(SURE if (a + 1) % 257 == b else OTHER) for a, b in zip(
+        document * 8, (document * 8)[1:], strict=False)][:64]
+    model = trained(context=16)
+    loss, bits = val_loss(model, BYTES, data=tmp_path, tokens=64, batch=3)
+    assert loss == pytest.approx(-sum(nats) / 64, abs=1e-6)
+    size = sum(id != 256 for id in (document * 8)[1:65])
+    assert bits == pytest.approx(-sum(nats) / math.log(2) / size, abs=1e-6)
+    assert model.model.read == [(3, 16), (1, 16)]
+    assert val_loss(trained(context=16), BYTES, data=tmp_path, tokens=999, batch=9)[0] == (
+        pytest.approx(loss))  # as many whole sequences as there are
+    with pytest.raises(UserError, match="hold no sequence of 99"):
+        val_loss(trained(context=99), BYTES, data=tmp_path, batch=1)
+    shard_files.write(tmp_path / "x_val_000000.bin", [999] * 80)
+    with pytest.raises(UserError, match="token 999, beyond the model's vocabulary of 257"):
+        val_loss(model, BYTES, data=tmp_path, batch=1)
+    with pytest.raises(UserError, match="no validation shard in .*; get one: python data/cached"):
+        val_loss(model, BYTES, data=tmp_path / "none", batch=1)
+
+
+# ---- the command ----
+
+
+def test_a_table_over_checkpoints(untrained, items, capsys, tmp_path):  # noqa: F811
+    shard_files.write(tmp_path / "x_val_000000.bin", list(b"some text ") * 60)
+    runs = [str(untrained(id, **more)) for id, more in (("02", {}), ("e2a", dict(bos_id=256)))]
+    options = ["--task", "loss", "--task", "hellaswag", "--data", str(items),
+               "--val-data", str(tmp_path), "--val-tokens", "96"]
+    assert evaluate.main([*runs, *options]) == 0
+    head, *rows, note = capsys.readouterr().out.rstrip().split("\n")
+    assert "bits per byte" in head and "hellaswag acc_norm" in head and len(rows) == 2
+    assert "±" in rows[0] and "standard error" in note
+    assert evaluate.main([*runs, *options, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["hellaswag"]["n"] == 7 and first["loss"]["val_loss"] != second["loss"]["val_loss"]
+
+
+@pytest.mark.parametrize("line, fault", [
+    (b"{", "not JSON"), (b"\xff", "byte 1 is not UTF-8"), (b"[1]", "not a JSON object"),
+    ({**LINE, "ctx_a": None}, 'no text "ctx_a"'), ({"label": 1}, 'no text "activity_label"'),
+    ({**LINE, "endings": ["a", "b"]}, '"endings" is not a list of 4 texts'),
+    ({**LINE, "endings": ["a", "b", "c", " "]}, '"endings" is not a list of 4 texts'),
+    ({**LINE, "label": ""}, "\"label\" is '', not a number from 0 to 3"),
+    ({**LINE, "label": 4}, '"label" is 4, not a number'),
+])
+def test_wrong_lines_are_refused_before_anything_is_scored(trained, tmp_path, line, fault):
+    file = tmp_path / "x.jsonl"
+    line = line if type(line) is bytes else json.dumps(line).encode()
+    file.write_bytes(json.dumps(LINE).encode() + b"\n" + line)
+    model = trained()
+    with pytest.raises(UserError) as caught:
+        run_task(model, file, tmp_path / "results")
+    assert str(caught.value).startswith(f"{file}:2: {fault}") and not model.model.read
+
+
+def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F811
+    with pytest.raises(UserError, match="there is no file .*; fetch it: python data/hellaswag.py"):
+        run_task(trained(), tmp_path / "none", tmp_path / "results")
+    (tmp_path / "empty").touch()
+    with pytest.raises(UserError, match="is empty"):
+        run_task(trained(), tmp_path / "empty", tmp_path / "results")
+    with pytest.raises(UserError, match="no known vocabulary has 64 tokens"):
+        evaluate.main([str(fake(vocab_size=64))])
+    with pytest.raises(UserError, match="only --task hellaswag reads it"):
+        evaluate.main(["run", "--data", "x"])
+    with pytest.raises(UserError, match="neither a run's folder nor a checkpoint"):
+        evaluate.main([str(tmp_path / "nothing")])
+    file = write_items(tmp_path / "items", [LINE])
+    model = trained()
+    model.model.forward = lambda inputs: torch.full((*inputs.shape, 257), torch.nan)
+    with pytest.raises(UserError, match="logits are not finite"):
+        run_task(model, file, tmp_path / "results")
+
+
+def test_the_data_script_takes_whole_files_only(tmp_path):
+    good, out = write_items(tmp_path / "good", [LINE] * 3), tmp_path / "out"
+    hellaswag.fetch(good.as_uri(), out)
+    assert out.read_bytes() == good.read_bytes() and hellaswag.check(out) == 3
+    out.unlink()
+    for content in (b"", b"<html>", json.dumps({**LINE, "label": 7}).encode()):
+        good.write_bytes(content)
+        with pytest.raises(ValueError, match="what came is|line 1 of what came"):
+            hellaswag.fetch(good.as_uri(), out)
+    with pytest.raises(ValueError, match="cannot fetch file:.*pass it with --file"):
+        hellaswag.fetch((tmp_path / "none").as_uri(), out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good"]
