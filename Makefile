@@ -10,8 +10,8 @@ run: .venv/installed  ## train milestone 01, tiny
 test: .venv/installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile  # a file shares its runs; some wait
 
-lessons: .venv/installed  ## open the notebooks (on rented GPUs one is often root)
-	$(BIN)/jupyter lab --allow-root --ServerApp.root_dir=. lessons/start_here.ipynb
+lessons: .venv/installed  ## open your own copies of the notebooks, without outputs
+	$(BIN)/python tools/open_lessons.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

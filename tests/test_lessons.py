@@ -4,12 +4,14 @@ Run: .venv/bin/python -m pytest tests/test_lessons.py
 """
 
 import importlib.util
+import json
 import sys
 
 import matplotlib
 import nbformat
 import pytest
 
+import open_lessons
 import run_lessons
 from ranks import warm_context
 from speedrun.history.manifest import REPOSITORY
@@ -264,3 +266,61 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
 def test_an_unknown_notebook_is_one_line(folder):
     with pytest.raises(run_lessons.UserError, match="no notebook in lessons/ begins with 77"):
         folder[1]("77")
+
+
+# ---- open_lessons.py ----
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """Two notebooks with outputs, their copies, and a function that copies them again."""
+    lessons, mine = tmp_path / "lessons", tmp_path / "mine"
+    lessons.mkdir()
+
+    def write(name, source):
+        notebook = nbformat.v4.new_notebook()
+        answer = nbformat.v4.new_output("stream", text="the answer")
+        notebook.cells = [nbformat.v4.new_markdown_cell("# A"),
+                          nbformat.v4.new_code_cell(source, outputs=[answer], execution_count=1)]
+        nbformat.write(notebook, lessons / name)
+
+    write("00_a.ipynb", "1")
+    write("01_b.ipynb", "1")
+    assert open_lessons.copy_lessons(lessons, mine) == []
+    return write, mine, lambda: open_lessons.copy_lessons(lessons, mine)
+
+
+def test_copies_have_no_outputs(copies):
+    _write, mine, _copy = copies
+    assert sorted(path.name for path in mine.iterdir()) == ["00_a.ipynb", "01_b.ipynb"]
+    notebook = nbformat.read(mine / "00_a.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.cells[1].source == "1"
+    assert (notebook.cells[1].outputs, notebook.cells[1].execution_count) == ([], None)
+
+
+@pytest.mark.parametrize("change", ["source", "output", "their own notebook", "no JSON"])
+def test_a_copy_that_the_reader_changed_is_never_overwritten(copies, change):
+    write, mine, copy = copies
+    file = mine / "00_a.ipynb"
+    notebook = nbformat.read(file, as_version=4)
+    if change == "source":
+        notebook.cells[1].source = "guess = 3"
+    elif change == "output":
+        notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="mine")]
+    else:
+        notebook = nbformat.v4.new_notebook()
+    nbformat.write(notebook, file)
+    if change == "no JSON":
+        file.write_text("{", encoding="utf-8")
+    before = file.read_bytes()
+    write("00_a.ipynb", "2")
+    write("01_b.ipynb", "2")
+    assert copy() == ["00_a.ipynb"] and file.read_bytes() == before
+    assert json.loads((mine / "01_b.ipynb").read_text())["cells"][1]["source"] == ["2"]
+
+
+def test_git_ignores_the_copies():
+    ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert f"{open_lessons.COPIES.name}/" in ignored
+    assert open_lessons.COPIES.parent == open_lessons.LESSONS.parent  # so relative links still hold

@@ -98,6 +98,14 @@ def test_notebook_is_clean(path):
     assert not re.search(r"/home/|/tmp/|/root/|/Users/|site-packages", text)
 
 
+@notebooks
+def test_links_hold_in_the_readers_copies_too(path):
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    links = [link.partition("#")[0] for link in re.findall(r"\]\((?!https?:|#)([^)]+)\)", text)]
+    assert [link for link in links if not (LESSONS / link).exists()] == []
+    assert [link for link in links if not link.startswith("../") and "/" in link] == []
+
+
 @pytest.mark.parametrize("folder", [".", "data", "lessons"])
 def test_a_notebook_finds_its_helper_from_another_folder(folder):
     cells = [next(cell for cell in read(path).cells
