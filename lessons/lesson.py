@@ -30,12 +30,13 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from IPython.display import Markdown, display  # noqa: E402
+from IPython.display import SVG, Markdown, display  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
+from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.compare.table import loss_text  # noqa: E402
@@ -182,6 +183,21 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
         if len(series) > 1:
             axes.legend()
     return panel
+
+
+def draw_model(id: str, changed: str | Sequence[str] = ()) -> None:
+    """Shows the model of a milestone, drawn from the snapshot as it runs.
+
+    changed: what is in colour: the id of an earlier milestone, from whose model the parts differ,
+    or names of parts, such as "attn" or "mlp 3".
+    """
+    display(SVG(model_svg(MANIFEST, id, changed, background="white")))
+
+
+def draw_models(*ids: str) -> None:
+    """Shows the models of these milestones below each other; what differs from the last is in
+    colour."""
+    display(SVG(strip_svg(MANIFEST, ids, background="white")))
 
 
 MOST_UPRIGHT = 20  # names of bars that find room side by side
