@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_lessons.py
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import matplotlib
 import nbformat
@@ -91,11 +92,25 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].endswith("Good so far: 2 of 3")
 
 
+@pytest.mark.parametrize("change, parent, said", [
+    ([2.0, 2.1, 2.05], [2.1, 2.2, 2.16], "it helps here"),
+    ([2.1, 2.2, 2.16], [2.0, 2.1, 2.05], "it hurts here"),
+    ([2.0, 2.2, 2.05], [2.1, 2.1, 2.16], "nothing is shown"),
+    ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "nothing is shown"),  # one sign, but one seed did it
+])
+def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
+    lesson.verdict(change, parent)
+    assert f"Verdict: {said}" in capsys.readouterr().out
+
+
 def test_clocked_functions_take_turns(lesson, capsys):
     calls = []
     medians = lesson.clock({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert calls == ["a", "b"] * 4 and medians.keys() == {"a", "b"}
     assert "n = 3" in capsys.readouterr().out
+    slow, fast = lesson.clock({"a": lambda: None, "b": lambda: None}, 3), lesson.clock(
+        {"a": lambda: None, "b": lambda: None}, 3, shortest=True)
+    assert slow.keys() == fast.keys() and "at least" in capsys.readouterr().out
 
 
 def sum_of_ranks(rank, factor):
@@ -131,6 +146,22 @@ def test_panels_show_what_they_get(lesson):
     assert [text.get_text() for text in cells.texts] == ["0", "1", "2", "0"]
     lesson.timeline({"rank 0": [("work", 3.0), ("wait", 1.0)]}, "")(spans)
     assert [(bar.get_x(), bar.get_width()) for bar in spans.patches[:2]] == [(0, 3), (3, 1)]
+
+
+def test_a_slider_redraws_where_one_can_move_it(lesson, monkeypatch):
+    shown, offered = [], []
+    monkeypatch.setattr(lesson, "draw", lambda panel, size: shown.append(panel))
+    monkeypatch.delenv(lesson.SLIDERS, raising=False)
+    lesson.slider(lambda value: f"panel of {value}", "depth", range(4), start=2)
+    assert shown == ["panel of 2"]
+    assert f'"{lesson.SLIDERS}"' in Path(open_lessons.__file__).read_text(encoding="utf-8")
+    monkeypatch.setenv(lesson.SLIDERS, "1")
+    monkeypatch.setattr("ipywidgets.interact", lambda *args, **names: offered.append((args, names)))
+    lesson.slider(lambda value: f"panel of {value}", "depth", range(4), start=2)
+    (((redraw,), names),) = offered
+    assert names["value"].value == 2 and list(names["value"].options) == [0, 1, 2, 3]
+    redraw(3)
+    assert shown[1:] == ["panel of 3"]
 
 
 @pytest.mark.parametrize("count", [5, 36, 48])

@@ -28,6 +28,7 @@ def main() -> int:
     parser.parse_args()
     for name in copy_lessons(LESSONS, COPIES):
         print(f"{name}: your copy is kept, but the lesson is newer; rename yours to get it")
+    os.environ["LESSONS_SLIDERS"] = "1"  # lesson.slider: somebody is there to move them
     # On rented GPUs one is often root, which Jupyter otherwise refuses.
     options = ["--allow-root", f"--ServerApp.root_dir={REPOSITORY}"]
     start = str(COPIES / "start_here.ipynb")
