@@ -144,8 +144,8 @@ def test_life_shows_each_version_and_its_idea():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["09", "--origin", "08"], "--origin takes one milestone, and no other option than --stat"),
-    (["09", "--life", "GPT"], "--life takes one block, and no other option than --stat"),
+    (["09", "--origin", "08"], "--origin takes one milestone, and only the options --stat"),
+    (["09", "--life", "GPT"], "--life takes one block, and only the options --stat"),
     (["--origin"], "required: A"), (["--origin", "--life", "GPT"], "not allowed with argument"),
     (["train", "--origin"], 'no milestone "train"'),
 ])

@@ -54,20 +54,27 @@ def main() -> int:
 
 
 def follow(args: argparse.Namespace) -> int:
-    """Prints where the lines of a script come from, or the life of a block; returns 0."""
+    """Shows where the lines of a script come from, or the life of a block; returns 0."""
     from speedrun.diff import terminal
     from speedrun.diff.origin import block_life, count_lines, line_origins
     from speedrun.history.manifest import load_manifest
 
     manifest, console = load_manifest(), terminal.make_console(sys.stdout)
-    if args.life:
-        terminal.print_life(console, block_life(manifest, args.life), args.view == "stat")
-        return 0
-    origins = line_origins(manifest, manifest.get(args.a))
-    if args.view == "stat":
-        terminal.print_origin_counts(console, count_lines(origins))
+    milestone = None if args.life else manifest.get(args.a)
+    found = block_life(manifest, args.life) if args.life else line_origins(manifest, milestone)
+    if args.html:
+        from speedrun.diff.html import check_target, life_page, origin_page
+
+        check_target(args.html, (m.script for m in manifest.milestones))
+        page = life_page(args.life, found) if args.life else origin_page(milestone, found)
+        replace_file(args.html, page.encode())
+        print("wrote", visible(str(args.html)))
+    elif args.life:
+        terminal.print_life(console, found, args.view == "stat")
+    elif args.view == "stat":
+        terminal.print_origin_counts(console, count_lines(found))
     else:
-        terminal.print_origins(console, origins)
+        terminal.print_origins(console, found)
     return 0
 
 
@@ -106,8 +113,9 @@ def show(args: argparse.Namespace, old, new, comparison) -> None:
 
 def parse_args() -> argparse.Namespace:
     """The command line; a wrong one ends the process with one line and exit code 2."""
-    parser = Parser(usage="%(prog)s A [B] [options]\n       %(prog)s A --origin [--stat]\n"
-                    "       %(prog)s --life BLOCK [--stat]", description=__doc__,
+    parser = Parser(usage="%(prog)s A [B] [options]\n       %(prog)s A --origin [--stat]"
+                    " [--html FILE]\n       %(prog)s --life BLOCK [--stat] [--html FILE]",
+                    description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a", metavar="A", nargs="?",
                         help="a milestone (03, muon), train, or the path of a Python file")
@@ -141,10 +149,10 @@ def parse_args() -> argparse.Namespace:
         parser.error("the following arguments are required: A")
     if args.origin or args.life:
         needless = [*filter(None, (args.life and args.a, args.b)), *args.blocks,
-                    *["--html"] * bool(args.html), *["--time"] * args.time]
+                    *["--time"] * args.time]
         if needless or args.view not in (None, "stat"):
             way = "--origin takes one milestone" if args.origin else "--life takes one block"
-            parser.error(f"{way}, and no other option than --stat")
+            parser.error(f"{way}, and only the options --stat and --html")
     for name in ("scale", "nproc", "steps"):
         if getattr(args, name) is not None and not args.time:
             parser.error(f"--{name} goes with --time")
