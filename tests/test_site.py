@@ -309,7 +309,7 @@ def test_a_reader_walks_through(browser, address, five, width, scheme):
     is_at("speedrun/muon-script.html")
     page.locator("#L100").hover()
     assert page.locator(".telling a").get_attribute("href").endswith(".html")
-    assert page.locator(".telling").inner_text()[:2] in ("00", "01")
+    assert page.locator(".telling").inner_text()[:2] in ("00", "01")  # its milestone
     code = page.evaluate("[...document.querySelectorAll('.script code')]"
                          ".map((line) => line.textContent + '\\n').join('')")
     script = (five / "speedrun/muon/train_gpt.py").read_text(encoding="utf-8")

@@ -300,6 +300,9 @@ class Site:
 
     def _section(self, file, name, page):
         heading, text = section(self._readme(file, name), name, name not in ALONE)
+        for m in self.manifest.milestones:  # the tables name milestones by their folders
+            folder = posixpath.relpath(f"history/{m.chain}/{m.name}", posixpath.dirname(file))
+            text = text.replace(f"| {m.name} |", f"| [{m.id} {m.title}]({folder}) |")
         return heading, anchor(f"{heading} {name}"), make_html(
             text, self.target(posixpath.dirname(file), page))
 
