@@ -18,6 +18,8 @@ from threading import Thread
 import pytest
 
 from speedrun.base.errors import UserError
+from speedrun.diff.html import coloured
+from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.site.build import build
 from speedrun.site.pages import Site
@@ -358,6 +360,11 @@ def test_the_whole_site_and_twice_as_many_milestones(tmp_path):
                 toml = (new / "milestone.toml").read_text(encoding="utf-8")
                 toml = re.sub(r'^parent = "[a-z]?(\d)', rf'parent = "{letter}\1', toml, flags=re.M)
                 (new / "milestone.toml").write_text(toml, encoding="utf-8")
+                for script in new.glob("*.py"):  # other texts, so that nothing is known of them
+                    text = script.read_text(encoding="utf-8")
+                    script.write_text(text.replace("self", "this"), encoding="utf-8")
+    coloured.cache_clear()
+    split_blocks.cache_clear()
     start = time.process_time()
     twice = build(tmp_path / "out", root)
     twofold = time.process_time() - start
