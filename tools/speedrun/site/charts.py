@@ -161,9 +161,12 @@ def curve_chart(milestone: Milestone, parent: Milestone | None, width: float) ->
                for m, curve in zip(shown, curves, strict=True)], points=points)
 
 
-def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart:
-    """The final loss of every tiny run, milestone by milestone; a mean leads to its milestone."""
+def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart | None:
+    """The final loss of every tiny run, milestone by milestone; a mean leads to its milestone. None
+    if there are none."""
     entries = [entry for entry in ladder.entries if entry.final_losses]
+    if not entries:
+        return None
     losses = [loss for entry in entries for loss in entry.final_losses]
     room = 0.06 * (max(losses) - min(losses))
     frame = Frame(width, 300, (-0.5, len(entries) - 0.5), (min(losses) - room, max(losses) + room))

@@ -25,7 +25,7 @@ from speedrun.site.text import anchor, make_html, resolve, section
 
 NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
-OWN_PAGES = {"milestones", "records", "rungs", "tiny"}  # tables that have pages of their own
+OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "tiny"}  # have no own pages
 ALONE = {"memory"}  # tables whose section is about something else
 
 
@@ -186,10 +186,10 @@ class Site:
                    lambda: {"chart": charts.both(charts.record_chart, self.records,
                                                  self.manifest.of_chain(first)),
                             "covering": self._covering()})
-        if self._readme("history/README.md", "tiny"):
+        if self._tables({"tiny"}):
             yield Page("laptop.html", "laptop.html", "On your laptop",
                        "Every milestone at the tiny scale, on a CPU", self._laptop)
-        if self._figure_tables():
+        if self._tables(OTHERS):
             yield Page("predicted.html", "predicted.html", "Predicted and measured",
                        "What a step needs, predicted, and what was measured", self._predicted)
         yield Page("hyperparameters.html", "hyperparameters.html", "Hyperparameters",
@@ -307,20 +307,24 @@ class Site:
             text, self.target(posixpath.dirname(file), page))
 
     def _laptop(self):
-        chart = []
-        if (path := self.root / RESULTS / TINY).is_file():
-            first = self.manifest.of_chain()
-            chart = charts.both(charts.ladder_chart, load_ladder(path, first), first)
-        section = self._section("history/README.md", "tiny", "laptop.html")
-        return {"chart": chart, "section": section}
-
-    def _figure_tables(self):
-        return [(t.file, t.name) for t in TABLES if t.file.startswith("history/")
-                and t.name not in OWN_PAGES and self._readme(t.file, t.name)]
+        path, drawn = self.root / RESULTS / TINY, []
+        for chain in self.chains if path.is_file() else ():
+            own = self.manifest.of_chain(chain)
+            drawn.append((chain, charts.both(charts.ladder_chart, load_ladder(path, own), own)))
+        return {"charts": [(chain, chart) for chain, chart in drawn if chart],
+                "sections": self._sections({"tiny"}, "laptop.html")}
 
     def _predicted(self):
-        return {"sections": [self._section(*table, "predicted.html")
-                             for table in self._figure_tables()]}
+        return {"sections": self._sections(OTHERS, "predicted.html")}
+
+    def _tables(self, names):
+        """(file, name) of the tables of these names that the files in history/ show."""
+        found = [(t.file, t.name) for t in TABLES if t.name in names
+                 and t.file.startswith("history/") and self._readme(t.file, t.name)]
+        return sorted(found, key=lambda table: table[0] != "history/README.md")
+
+    def _sections(self, names, page):
+        return [self._section(*table, page) for table in self._tables(names)]
 
     def _hyperparameters(self):
         """{name: (entry, [(milestone, value)] where the value differs from the parent's)}."""
