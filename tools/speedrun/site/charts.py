@@ -85,12 +85,13 @@ def record_chart(records: Sequence[Record], manifest: Manifest, width: float) ->
     for day, r in zip(days, records, strict=True):
         milestones = telling.get(r.number, [])
         text = f"#{r.number}, {r.date}: {r.minutes:g} minutes, {r.what}"
-        if milestones:
-            text = f"{', '.join(sorted(m.id for m in milestones))} · {text}"
         m = milestones[-1] if milestones else None
-        label = m.id if m and m.is_station else ""
-        if label and width > 600:
-            label = f"{m.id} {m.title}"
+        label = ""
+        if m and m.is_station:
+            text = f"{m.id} {m.title} · {text}"
+            label = f"{m.id} {m.title}" if width > 600 else m.id
+        elif m:
+            text = f"{', '.join(sorted(m.id for m in milestones))} · {text}"
         points.append(Point(frame.x(day), frame.y(r.minutes), text, m, label))
     years = range(date.fromordinal(min(days)).year, date.fromordinal(max(days)).year + 1)
     months = [date(year, month, 1) for year in years for month in (1, 7)]

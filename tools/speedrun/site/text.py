@@ -20,10 +20,10 @@ HEADING = re.compile(r"^(#+) (.+)$", re.M)
 def code_html(source: str, language: str = "python") -> Markup:
     """A program as HTML; other languages stay without colours."""
     if language not in ("python", "py", "ipython3", "ipython"):
-        return Markup("<pre><code>{}</code></pre>").format(source)
+        return Markup('<pre tabindex="0"><code>{}</code></pre>').format(source)
     lines = tuple(Line(number, text) for number, text in enumerate(source.split("\n"), start=1))
     code = coloured(lines)
-    return Markup("<pre><code>{}</code></pre>").format(
+    return Markup('<pre tabindex="0"><code>{}</code></pre>').format(
         Markup("\n").join(code[line] for line in lines))
 
 
@@ -59,6 +59,7 @@ def make_html(text: str, target: Callable[[str], str | None]) -> Markup:
     markdown.renderer.register("inline_math", lambda _, text: _formula(text, "inline"))
     markdown.renderer.register("block_math", lambda _, text: _formula(text, "block"))
     found = markdown(re.sub(r"<!-- (begin|end) [\w-]+ -->\n?", "", text))
+    found = re.sub(r"<thead>\s*<tr>\s*(<th[^>]*></th>\s*)+</tr>\s*</thead>\n", "", found)
     found = re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', found,
                    flags=re.S)
     return Markup(found)
