@@ -6,7 +6,6 @@ Run: .venv/bin/python -m pytest tests/test_site.py; RUN_SLOW=1 builds it whole, 
 import os
 import re
 import shutil
-import time
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -119,6 +118,12 @@ def test_a_milestones_page_says_what_its_folder_says(five):
         assert f"../blocks/{name}.html" in page.links
     assert {"rotary.html", "modern_arch.html", "muon-script.html"} <= set(page.links)
     assert "../lessons/01_muon.html" in page.links
+
+
+def test_a_model_is_drawn_where_it_changes(five):
+    pages = [(five / f"speedrun/{slug}.html").read_text("utf-8") for slug in ("rotary", "muon")]
+    assert ["heads of 64; all of a head" in page for page in pages] == [True, False]
+    assert "var(--accent)" in pages[0] and 'href="baseline.html">00</a>' in pages[0]
 
 
 def test_every_line_of_a_script_can_be_linked_to(five):
@@ -336,11 +341,16 @@ def test_a_reader_walks_through(browser, address, five, width, scheme):
 # ---- the whole site
 
 
+def seconds():
+    """Processor time until now, that of the processes which draw the models too."""
+    return sum(os.times()[:4])
+
+
 @pytest.mark.slow
 def test_the_whole_site_and_twice_as_many_milestones(tmp_path):
-    start = time.process_time()
+    start = seconds()
     files = build(tmp_path / "whole")
-    once = time.process_time() - start
+    once = seconds() - start
     check_pages(tmp_path / "whole", set(files))
     build(tmp_path / "again")
     assert contents(tmp_path / "whole") == contents(tmp_path / "again")
@@ -365,10 +375,10 @@ def test_the_whole_site_and_twice_as_many_milestones(tmp_path):
                     script.write_text(text.replace("self", "this"), encoding="utf-8")
     coloured.cache_clear()
     split_blocks.cache_clear()
-    start = time.process_time()
+    start = seconds()
     twice = build(tmp_path / "out", root)
-    twofold = time.process_time() - start
+    twofold = seconds() - start
     check_pages(tmp_path / "out", set(twice))
     assert len(load_manifest(root / "history").milestones) == 2 * len(load_manifest().milestones)
     print(f"{len(files)} files in {once:.1f} s, {len(twice)} files in {twofold:.1f} s")
-    assert once < 60 and twofold < 3 * once
+    assert once < 2 * 60 and twofold < 3 * once  # a minute on two cores

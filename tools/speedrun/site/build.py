@@ -8,6 +8,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.files import REPOSITORY
 from speedrun.diff.html import TEMPLATES, templates
+from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
 
 ASSETS = "style.css", "site.js"
@@ -33,19 +34,22 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
         href_to=lambda page: lambda m: site.relative(site.path_of(m), page))
     every = list(site.pages())
     known = [page.path for page in every]
+    wanted = [page for page in every if not only or page.path in only]
     navigation = [(chain.capitalize(), f"{chain}/index.html") for chain in site.chains]
     navigation += [(name, path) for name, path in (
         ("Lessons", "lessons/index.html"), ("Records", "records.html"), ("Laptop", "laptop.html"),
         ("Predicted", "predicted.html"), ("Hyperparameters", "hyperparameters.html"))
         if path in known]
-    for page in every:
-        if only and page.path not in only:
-            continue
-        text = pages.get_template(page.template).render(
-            **page.what(), path=page.path, title=page.title, about=page.about,
-            previous=page.previous, next=page.next, navigation=navigation,
-            url=lambda path, page=page: site.relative(path, page.path))
-        _write(out / page.path, text.encode())
+    paths = {page.path for page in wanted}
+    asked = [m for m in site.manifest.milestones if site.path_of(m) in paths]
+    with drawn(site.manifest, asked) as site.models:
+        pictured = {site.path_of(m) for m in site.models}
+        for page in sorted(wanted, key=lambda page: page.path in pictured):  # pictures take longest
+            text = pages.get_template(page.template).render(
+                **page.what(), path=page.path, title=page.title, about=page.about,
+                previous=page.previous, next=page.next, navigation=navigation,
+                url=lambda path, page=page: site.relative(path, page.path))
+            _write(out / page.path, text.encode())
     for m in site.manifest.milestones:
         _write(out / site.raw_of(m), m.script.read_bytes())
     index = json.dumps(site.search_index(), ensure_ascii=True, separators=(",", ":"))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import ExtractOutputPreprocessor
 
+from speedrun.site.models import in_page
 from speedrun.site.text import code_html, make_html
 
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
@@ -44,7 +46,11 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     exporter.register_preprocessor(
         ExtractOutputPreprocessor(output_filename_template="{cell_index}_{index}{extension}"),
         enabled=True)
-    notebook = _read(path)
+    notebook = deepcopy(_read(path))
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        if svg := output.get("data", {}).get("image/svg+xml"):
+            output.data = {"text/html": Markup('<div class="model" tabindex="0">{}</div>').format(
+                in_page(svg))}
     body, resources = exporter.from_notebook_node(
         notebook, resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
     pictures = {Path(name).name: data for name, data in resources["outputs"].items()}

@@ -21,6 +21,7 @@ from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.records import Record, load_records
 from speedrun.site import charts
 from speedrun.site.lessons import lesson_title, make_lesson
+from speedrun.site.models import compared_with
 from speedrun.site.text import anchor, make_html, resolve, section
 
 NAME = "Fast training, step by step"
@@ -59,6 +60,7 @@ class Site:
 
     root: Path
     files: dict[str, bytes] = field(default_factory=dict)  # other files, by their paths
+    models: dict[Milestone, Callable] = field(default_factory=dict)  # see models.drawn
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -251,6 +253,8 @@ class Site:
             "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number + 1,
             "count": len(self.chains[m.chain]), "figures": self._figures(m, base),
             "gain": self._gain(m), "records": records_of(m),
+            "picture": self.models[m]() if m in self.models else None,
+            "marked": compared_with(self.manifest, m),
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
             "values": values, "children": self.manifest.children(m.id),
             "lines": read_script(m).count("\n"), "names": [b.name for b in split_blocks(
