@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: run test lessons lint figures ladder
+.PHONY: run test lessons lint figures ladder site
 
 run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
@@ -10,8 +10,8 @@ run: .venv/installed  ## train milestone 01, tiny
 test: .venv/installed
 	$(BIN)/python -m pytest -n 3 --dist loadfile  # a file shares its runs; some wait
 
-lessons: .venv/installed  ## open the notebooks (on rented GPUs one is often root)
-	$(BIN)/jupyter lab --allow-root --ServerApp.root_dir=. lessons/start_here.ipynb
+lessons: .venv/installed  ## open your own copies of the notebooks, without outputs
+	$(BIN)/python tools/open_lessons.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -21,6 +21,9 @@ figures: .venv/installed  ## rewrite the generated tables and pictures
 
 ladder: .venv/installed  ## repeat the tiny runs whose script or tiny values changed, then figures
 	$(BIN)/python tools/make_figures.py --tiny
+
+site: .venv/installed  ## build the pages in build/site; open build/site/index.html
+	$(BIN)/python tools/make_site.py
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'

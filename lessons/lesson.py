@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
@@ -30,12 +31,13 @@ import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from IPython.display import Markdown, display  # noqa: E402
+from IPython.display import SVG, Markdown, display  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
+from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.compare.table import loss_text  # noqa: E402
@@ -52,10 +54,13 @@ from speedrun.scripts.find import code_hash, load_snapshot  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"
+SLIDERS = "LESSONS_SLIDERS"  # set by tools/open_lessons.py for the notebooks that it opens
 UNSOLVED = ...  # what an exercise's answer, or a guess, is before you write it
 MISSING = object()
 Panel = Callable[[Axes], None]
 _verdicts: list[str] = []  # on this notebook's guesses so far
+
+torch.set_num_threads(1)  # models as small as the lessons' gain nothing from more
 
 plt.rcParams.update({
     "figure.figsize": (7, 4), "figure.dpi": 110, "font.size": 11, "axes.grid": True,
@@ -184,6 +189,37 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
     return panel
 
 
+def slider(panel_of: Callable[[object], Panel], name: str, values: Sequence, start,
+           size: tuple[float, float] | None = None) -> None:
+    """Draws panel_of(start); in a notebook that `make lessons` opened, with a slider over `values`.
+
+    Everywhere else, on the web for one, nothing would answer to a slider.
+    """
+    if not os.environ.get(SLIDERS):
+        draw(panel_of(start), size=size)
+        return
+    import ipywidgets
+
+    ipywidgets.interact(
+        lambda value: draw(panel_of(value), size=size), value=ipywidgets.SelectionSlider(
+            options=list(values), value=start, description=name, continuous_update=False))
+
+
+def draw_model(id: str, changed: str | Sequence[str] = ()) -> None:
+    """Shows the model of a milestone, drawn from the snapshot as it runs.
+
+    changed: what is in colour: the id of an earlier milestone, from whose model the parts differ,
+    or names of parts, such as "attn" or "mlp 3".
+    """
+    display(SVG(model_svg(MANIFEST, id, changed, background="white")))
+
+
+def draw_models(*ids: str) -> None:
+    """Shows the models of these milestones below each other; what differs from the last is in
+    colour."""
+    display(SVG(strip_svg(MANIFEST, ids, background="white")))
+
+
 MOST_UPRIGHT = 20  # names of bars that find room side by side
 
 
@@ -250,6 +286,29 @@ def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str =
     return panel
 
 
+def flow(stations: dict[str, str], title: str, back: tuple[str, str, str] | None = None) -> Panel:
+    """Named boxes in a row; below each, in small print, what it gives to the next. back (from, to,
+    why): an arrow back from one station to another."""
+    def panel(axes):
+        before = None
+        for k, (name, gives) in enumerate(stations.items()):
+            box = axes.text(k, 0, name, ha="center", va="center",
+                            bbox=dict(boxstyle="round", fc="0.93"))
+            axes.text(k, -0.45, gives, ha="center", va="center", fontsize=8, color="0.35")
+            if before:  # from the right end of one text to the left end of the next
+                axes.annotate("", (0, 0.5), (1, 0.5), xycoords=box, textcoords=before,
+                              arrowprops=dict(arrowstyle="->", shrinkA=8, shrinkB=8))
+            before = box
+        if back:
+            start, end = (list(stations).index(name) for name in back[:2])
+            axes.annotate("", (end, -0.65), (start, -0.65), arrowprops=dict(
+                arrowstyle="->", connectionstyle="bar,fraction=-0.06"))
+            axes.text((start + end) / 2, -1.15, back[2], ha="center", fontsize=8, color="0.35")
+        axes.set(title=title, xlim=(-0.5, len(stations) - 0.5), ylim=(-1.3, 0.5))
+        axes.axis("off")
+    return panel
+
+
 def tiny_curves(*ids: str) -> Panel:
     """The committed tiny runs of these milestones over tokens, a thin line for each run; prints how
     they end. The first steps, in which the losses fall fastest, are left out."""
@@ -302,10 +361,12 @@ def _styles(count: int) -> list[dict[str, object]]:
 
 
 # -------------------------------------------- Clocks --------------------------------------------
-def clock(functions: dict[str, Callable[[], object]], rounds: int = 15) -> dict[str, float]:
-    """Runs the functions in turn, A B A B, and returns each one's median time in milliseconds.
+def clock(functions: dict[str, Callable[[], object]], rounds: int = 15,
+          shortest: bool = False) -> dict[str, float]:
+    """Runs the functions in turn, A B A B, and returns each one's median time in milliseconds, or
+    its shortest, where other programs disturb and only ever add time.
 
-    Prints the medians and the middle half of the times. A first round is not counted.
+    Prints these and the middle half of the times. A first round is not counted.
     """
     times = {name: [] for name in functions}
     for _round in range(rounds + 1):
@@ -313,11 +374,14 @@ def clock(functions: dict[str, Callable[[], object]], rounds: int = 15) -> dict[
             start = time.perf_counter()
             function()
             times[name].append(1000 * (time.perf_counter() - start))
-    medians = {}
+    chosen = {}
     for name, all_times in times.items():
-        low, medians[name], high = np.percentile(all_times[1:], (25, 50, 75))
-        print(f"{name}: {medians[name]:.2f} ms (middle half {low:.2f} to {high:.2f}, n = {rounds})")
-    return medians
+        least, low, median, high = np.percentile(all_times[1:], (0, 25, 50, 75))
+        chosen[name] = least if shortest else median
+        word = "at least " if shortest else ""
+        print(f"{name}: {word}{chosen[name]:.2f} ms (middle half {low:.2f} to {high:.2f},"
+              f" n = {rounds})")
+    return chosen
 
 
 def on_ranks(world_size: int, work: Callable, *args) -> list:
@@ -356,13 +420,14 @@ def _one_rank(source: str, name: str, rank: int, world_size: int, folder: str, a
 class Message:
     """A collective under way, as LoggedDist launches it.
 
-    name, nbytes (of its larger tensor); launched, asked, came: when it was launched, first waited
-    for, and there, in seconds of time.perf_counter.
+    name, nbytes (of its larger tensor); launched, returned, asked, came: when its launch began,
+    when that call returned, when it was first waited for, and when it was there, in seconds of
+    time.perf_counter.
     """
 
     def __init__(self, name: str, nbytes: int):
         self.name, self.nbytes, self.launched = name, nbytes, time.perf_counter()
-        self.asked = self.came = self.due = 0.0
+        self.returned = self.asked = self.came = self.due = 0.0
         self.handle = None  # PyTorch's, until it is there
 
     def wait(self) -> None:
@@ -397,6 +462,7 @@ class LoggedDist:
             message.due = free + self.link[0] + message.nbytes / self.link[1]
         self.messages.append(message)
         message.handle = collective(*tensors, async_op=True, **options)
+        message.returned = time.perf_counter()
         if self.at_once or not async_op:
             message.wait()
         return message
@@ -420,6 +486,22 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     print(f"{said}. You guessed {guess}: {verdict}. Good so far: {good} of {len(_verdicts)}")
 
 
+def verdict(change: Sequence[float], parent: Sequence[float]) -> None:
+    """Prints by how much a change's losses are below its parent's, seed by seed, and what that
+    shows."""
+    gaps = np.subtract(parent, change)
+    error = gaps.std(ddof=1) / len(gaps) ** 0.5
+    print("your change is lower by", *(f"{gap:+.4f}" for gap in gaps),
+          f"seed by seed: {gaps.mean():+.4f} with a standard error of {error:.4f}")
+    if (gaps > 0).all() and gaps.mean() > 2 * error:
+        print(f"Verdict: it helps here. One sign in all {len(gaps)} seeds comes by chance once in"
+              f" {2 ** (len(gaps) - 1)} times: now tune the parent, too, and add seeds")
+    elif (gaps < 0).all():
+        print("Verdict: it hurts here, in every seed")
+    else:
+        print("Verdict: nothing is shown; the seeds differ more than the change")
+
+
 def check(exercise: str, answer=MISSING):
     """Says whether the answer to an exercise ("01.2") is right, and if not, what is wrong.
 
@@ -437,7 +519,9 @@ def check(exercise: str, answer=MISSING):
     try:
         _exercise(exercise)["check"](answer)
     except Exception as problem:  # the learner's own code runs in there
-        print(f"Not yet: {problem or type(problem).__name__}. Stuck? lesson.hint({exercise!r}, 1)")
+        said = f"{problem}" or type(problem).__name__
+        stop = "" if said.endswith(("?", ".")) else "."
+        print(f"Not yet: {said}{stop} Stuck? lesson.hint({exercise!r}, 1)")
         return False
     print(f"Exercise {exercise} is right.")
     return True

@@ -131,3 +131,14 @@ def test_size_leaves_card_imports_and_hyperparameters_out():
 def test_two_blocks_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two blocks are called step"):
         split_blocks("def step(): pass\ndef step(): pass\n")
+
+
+@pytest.mark.parametrize("statement", [
+    "if x:\n    a = 1\nelse:\n    a = 2", "try:\n    a = 1\nfinally:\n    b = 2", 'a = \'"""\'',
+    '@wraps(f)\n# why\ndef a(\n    x,\n):\n    return x', 'a = """\nb = 1\n"""', "a = [\n1,\n]",
+    "a = (" + "\n+ ".join("x" * 60) + "\n)",
+])
+def test_a_statement_of_any_form_is_one_block(statement):
+    blocks = split_blocks(f'"""Card\n\nx = 1\n"""\n\n{statement}\nlast = 3\n')
+    assert [block.text for block in blocks][1:] == [statement, "last = 3"]
+    assert [block.line for block in blocks] == [1, 6, 7 + statement.count("\n")]

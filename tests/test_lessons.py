@@ -4,12 +4,15 @@ Run: .venv/bin/python -m pytest tests/test_lessons.py
 """
 
 import importlib.util
+import json
 import sys
+from pathlib import Path
 
 import matplotlib
 import nbformat
 import pytest
 
+import open_lessons
 import run_lessons
 from ranks import warm_context
 from speedrun.history.manifest import REPOSITORY
@@ -89,11 +92,25 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].endswith("Good so far: 2 of 3")
 
 
+@pytest.mark.parametrize("change, parent, said", [
+    ([2.0, 2.1, 2.05], [2.1, 2.2, 2.16], "it helps here"),
+    ([2.1, 2.2, 2.16], [2.0, 2.1, 2.05], "it hurts here"),
+    ([2.0, 2.2, 2.05], [2.1, 2.1, 2.16], "nothing is shown"),
+    ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "nothing is shown"),  # one sign, but one seed did it
+])
+def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
+    lesson.verdict(change, parent)
+    assert f"Verdict: {said}" in capsys.readouterr().out
+
+
 def test_clocked_functions_take_turns(lesson, capsys):
     calls = []
     medians = lesson.clock({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert calls == ["a", "b"] * 4 and medians.keys() == {"a", "b"}
     assert "n = 3" in capsys.readouterr().out
+    slow, fast = lesson.clock({"a": lambda: None, "b": lambda: None}, 3), lesson.clock(
+        {"a": lambda: None, "b": lambda: None}, 3, shortest=True)
+    assert slow.keys() == fast.keys() and "at least" in capsys.readouterr().out
 
 
 def sum_of_ranks(rank, factor):
@@ -129,6 +146,22 @@ def test_panels_show_what_they_get(lesson):
     assert [text.get_text() for text in cells.texts] == ["0", "1", "2", "0"]
     lesson.timeline({"rank 0": [("work", 3.0), ("wait", 1.0)]}, "")(spans)
     assert [(bar.get_x(), bar.get_width()) for bar in spans.patches[:2]] == [(0, 3), (3, 1)]
+
+
+def test_a_slider_redraws_where_one_can_move_it(lesson, monkeypatch):
+    shown, offered = [], []
+    monkeypatch.setattr(lesson, "draw", lambda panel, size: shown.append(panel))
+    monkeypatch.delenv(lesson.SLIDERS, raising=False)
+    lesson.slider(lambda value: f"panel of {value}", "depth", range(4), start=2)
+    assert shown == ["panel of 2"]
+    assert f'"{lesson.SLIDERS}"' in Path(open_lessons.__file__).read_text(encoding="utf-8")
+    monkeypatch.setenv(lesson.SLIDERS, "1")
+    monkeypatch.setattr("ipywidgets.interact", lambda *args, **names: offered.append((args, names)))
+    lesson.slider(lambda value: f"panel of {value}", "depth", range(4), start=2)
+    (((redraw,), names),) = offered
+    assert names["value"].value == 2 and list(names["value"].options) == [0, 1, 2, 3]
+    redraw(3)
+    assert shown[1:] == ["panel of 3"]
 
 
 @pytest.mark.parametrize("count", [5, 36, 48])
@@ -264,3 +297,61 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
 def test_an_unknown_notebook_is_one_line(folder):
     with pytest.raises(run_lessons.UserError, match="no notebook in lessons/ begins with 77"):
         folder[1]("77")
+
+
+# ---- open_lessons.py ----
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """Two notebooks with outputs, their copies, and a function that copies them again."""
+    lessons, mine = tmp_path / "lessons", tmp_path / "mine"
+    lessons.mkdir()
+
+    def write(name, source):
+        notebook = nbformat.v4.new_notebook()
+        answer = nbformat.v4.new_output("stream", text="the answer")
+        notebook.cells = [nbformat.v4.new_markdown_cell("# A"),
+                          nbformat.v4.new_code_cell(source, outputs=[answer], execution_count=1)]
+        nbformat.write(notebook, lessons / name)
+
+    write("00_a.ipynb", "1")
+    write("01_b.ipynb", "1")
+    assert open_lessons.copy_lessons(lessons, mine) == []
+    return write, mine, lambda: open_lessons.copy_lessons(lessons, mine)
+
+
+def test_copies_have_no_outputs(copies):
+    _write, mine, _copy = copies
+    assert sorted(path.name for path in mine.iterdir()) == ["00_a.ipynb", "01_b.ipynb"]
+    notebook = nbformat.read(mine / "00_a.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.cells[1].source == "1"
+    assert (notebook.cells[1].outputs, notebook.cells[1].execution_count) == ([], None)
+
+
+@pytest.mark.parametrize("change", ["source", "output", "their own notebook", "no JSON"])
+def test_a_copy_that_the_reader_changed_is_never_overwritten(copies, change):
+    write, mine, copy = copies
+    file = mine / "00_a.ipynb"
+    notebook = nbformat.read(file, as_version=4)
+    if change == "source":
+        notebook.cells[1].source = "guess = 3"
+    elif change == "output":
+        notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="mine")]
+    else:
+        notebook = nbformat.v4.new_notebook()
+    nbformat.write(notebook, file)
+    if change == "no JSON":
+        file.write_text("{", encoding="utf-8")
+    before = file.read_bytes()
+    write("00_a.ipynb", "2")
+    write("01_b.ipynb", "2")
+    assert copy() == ["00_a.ipynb"] and file.read_bytes() == before
+    assert json.loads((mine / "01_b.ipynb").read_text())["cells"][1]["source"] == ["2"]
+
+
+def test_git_ignores_the_copies():
+    ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert f"{open_lessons.COPIES.name}/" in ignored
+    assert open_lessons.COPIES.parent == open_lessons.LESSONS.parent  # so relative links still hold

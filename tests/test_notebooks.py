@@ -98,6 +98,14 @@ def test_notebook_is_clean(path):
     assert not re.search(r"/home/|/tmp/|/root/|/Users/|site-packages", text)
 
 
+@notebooks
+def test_links_hold_in_the_readers_copies_too(path):
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    links = [link.partition("#")[0] for link in re.findall(r"\]\((?!https?:|#)([^)]+)\)", text)]
+    assert [link for link in links if not (LESSONS / link).exists()] == []
+    assert [link for link in links if not link.startswith("../") and "/" in link] == []
+
+
 @pytest.mark.parametrize("folder", [".", "data", "lessons"])
 def test_a_notebook_finds_its_helper_from_another_folder(folder):
     cells = [next(cell for cell in read(path).cells
@@ -115,12 +123,15 @@ def test_notebook_keeps_its_budget(path):
     notebook = read(path)
     source = {kind: [cell.source for cell in notebook.cells if cell.cell_type == kind]
               for kind in ("code", "markdown")}
-    assert 25 <= len(notebook.cells) <= 40
+    assert 20 <= len(notebook.cells) <= 42
     assert sum(len(text.splitlines()) for text in source["code"]) <= 250
-    assert 900 <= sum(len(text.split()) for text in source["markdown"]) <= 2000
+    assert 800 <= sum(len(text.split()) for text in source["markdown"]) <= 2000
     pictures = sum("image/png" in output.get("data", {}) for cell in notebook.cells
                    for output in cell.get("outputs", []))
-    assert 3 <= pictures <= 5
+    assert 3 <= pictures <= 7
+    opening = next(cell for cell in notebook.cells if cell.cell_type == "code")  # shows the model
+    assert "\nlesson.draw_model(" in opening.source
+    assert any("image/svg+xml" in output.get("data", {}) for output in opening.outputs)
     assert all(len(line) <= 100 for text in source["code"] for line in text.splitlines())
     lesson = path.stem.split("_")[0]
     for number in "123":
@@ -128,7 +139,7 @@ def test_notebook_keeps_its_budget(path):
 
 
 DRAWING = re.compile(r"\bplt\.|\b(axes|left|right|figure)\.|lesson\."
-                     r"(draw|curves|bars|cells|timeline|tiny_curves|official_curves)\(")
+                     r"(draw|curves|bars|cells|flow|timeline|tiny_curves|official_curves)\(")
 
 
 @notebooks

@@ -7,6 +7,8 @@
     python tools/diff_milestones.py 03 04 --blocks Muon GPT     only these blocks
     python tools/diff_milestones.py train 01 --html diff.html   your script beside 01, on a page
     python tools/diff_milestones.py 03 04 --time --nproc 8      and how fast each trains here
+    python tools/diff_milestones.py 09 --origin                 the milestone that brought each line
+    python tools/diff_milestones.py --life CausalSelfAttention  every version of one block
 """
 
 import argparse
@@ -23,6 +25,8 @@ ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
 def main() -> int:
     """Parses, compares, prints; returns the exit code."""
     args = parse_args()
+    if args.origin or args.life:
+        return follow(args)
     from speedrun.diff.difference import find_difference
     from speedrun.diff.facts import parent_of, read_side
 
@@ -47,6 +51,31 @@ def main() -> int:
         replace_file(args.html, page.encode())
         print("wrote", visible(str(args.html)))
     return 1 if runs and any(entry.failures for entry in runs.entries) else 0
+
+
+def follow(args: argparse.Namespace) -> int:
+    """Shows where the lines of a script come from, or the life of a block; returns 0."""
+    from speedrun.diff import terminal
+    from speedrun.diff.origin import block_life, count_lines, line_origins
+    from speedrun.history.manifest import load_manifest
+
+    manifest, console = load_manifest(), terminal.make_console(sys.stdout)
+    milestone = None if args.life else manifest.get(args.a)
+    found = block_life(manifest, args.life) if args.life else line_origins(manifest, milestone)
+    if args.html:
+        from speedrun.diff.html import check_target, life_page, origin_page
+
+        check_target(args.html, (m.script for m in manifest.milestones))
+        page = life_page(args.life, found) if args.life else origin_page(milestone, found)
+        replace_file(args.html, page.encode())
+        print("wrote", visible(str(args.html)))
+    elif args.life:
+        terminal.print_life(console, found, args.view == "stat")
+    elif args.view == "stat":
+        terminal.print_origin_counts(console, count_lines(found))
+    else:
+        terminal.print_origins(console, found)
+    return 0
 
 
 def train_in_turn(args: argparse.Namespace):
@@ -84,9 +113,11 @@ def show(args: argparse.Namespace, old, new, comparison) -> None:
 
 def parse_args() -> argparse.Namespace:
     """The command line; a wrong one ends the process with one line and exit code 2."""
-    parser = Parser(usage="%(prog)s A [B] [options]", description=__doc__,
+    parser = Parser(usage="%(prog)s A [B] [options]\n       %(prog)s A --origin [--stat]"
+                    " [--html FILE]\n       %(prog)s --life BLOCK [--stat] [--html FILE]",
+                    description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("a", metavar="A",
+    parser.add_argument("a", metavar="A", nargs="?",
                         help="a milestone (03, muon), train, or the path of a Python file")
     parser.add_argument("b", metavar="B", nargs="?",
                         help="the same; without it, the parent of A is compared with A")
@@ -97,6 +128,10 @@ def parse_args() -> argparse.Namespace:
         ("stat", "blocks, lines, figures and hyperparameters"),
     ):
         view.add_argument(f"--{name}", dest="view", action="store_const", const=name, help=text)
+    chain = parser.add_argument_group("through the chain").add_mutually_exclusive_group()
+    chain.add_argument("--origin", action="store_true",
+                       help="the script of A, each line behind the milestone that brought it")
+    chain.add_argument("--life", metavar="BLOCK", help="every version of one block, of all chains")
     add = parser.add_argument
     add("--blocks", nargs="+", action="extend", default=[], metavar="NAME",
         help="only these blocks; behind A and B")
@@ -110,6 +145,14 @@ def parse_args() -> argparse.Namespace:
     add("--steps", type=positive, metavar="N",
         help=f"with --time: steps of a run (default: {STEPS})")
     args = parser.parse_intermixed_args()
+    if args.a is None and not args.life:
+        parser.error("the following arguments are required: A")
+    if args.origin or args.life:
+        needless = [*filter(None, (args.life and args.a, args.b)), *args.blocks,
+                    *["--time"] * args.time]
+        if needless or args.view not in (None, "stat"):
+            way = "--origin takes one milestone" if args.origin else "--life takes one block"
+            parser.error(f"{way}, and only the options --stat and --html")
     for name in ("scale", "nproc", "steps"):
         if getattr(args, name) is not None and not args.time:
             parser.error(f"--{name} goes with --time")

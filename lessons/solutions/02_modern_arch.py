@@ -126,6 +126,11 @@ def check_2(answer):
         assert largest <= 1.01 * bound, (
             f"vectors {factor} times the sample's give a score of {largest:.3g}; the bound is"
             f" the square root of the width, here {bound:g}")
+    likeness = F.cosine_similarity(answer(1000 * x), x, dim=-1).min().item()
+    assert likeness > 0.999, (
+        f"a vector 1000 times the sample's comes out in another direction (cosine {likeness:.2f});"
+        " a function of single entries, such as tanh, makes many vectors alike: multiply the whole"
+        " vector by one number")
     loss, beaten = trained_loss(answer), trained_loss(by_length)
     assert loss < beaten - 0.1, (
         f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; a"
@@ -234,7 +239,7 @@ EXERCISES = {
             "return x / x.square().mean(-1, keepdim=True).sqrt()",
         ],
         solution=prepare,
-        wrong=[_as_it_is, by_length, _over_heads, _over_positions, _too_large],
+        wrong=[_as_it_is, by_length, _over_heads, _over_positions, _too_large, torch.tanh],
     ),
     "3": dict(
         check=check_3,

@@ -144,36 +144,28 @@ def _moments_decay(weight, m, v, step, tokens, grads, lr=0.6, beta1=0.8, beta2=0
                      / ((v[rows] / (1 - beta2**step)).sqrt() + eps))
 
 
-# ---- 2: keys that a query sees when the window is whole tiles ----
+# ---- 2: a message that waits for the link ----
 
 
-def check_keys(answer):
+def check_wait(answer):
     try:
-        first, last = (float(number) for number in answer)
+        value = float(answer)
     except (TypeError, ValueError):
+        raise AssertionError(f"expected a number of ms, not {answer!r}") from None
+    meanings = {
+        6: "that would be so if the link were free when the third size is ready; the second is"
+           " still on its way then",
+        28: "that is when the last one arrives, counted from the start; the rank computes until 20",
+        18: "those are the three messages one after the other; two of them begin while the rank"
+            " computes",
+        2: "that is when the second one has arrived; the third follows it",
+        38: "that is the whole step if each message is waited for at once",
+        12: "the first message is there before the second size is ready, but the third has to wait",
+    }
+    if value != 8:
         raise AssertionError(
-            f"expected two numbers, (keys of the first query, keys of the last), not {answer!r}"
-        ) from None
-    if (first, last) == (1665, 1792):
-        return
-    why = "draw the query's own tile and the tiles before it, and count the keys in each"
-    if (first, last) == (1792, 1665):
-        why = "the order is (first query, last query); yours may be swapped"
-    elif (first, last) == (1792, 1792):
-        why = ("that is a window in tokens, as 05 has it. Here the window ends at a tile's edge, so"
-               " the queries of a tile all begin at the same key")
-    elif (first, last) == (1728, 1728):
-        why = "1,728 is rounded up to whole tiles, and queries of one tile do not see equally many"
-    elif last - first == 127 and last == 1728:
-        why = "1,728 / 128 is 13.5, and the rule rounds up"
-    elif last - first == 127:
-        why = ("the difference of 127 is right. The number of tiles is 1,728 / 128, rounded up, and"
-               " the query's own tile is one of them")
-    elif last == 1792:
-        why = "the last query is right; the first one sees only itself in its own tile"
-    elif first == 1665:
-        why = "the first query is right; the last one sees all 128 keys of its own tile"
-    raise AssertionError(f"({first:g}, {last:g}) is not what the mask gives: {why}")
+            f"{value:g} ms is not right;"
+            f" {meanings.get(value, 'write down when each size is ready, when its message ends')}")
 
 
 # ---- 3: rows for pairs of tokens ----
@@ -285,16 +277,15 @@ EXERCISES = {
         wrong=[_dense, _last_wins, _uncorrected, _always_first, _not_in_place, _moments_decay, 3],
     ),
     "2": dict(
-        check=check_keys,
+        check=check_wait,
         hints=[
-            "All 128 queries of a tile see the same tiles. They differ in their own tile only.",
-            "With a window of n tiles, the own one included, the query at place o of its tile (0 to"
-            " 127) sees 128 (n - 1) keys in the tiles before and o + 1 in its own.",
-            "1,728 / 128 = 13.5, rounded up. Put o = 0 and o = 127 into the formula of hint 2.",
-            "n = 14, so 13 whole tiles before: 13 x 128 keys, and 1 or 128 more.",
+            "When does each message begin: when its updates are ready, or when the link is free?",
+            "Message i begins at max(its updates are ready, message i - 1 has ended) and takes 6.",
+            "The sizes are ready at 10, 14 and 20 ms. The first message is sent from 10 to 16.",
+            "10 to 16, 16 to 22, 22 to ...; the rank computes until 20.",
         ],
-        solution=(1665, 1792),
-        wrong=[(1792, 1792), (1792, 1665), (1728, 1728), (1601, 1728), (1664, 1792), 1792],
+        solution=8,
+        wrong=[6, 28, 18, 2, 38, 12, "none"],
     ),
     "3": dict(
         check=check_rows,

@@ -143,8 +143,9 @@ def check_scale(answer):
             scale = float(scale)
             assert math.isfinite(scale) and scale > 0, f"expected a positive scale, got {scale}"
             assert scale * largest <= limit, (
-                f"{dtype}: the largest number, {largest:.3g}, times your scale, {scale:.3g}, is"
-                f" {scale * largest:.4g}, above the limit {limit:g}, so it would be cut off")
+                f"{dtype}: the largest number, {largest:.6g}, times your scale, {scale:.6g},"
+                f" exceeds the limit {limit:g} by {100 * (scale * largest / limit - 1):.2g}"
+                " percent, so it would be cut off; round the exponent down")
             assert scale * largest > limit / 4, (
                 f"{dtype}: the largest number, {largest:.3g}, times your scale, {scale:.3g}, is"
                 f" {scale * largest:.3g}, far below the limit {limit:g}, so small numbers are lost"

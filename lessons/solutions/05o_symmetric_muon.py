@@ -145,8 +145,8 @@ def check_gate(answer):
         f"expected gates of shape (B, T, H) = (2, 5, 3), one for each head, got"
         f" {tuple(gates.shape)}; weight has a row for each head")
     assert torch.allclose(gates, torch.ones(2, 5, 3)), (
-        f"with a weight of zeros every gate must be 1, yours is {gates.mean():.3g}; what does a"
-        " sigmoid give at 0?")
+        f"with a weight of zeros every gate must be 1, yours go from {gates.min():.3g} to"
+        f" {gates.max():.3g}; what does a sigmoid give at 0?")
     weight = torch.randn(3, CHANNELS, generator=generator)
     other = x.clone()
     other[..., CHANNELS:] = 0

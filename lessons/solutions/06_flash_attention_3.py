@@ -1,6 +1,8 @@
 """Checks, hints and solutions of the exercises in lessons/06_flash_attention_3.ipynb."""
 
-import numpy as np
+import math
+from itertools import islice
+
 import torch
 
 # ---- 1: softmax and its product with values, block by block ----
@@ -77,71 +79,89 @@ def check_pairs(answer):
             f" {meanings.get(value, 'add up 1, 2, 3, 3 ... for each document')}")
 
 
-# ---- 3: packs of documents ----
+# ---- 3: YaRN's frequencies ----
 
-MARGIN = 0.04
-
-
-def pack(documents, T, longest):
-    row, lacking = [], T + 1
-    for document in documents:
-        piece = document[: min(longest, lacking)]
-        row.append(piece)
-        lacking -= len(piece)
-        if lacking == 0:
-            yield np.concatenate(row)
-            row, lacking = [], T + 1
+OLD, NEW = 24, 56  # the windows of the micro model's first growth
 
 
-def end_loss(pack, longest):
-    """Trains a micro 05r on such packs, each document cut to `longest` tokens."""
+def slowed(frequencies, old, new):
+    turns = old * frequencies / (2 * math.pi)
+    kept = ((turns - 1) / 31).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) * old / new)
+
+
+def jumps_at_growth(*ways):
+    """Trains a micro 06b up to its first growth; by how much the loss in the new window, with the
+    frequencies of each way, is above that in the old window."""
     import lesson
 
-    module = lesson.snapshot("05r")
-    packed_rows = module.packed_rows
+    module = lesson.snapshot("06b")
+    validate, jumps = module.validate, []
 
-    def rows(shard, T, args):
-        tokens = np.array(shard)
-        documents = np.split(tokens, np.flatnonzero(tokens == args.bos_id))[1:]
-        return pack(documents, T, longest)
+    def measure(model, batches, micro_steps):
+        if model.window != NEW:
+            return 0.0
+        batches, rotary = list(islice(batches, micro_steps)), model.rotary
+        model.set_window(OLD)
+        angles = torch.atan2(rotary.sin, rotary.cos)[1, 0]  # per token, with its sign
+        for way in (None, *ways):
+            model.set_window(NEW if way else OLD)  # also sets the scale of the scores
+            step = angles if way is None else angles.sign() * way(angles.abs(), OLD, NEW)
+            table = torch.arange(len(rotary.cos))[:, None, None] * step
+            rotary.cos.copy_(table.cos())
+            rotary.sin.copy_(table.sin())
+            jumps.append(validate(model, batches, micro_steps))
+        model.set_window(NEW)
+        return 0.0
 
-    module.packed_rows = rows
-    try:
-        log = lesson.train_here(module, **lesson.MANIFEST.overrides(
-            lesson.MANIFEST.get("05r"), "tiny") | dict(
-            model_dim=32, num_layers=2, num_heads=1, train_seq_len=512, val_seq_len=512,
-            micro_batch_size=2, total_batch_size=1024, train_steps=40, scheduled_steps=40,
-            momentum_warmup_steps=8, val_tokens=8192, val_loss_every=0, value_embed_pattern="00",
-            window_pattern="LL", layer_without_attention=9, window_start=512, window_growth=0,
-            kernel_warmup_steps=0))
-    finally:
-        module.packed_rows = packed_rows
-    return log.val_curve[-1][1]
+    module.validate = measure
+    lesson.train_here(module, **lesson.MANIFEST.overrides(
+        lesson.MANIFEST.get("06b"), "tiny") | dict(
+        model_dim=32, num_layers=2, num_heads=1, train_seq_len=256, val_seq_len=256,
+        micro_batch_size=4, total_batch_size=1024, max_document_len=256, train_steps=41,
+        scheduled_steps=119, momentum_warmup_steps=8, val_tokens=8192, val_loss_every=40,
+        value_embed_pattern="00", window_pattern="LL", layer_without_attention=9,
+        layer_without_mlp=9, kernel_warmup_steps=0, window_start=OLD, window_growth=32,
+        window_end=104))
+    old, *others = jumps[: 1 + len(ways)]
+    return [loss - old for loss in others]
 
 
-def check_pack(answer):
-    assert callable(answer), f"expected the function pack, not {answer!r}"
-    documents = np.split(np.arange(60), [3, 9, 12, 20, 22, 31, 40, 47, 55])
-    result = answer(documents, 16, 6)
-    assert result is not None, "the function returns nothing; yield the rows"
-    rows = [np.asarray(row).tolist() for row in result]
-    right = [[*range(17)], [*range(20, 28), *range(31, 37), *range(40, 43)]]
-    told = "Documents begin at tokens 0, 3, 9, 12, 20, 22, 31, 40, 47, 55; T is 16, longest 6"
-    for number, row in enumerate(rows):
-        assert len(row) == 17, (
-            f"row {number} has {len(row)} tokens, not T + 1 = 17: a row's last document is cut to"
-            " what the row lacks, and a row that stays incomplete is dropped")
-        pieces = np.split(row, np.flatnonzero(np.diff(row) != 1) + 1)
-        has = ", ".join(f"{piece[0]} to {piece[-1]}" for piece in pieces)
-        assert number < 2 and row == right[number], (
-            f"row {number} has the tokens {has}. {told}. Each document is used"
-            " once, from its beginning, and never goes on in another row")
-    assert len(rows) == 2, f"expected 2 whole rows, got {len(rows)}. {told}"
-    ours, theirs = end_loss(answer, 128), end_loss(pack, 10_000)
-    assert ours < theirs - MARGIN, (
-        f"expected a loss below {theirs - MARGIN:.3f} with a cut at 128, {MARGIN} less than with"
-        f" whole documents, got {ours:.3f}; do your rows hold more documents?")
-    print(f"loss {ours:.3f} with your rows, cut at 128; {theirs:.3f} with whole documents")
+def unchanged(frequencies, old, new):
+    return frequencies
+
+
+def check_slowed(answer):
+    assert callable(answer), f"expected the function slowed, not {answer!r}"
+    turns = torch.tensor([100.0, 32.0, 16.5, 1.0, 0.25, 0.0])
+    frequencies = 2 * math.pi * turns / 400
+    given = frequencies.clone()
+    result = answer(given, 400, 800)
+    assert isinstance(result, torch.Tensor) and result.shape == frequencies.shape, (
+        "expected a tensor with a frequency for each pair, got"
+        f" {getattr(result, 'shape', result)!r}")
+    assert given.equal(frequencies), "the function changes its argument; return a new tensor"
+    assert not result.isnan().any(), (
+        "a pair that never rotates gets nan; compute with turns, and do not divide by a frequency")
+    why = {
+        0: "a pair that turns 100 times keeps its frequency: is gamma clamped to 1?",
+        1: "a pair that turns 32 times just keeps its frequency",
+        2: "with 16.5 turns gamma is 0.5: the pair keeps (0.5 + 0.5 x 400/800) of it",
+        3: "a pair that turns once slows down fully, by old / new",
+        4: "below one turn gamma is clamped to 0: the pair slows by old / new, not by more",
+    }
+    for pair, text in why.items():
+        share, right = ((each[pair] / frequencies[pair]).item()
+                        for each in (result, slowed(frequencies, 400, 800)))
+        assert abs(share - right) < 1e-4, (
+            f"window 400 to 800: the pair that makes {turns[pair]:g} turns within 400 tokens goes"
+            f" on with {share:.4g} of its frequency, not {right:.4g}; {text}. The turns within the"
+            " old window are old x frequency / 2 pi")
+    ours, before = jumps_at_growth(answer, unchanged)
+    assert ours < before / 2, (
+        f"the loss jumps by {ours:.4f} with your frequencies and by {before:.4f} with the old ones;"
+        " less than half is expected")
+    print(f"jump of the loss: {ours:+.4f} with your frequencies, {before:+.4f} with the old ones")
 
 
 # ---- typical wrong answers: every check must refuse them ----
@@ -194,35 +214,28 @@ def _minus_infinity(blocks):
     return above / below
 
 
-def _without_target(documents, T, longest):
-    return pack(documents, T - 1, longest)
+def _all_slower(frequencies, old, new):
+    return frequencies * old / new
 
 
-def _not_cut(documents, T, longest):
-    return pack(documents, T, T + 1)
+def _not_clamped(frequencies, old, new):
+    kept = (old * frequencies / (2 * math.pi) - 1) / 31
+    return frequencies * (kept + (1 - kept) * old / new)
 
 
-def _goes_on(documents, T, longest):
-    """What a document has beyond the cut comes as another document."""
-    pieces = (document[i : i + longest] for document in documents
-              for i in range(0, len(document), longest))
-    return pack(pieces, T, longest)
+def _radians_for_turns(frequencies, old, new):
+    kept = ((old * frequencies - 1) / 31).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) * old / new)
 
 
-def _keeps_the_last(documents, T, longest):
-    documents = list(documents)
-    yield from pack(documents, T, longest)
-    yield documents[-1][:longest]
+def _new_window(frequencies, old, new):
+    kept = ((new * frequencies / (2 * math.pi) - 1) / 31).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) * old / new)
 
 
-def _row_by_row(documents, T, longest):
-    """Throws away the document that does not fit whole."""
-    row = []
-    for document in documents:
-        if sum(map(len, row)) + min(longest, len(document)) > T + 1:
-            yield np.concatenate(row)
-            row = []
-        row.append(document[:longest])
+def _upside_down(frequencies, old, new):
+    kept = ((old * frequencies / (2 * math.pi) - 1) / 31).clamp(0, 1)
+    return frequencies * (1 - kept + kept * old / new)
 
 
 EXERCISES = {
@@ -255,16 +268,17 @@ EXERCISES = {
         wrong=[28, 45, 43, 20, 136, 48, "many"],
     ),
     "3": dict(
-        check=check_pack,
+        check=check_slowed,
         hints=[
-            "What must you remember from one document to the next? Two things.",
-            "A row that lacks n tokens takes min(longest, n) of the next document, or all of it.",
-            "Keep the pieces of the row and how many tokens it lacks, at first T + 1. Append a"
-            " piece and count down; at 0 yield the row and begin anew.",
-            "piece = document[: min(longest, lacking)]; row.append(piece); lacking -= len(piece);"
-            " if lacking == 0: yield np.concatenate(row); ...",
+            "How many turns does a pair make within the old window, and what does that decide?",
+            "r = old x frequency / (2 pi); gamma = (r - 1) / 31, clamped to 0 ... 1; the new"
+            " frequency is frequency x (gamma + (1 - gamma) x old / new).",
+            "1. The turns, a tensor. 2. gamma, with .clamp(0, 1). 3. The factor, between old / new"
+            " and 1. 4. Multiply.",
+            "kept = ((old * frequencies / (2 * math.pi) - 1) / 31).clamp(0, 1);"
+            " return frequencies * (kept + ...)",
         ],
-        solution=pack,
-        wrong=[_without_target, _not_cut, _goes_on, _keeps_the_last, _row_by_row],
+        solution=slowed,
+        wrong=[_all_slower, _not_clamped, _radians_for_turns, _new_window, _upside_down, unchanged],
     ),
 }

@@ -5,6 +5,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import groupby, product, zip_longest
 
 SAME, INDENTED, CHANGED, REMOVED, ADDED, FOLDED = " ", ">", "~", "-", "+", "⋯"
@@ -139,6 +140,7 @@ def _changed(old, new):
     return Row(CHANGED, replace(old, spans=tuple(removed)), replace(new, spans=tuple(added)))
 
 
+@cache
 def _words(text):
     """What a line is known by: its words, without those of a comment behind code."""
     words = WORD.findall(text.partition("#")[0].strip() or text)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 
 from speedrun.base.errors import UserError
-from speedrun.diff.align import Line, Row, align, counts
+from speedrun.diff.align import INDENTED, SAME, Line, Row, align, counts
 from speedrun.diff.structure import CODE, FORMATTING, classify, match, methods
 from speedrun.history.blocks import UNCOUNTED, Block, split_blocks
 from speedrun.history.schema import nearest
@@ -98,6 +98,42 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
     return Difference(tuple(changes), tuple(unchanged))
 
 
+def block_change(old: str, new: str, name: str) -> Change | None:
+    """The Change of one block between two texts, "" for none; None if its lines are the same, even
+    if they moved. Raises what `split_blocks` raises."""
+    a, b = (next((block for block in split_blocks(text) if block.name == name), None)
+            for text in (old, new))
+    if (a and a.text) == (b and b.text):
+        return None
+    return _change(a, b, False, (old.split("\n"), new.split("\n")))
+
+
+def kept_lines(old: str, new: str) -> dict[int, int]:
+    """{number of a line in `new`: its number in `old`} of the lines that stayed or were only
+    re-indented, also where their block moved. Blank lines above a block go with it.
+
+    Raises what `split_blocks` raises.
+    """
+    sources, kept = (old.split("\n"), new.split("\n")), {}
+    for a, b, _ in match(split_blocks(old), split_blocks(new)):
+        if not (a and b):
+            continue
+        if a.text == b.text:
+            texts = a.text.split("\n")
+            before, after = (_numbers(block, texts, source)
+                             for block, source in zip((a, b), sources, strict=True))
+            pairs = list(zip(after, before, strict=True))
+        else:
+            pairs = [(row.new.number, row.old.number) for row in _aligned(a, b, sources)
+                     if row.mark in (SAME, INDENTED)]
+        kept.update(pairs)
+        for y, x in [*pairs, (b.line, a.line)]:
+            while min(x, y) > 1 and sources[0][x - 2] == sources[1][y - 2] == "":
+                x, y = x - 1, y - 1
+                kept.setdefault(y, x)
+    return kept
+
+
 def _as_text(old, new, reason):
     a, b = (Block("all lines", text.removesuffix("\n"), 1) for text in (old, new))
     rows = _rows(a, b, (old.split("\n"), new.split("\n")))
@@ -125,15 +161,30 @@ def _change(old, new, moved, sources):
     return Change((new or old).name, old, new, tuple(words), tuple(rows))
 
 
+def _aligned(old, new, sources):
+    """The rows of two versions of a block, a class's by method."""
+    return [row for a, b, _ in match(methods(old), methods(new)) for row in _rows(a, b, sources)]
+
+
 def _rows(old, new, sources):
     """The rows of two blocks, of which one may be None."""
     return tuple(align(*map(_lines, (old, new), sources)))
 
 
 def _lines(block, source):
-    """The Lines of a block; other lines of the file may come between those of its imports."""
-    lines, number = [], block.line - 1 if block else 0
-    for text in block.text.split("\n") if block else []:
-        number = source.index(text, number) + 1
-        lines.append(Line(number, text))
-    return lines
+    """The Lines of a block."""
+    if block is None:
+        return []
+    texts = block.text.split("\n")
+    return [Line(*pair) for pair in zip(_numbers(block, texts, source), texts, strict=True)]
+
+
+def _numbers(block, texts, source):
+    """The numbers of a block's lines; other lines of the file may come between its imports."""
+    first = block.line - 1
+    if source[first : first + len(texts)] == texts:
+        return range(block.line, block.line + len(texts))
+    numbers = [first]
+    for text in texts:
+        numbers.append(source.index(text, numbers[-1]) + 1)
+    return numbers[1:]

@@ -56,6 +56,12 @@ def read_side(target: str) -> Side:
     return Side(name, path, text, milestone, _hyperparameters(path))
 
 
+def side_of(m: Milestone) -> Side:
+    """The Side for a milestone, of whichever history/."""
+    text = m.script.read_text(encoding="utf-8")
+    return Side(m.name, m.script, text, m, _hyperparameters(m.script))
+
+
 def parent_of(target: str) -> str:
     """The id of a milestone's parent.
 

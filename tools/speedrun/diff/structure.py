@@ -6,6 +6,7 @@ import io
 import tokenize
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from functools import cache
 
 from speedrun.history.blocks import Block, merge_names
 
@@ -33,7 +34,8 @@ def match(
     return [(before.get(name), after.get(name), name in moved) for name in merged]
 
 
-def methods(block: Block) -> list[Block]:
+@cache
+def methods(block: Block) -> tuple[Block, ...]:
     """A class cut before each of its methods, the first part being all that comes before them;
     anything else, and a class without methods, in one piece.
 
@@ -42,7 +44,7 @@ def methods(block: Block) -> list[Block]:
     tree = _parse(block.text)
     is_class = tree and tree.body and isinstance(tree.body[0], ast.ClassDef)
     if not is_class or block.text[0].isspace():
-        return [Block("", block.text, block.line)]
+        return (Block("", block.text, block.line),)
     lines = block.text.split("\n")
     starts, taken = {"": 1}, tree.body[0].lineno
     for node in tree.body[0].body:
@@ -56,8 +58,8 @@ def methods(block: Block) -> list[Block]:
             starts[name] = first
         taken = node.end_lineno
     ends = [*starts.values(), len(lines) + 1][1:]
-    return [Block(name, "\n".join(lines[start - 1 : end - 1]), block.line + start - 1)
-            for (name, start), end in zip(starts.items(), ends, strict=True)]
+    return tuple(Block(name, "\n".join(lines[start - 1 : end - 1]), block.line + start - 1)
+                 for (name, start), end in zip(starts.items(), ends, strict=True))
 
 
 def classify(old: str, new: str) -> set[str]:

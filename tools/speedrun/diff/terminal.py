@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from difflib import unified_diff
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from rich.console import Console
 from rich.text import Text
@@ -28,6 +28,8 @@ from speedrun.diff.facts import (
     ideas_between,
     summary_line,
 )
+from speedrun.diff.origin import Version
+from speedrun.history.manifest import Milestone
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: ""}
 FAINT = "dim"
@@ -109,6 +111,40 @@ def print_unified(
         blocks = change.old, change.new
         texts = [block.text + "\n" if block else "" for block in blocks]
         _print_unified(console, texts, names, [block.line if block else 1 for block in blocks])
+
+
+def print_origins(console: Console, origins: Sequence[tuple[str, Milestone]]) -> None:
+    """A script, with the milestone of each line and the line's number before it."""
+    width = max(len(m.id) for _, m in origins)
+    before = None
+    for number, (line, m) in enumerate(origins, start=1):
+        style = FAINT if m is before else "bold cyan"
+        console.print(Text.assemble(
+            (f"{m.id:>{width}}", style), (f" {number:4} ", FAINT), visible(line)))
+        before = m
+
+
+def print_origin_counts(console: Console, counts: Sequence[tuple[Milestone, int]]) -> None:
+    """How many lines each milestone brought, and all of them."""
+    width = max(len(m.id) for m, _ in counts)
+    for m, lines in counts:
+        console.print(Text.assemble((f"{m.id:>{width}}", "bold cyan"), f" {lines:5}  {m.title}"))
+    total = sum(lines for _, lines in counts)
+    console.print(f"{'':{width}} {total:5}  lines of {len(counts)} milestones")
+
+
+def print_life(console: Console, versions: Sequence[Version], stat: bool = False) -> None:
+    """Each version of a block: its milestone and idea, and what it changed; stat: no lines."""
+    for chain, some in groupby(versions, lambda version: version.milestone.chain):
+        console.print(Text(f"{chain}\n", style=FAINT))
+        for version in some:
+            m = version.milestone
+            console.print(Text.assemble((f"{m.id} {m.title}. ", "bold"), m.idea))
+            if stat:
+                console.print(f"  {version.change.fate}")
+            else:
+                print_changes(console, Difference((version.change,)))
+                console.print()
 
 
 def _print_title(console, change):

@@ -18,6 +18,8 @@ UNCOUNTED = (*FREE, "Hyperparameters")
 
 CARRIED, ALREADY, DIFFERS = "carried", "already there", "differs"  # a repair in a descendant
 
+MOST_ATTEMPTS = 40  # lines at the margin that a statement may go on with and still be parsed alone
+
 HEADING = re.compile(r"# -{10,} (?P<title>.+?) -{10,}")
 
 
@@ -55,7 +57,6 @@ def split_blocks(source: str) -> tuple[Block, ...]:
     not Python, and ValueError if two blocks have the same name.
     """
     lines = source.split("\n")  # as the parser counts them; splitlines() also cuts at form feeds
-    tree = ast.parse(source)
     blocks = {}
 
     def add(name, first, last):  # lines first..last, from 1
@@ -74,18 +75,19 @@ def split_blocks(source: str) -> tuple[Block, ...]:
                 add(f"comment: {lines[number - 1]}", number, number)
 
     taken = 0  # lines that belong to a block already
-    for node in tree.body:
+    for number, (node, skipped) in enumerate(_statements(source, lines)):
         first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
+        first += skipped
         while first - 1 > taken and _is_own_comment(lines[first - 2]):
             first -= 1
         add_comments(taken + 1, first - 1)
-        taken = node.end_lineno
-        if node is tree.body[0] and ast.get_docstring(tree) is not None:
+        taken = skipped + node.end_lineno
+        if number == 0 and ast.get_docstring(ast.Module([node], [])) is not None:
             add("card", first, taken)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             add("imports", first, taken)
         else:
-            add(_name(node, lines[node.lineno - 1]), first, taken)
+            add(_name(node, lines[skipped + node.lineno - 1]), first, taken)
     add_comments(taken + 1, len(lines))
     return tuple(blocks.values())
 
@@ -155,6 +157,35 @@ def carry(repair: Repair, source: str) -> tuple[str, str]:
     lines, first = source.split("\n"), block.line - 1
     lines[first : first + block.text.count("\n") + 1] = repair.new.split("\n")
     return CARRIED, "\n".join(lines)
+
+
+def _statements(source, lines):
+    """(statement, the number of lines that come before those that its own numbers count) of a
+    program, in order. Raises SyntaxError.
+
+    Each is parsed alone, once for all scripts that hold it: a chain's scripts have most in common.
+    """
+    found, start, attempts = [], 0, 0
+    ends = [i for i, line in enumerate(lines) if line[:1] not in ("", " ", "\t", "\f", "#", ")")]
+    for end in [*ends[1:], len(lines)]:
+        text = "\n".join(lines[start:end])
+        if text.count('"""') % 2:
+            continue  # within a text, as the lines of a card are
+        try:
+            body = _parsed(text)
+        except SyntaxError:  # the statement goes on, as a text in several lines does
+            attempts += 1
+        else:
+            found += [(node, start) for node in body]
+            start, attempts = end, 0
+        if attempts > MOST_ATTEMPTS:
+            break
+    return found if start == len(lines) else [(node, 0) for node in ast.parse(source).body]
+
+
+@cache
+def _parsed(text):
+    return ast.parse(text).body
 
 
 def _is_own_comment(line):

@@ -1,0 +1,239 @@
+"""Exercises of lesson 05d: their checks, hints and solutions."""
+
+import torch
+
+# ---- 1: tiles sorted by their first and last documents ----
+
+
+def sort_tiles(first, last):
+    """0 skipped, 1 partial, 2 full: two tiles share a document if their ranges overlap."""
+    tile = torch.arange(len(first))
+    query = tile[:, None]
+    some = (query >= tile) & (first[:, None] <= last)
+    every = (query > tile) & (last[:, None] == first)
+    return some.int() + every.int()
+
+
+def by_tokens(documents, size=4):
+    t, N = torch.arange(len(documents)), len(documents) // size
+    visible = (t[:, None] >= t) & (documents[:, None] == documents)
+    pairs = visible.view(N, size, N, size).sum((1, 3))
+    return (pairs > 0).int() + (pairs == size * size).int()
+
+
+def check_tiles(answer):
+    assert callable(answer), f"expected the function sort_tiles, not {answer!r}"
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.tensor([1] * 10 + [2] * 6), torch.ones(16, dtype=torch.int64)]
+    rows += [(torch.rand(32, generator=generator) < share).cumsum(0) for share in (0.05, 0.1, 0.5)
+             for _try in range(20)]
+    kinds = ("skipped", "partial", "full")
+    for documents in rows:
+        first, last = documents[::4], documents[3::4]
+        right = by_tokens(documents)
+        result = answer(first.clone(), last.clone())
+        assert result is not None, "the function returns nothing; return the (N, N) tensor"
+        assert isinstance(result, torch.Tensor) and result.shape == right.shape, (
+            f"expected a tensor of shape {tuple(right.shape)}, a row for each tile of queries and"
+            f" a column for each tile of keys, got {getattr(result, 'shape', result)!r}")
+        wrong = (result.int() != right).nonzero().tolist()
+        if not wrong:
+            continue
+        query, key = max(wrong, key=lambda pair: pair[1] > pair[0])  # above the diagonal, if any
+        got, want = int(result[query, key]), int(right[query, key])
+        why = {
+            (1, 0): "these two tiles share no document; compare the later tile's first document"
+                    " with the earlier one's last",
+            (0, 1): "a document that begins or ends inside a tile is shared, too; first and last"
+                    " need not be equal",
+            (2, 1): "full needs every pair visible: one document from the keys' first token to the"
+                    " queries' last, and a tile below the diagonal",
+            (1, 2): "all pairs are visible here: one document fills both tiles",
+        }.get((got, want), "full counts as visible, too: 2, not 1")
+        if key > query:
+            why = "keys after all of the tile's queries are never visible: is row the query's tile?"
+        elif key == query and got == 2:
+            why = "on the diagonal a token does not see the tokens after it, so no tile is full"
+        name = kinds[got] if 0 <= got <= 2 else got
+        raise AssertionError(
+            f"with documents {first.tolist()} at the tiles' first tokens and {last.tolist()} at the"
+            f" last, row {query}, column {key} is {name}, but should be {kinds[want]}; {why}")
+
+
+# ---- 2: keys that a query sees when the window is whole tiles ----
+
+
+def check_keys(answer):
+    try:
+        first, last = (float(number) for number in answer)
+    except (TypeError, ValueError):
+        raise AssertionError(
+            f"expected two numbers, (keys of the first query, keys of the last), not {answer!r}"
+        ) from None
+    if (first, last) == (1665, 1792):
+        return
+    why = "draw the query's own tile and the tiles before it, and count the keys in each"
+    if (first, last) == (1792, 1665):
+        why = "the order is (first query, last query); yours may be swapped"
+    elif (first, last) == (1792, 1792):
+        why = ("that is a window in tokens, as 05 has it. Here the window ends at a tile's edge, so"
+               " the queries of a tile all begin at the same key")
+    elif (first, last) == (1728, 1728):
+        why = "1,728 is rounded up to whole tiles, and a tile's queries see more and more keys"
+    elif last - first == 127 and last == 1728:
+        why = "1,728 / 128 is 13.5, and the rule rounds up"
+    elif last - first == 127:
+        why = ("the difference of 127 is right. The number of tiles is 1,728 / 128, rounded up, and"
+               " the query's own tile is one of them")
+    elif last == 1792:
+        why = "the last query is right; the first one sees only itself in its own tile"
+    elif first == 1665:
+        why = "the first query is right; the last one sees all 128 keys of its own tile"
+    raise AssertionError(f"({first:g}, {last:g}) is not what the mask gives: {why}")
+
+
+# ---- 3: other frequencies ----
+
+MARGIN = 0.01
+
+
+def frequencies(pairs):
+    """All pairs rotate, from 1 radian per token down to about 1/10,000, as in 05e."""
+    return 10_000.0 ** (-torch.arange(pairs) / pairs)
+
+
+def of_05f(pairs):
+    """05f's own: half of the pairs stay fixed."""
+    return torch.cat(((1 / 1024) ** torch.linspace(0, 1, pairs // 2), torch.zeros(pairs // 2)))
+
+
+def end_losses(choose):
+    """The final losses of a micro 05f whose pairs rotate at choose(pairs), three seeds."""
+    import lesson
+
+    module = lesson.snapshot("05f")
+    parent = module.Rotary
+
+    class Chosen(parent):
+        def __init__(self, head_dim, seq_len):
+            super().__init__(head_dim, seq_len)
+            speeds = choose(head_dim // 2)
+            angles = torch.outer(torch.arange(seq_len), torch.cat((speeds, -speeds)))[:, None]
+            self.cos.copy_(angles.cos())
+            self.sin.copy_(angles.sin())
+
+    module.Rotary = Chosen
+    sizes = {**lesson.MANIFEST.overrides(lesson.MANIFEST.get("05f"), "tiny"), **dict(
+        model_dim=32, num_heads=1, seq_len=64, window_end=64, micro_batch_size=8,
+        total_batch_size=512, train_steps=40, cooldown_steps=16, momentum_warmup_steps=10,
+        val_tokens=8192, val_loss_every=0, kernel_warmup_steps=0, use_flex_attention=False,
+        attention_scale=32**-0.5, tile_size=32, value_embed_pattern="0..0",
+        layer_without_attention=2)}
+    return torch.tensor([lesson.train_here(module, **sizes, seed=seed).val_curve[-1][1]
+                         for seed in range(3)])
+
+
+def check_frequencies(answer):
+    assert callable(answer), f"expected the function frequencies, not {answer!r}"
+    result = answer(16)
+    assert isinstance(result, torch.Tensor) and result.shape == (16,), (
+        "expected a tensor with one frequency for each of 16 pairs, got"
+        f" {getattr(result, 'shape', result)!r}")
+    result = result.float()
+    assert result.isfinite().all(), f"every frequency must be finite, yours are {result.tolist()}"
+    assert (result != 0).any(), (
+        "no pair rotates, so scores do not depend on positions at all; which distances within 64"
+        " tokens should a head tell apart?")
+    ours, theirs = end_losses(lambda pairs: answer(pairs).float()), end_losses(of_05f)
+    gaps = theirs - ours
+    told = ("lower by " + ", ".join(f"{gap:+.4f}" for gap in gaps)
+            + " than with 05f's frequencies, seed by seed")
+    still = int((result == 0).sum())
+    why = (f"{still} of your 16 pairs stay fixed, as many as 05f's or more"
+           if still >= 8 else "the fastest pair of 05f turns by 1 radian per token")
+    if result.abs().max() > 2:
+        why = (f"your fastest pair turns by {result.abs().max():.3g} radians per token: beyond"
+               " pi, faster looks like slower")
+    assert gaps.mean() >= MARGIN and (gaps > 0).all(), (
+        f"{told}; {MARGIN} on average is expected, and a gain in each seed; {why}")
+    print(told)
+
+
+# ---- typical wrong answers: every check must refuse them ----
+
+
+def _version_1(first, last):
+    tile = torch.arange(len(first))
+    query = tile[:, None]
+    return ((query >= tile) & (first[:, None] == first)).int() + (
+        (query > tile) & (last[:, None] == first)).int()
+
+
+def _columns_are_queries(first, last):
+    return sort_tiles(first, last).T
+
+
+def _full_diagonal(first, last):
+    tile = torch.arange(len(first))
+    query = tile[:, None]
+    return ((query >= tile) & (first[:, None] <= last)).int() + (
+        (query >= tile) & (last[:, None] == first)).int()
+
+
+def _never_full(first, last):
+    return sort_tiles(first, last).clamp(max=1)
+
+
+def _not_causal(first, last):
+    return (first[:, None] <= last).int() + (last[:, None] == first).int()
+
+
+def _none_rotates(pairs):
+    return torch.zeros(pairs)
+
+
+def _too_fast(pairs):
+    return torch.full((pairs,), 6.283185)
+
+
+EXERCISES = {
+    "1": dict(
+        check=check_tiles,
+        hints=[
+            "When do the documents of two tiles overlap? Each tile holds the documents from its"
+            " first to its last.",
+            "Keys' tile k, queries' tile q, q >= k: something is visible if first[q] <= last[k]."
+            " Everything is, below the diagonal, if last[q] == first[k].",
+            "1. tile = torch.arange(len(first)); query = tile[:, None]. 2. some: query >= tile, and"
+            " the overlap. 3. every: query > tile, and one document. 4. Add both as integers.",
+            "some = (query >= tile) & (first[:, None] <= last);"
+            " every = (query > tile) & (last[:, None] == ...); return some.int() + every.int()",
+        ],
+        solution=sort_tiles,
+        wrong=[_version_1, _columns_are_queries, _full_diagonal, _never_full, _not_causal],
+    ),
+    "2": dict(
+        check=check_keys,
+        hints=[
+            "All 128 queries of a tile see the same tiles. They differ in their own tile only.",
+            "With a window of n tiles, the own one included, the query at place o of its tile (0 to"
+            " 127) sees 128 (n - 1) keys in the tiles before and o + 1 in its own.",
+            "1,728 / 128 = 13.5, rounded up. Put o = 0 and o = 127 into the formula of hint 2.",
+            "n = 14, so 13 whole tiles before: 13 x 128 keys, and 1 or 128 more.",
+        ],
+        solution=(1665, 1792),
+        wrong=[(1792, 1792), (1792, 1665), (1728, 1728), (1601, 1728), (1664, 1792), 1792],
+    ),
+    "3": dict(
+        check=check_frequencies,
+        hints=[
+            "Which of the four runs above was better than 05f in every seed?",
+            "05e rotates all pairs: pair i by 10,000^(-i / pairs) radians per token.",
+            "Start from 05e's frequencies. If you like, try a slowest pair that turns about once in"
+            " 64 tokens, the length of a sequence.",
+            "return 10_000.0 ** (-torch.arange(pairs) / ...)",
+        ],
+        solution=frequencies,
+        wrong=[of_05f, _none_rotates, _too_fast],
+    ),
+}

@@ -1,0 +1,191 @@
+"""Exercises of lesson 05j: their checks, hints and solutions."""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# ---- 1: how far a stack of windows reaches ----
+
+
+def check_reach(answer):
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise AssertionError(f"expected a number of tokens, not {answer!r}") from None
+    meanings = {
+        8: "that is the last layer alone; what it reads has itself read others in earlier layers",
+        4: "that is one short window; the layers come one after the other",
+        25: "that counts the token itself, too; how many tokens *back* is the earliest?",
+        28: "that counts each window's own token; a window of 8 reaches 8 tokens back, not 9",
+        16: "that is the long layers alone; the short ones carry on, too",
+        6: "that is the mean of the windows; they add up",
+        256: "windows add up, they do not multiply",
+        1024: "windows add up, they do not multiply",
+    }
+    if value != 24:
+        raise AssertionError(
+            f"{value:g} tokens is not right;"
+            f" {meanings.get(value, 'follow the earliest token from the last layer to the first')}")
+
+
+# ---- 2: one product for queries, keys and values ----
+
+
+def one_product(x, weight, num_heads):
+    B, T, C = x.shape
+    return F.linear(x, weight.flatten(0, 1)).view(B, T, 3, num_heads, -1).unbind(2)
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        self.calls += func.overloadpacket in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm)
+        return func(*args, **(kwargs or {}))
+
+
+def check_product(answer):
+    assert callable(answer), f"expected the function one_product, not {answer!r}"
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, generator=generator) for size in ((2, 5, 12), (3, 12, 12)))
+    with _Products() as products:
+        result = answer(x, weight, 3)
+    assert result is not None, "the function returns nothing; return q, k and v"
+    result = tuple(result)
+    assert len(result) == 3, f"expected three tensors, q, k and v, got {len(result)}"
+    expected = [(x @ each.T).view(2, 5, 3, 4) for each in weight]
+    for name, got, right in zip("qkv", result, expected, strict=True):
+        assert got.shape == right.shape, (
+            f"{name} has the shape {tuple(got.shape)}, not (B, T, H, D) = {tuple(right.shape)}; the"
+            " product's last dimension holds 3 C numbers: first q's, then k's, then v's")
+        if not torch.allclose(got, right, atol=1e-5):
+            twisted = (x @ weight[0]).view(2, 5, 3, 4)
+            why = ("the weights have to be transposed, as in nn.Linear: x @ w.T"
+                   if name == "q" and torch.allclose(got, twisted, atol=1e-5) else
+                   "of the product's 3 C columns, the first C are all heads of q; view them as"
+                   " (3, H, D), in this order, and take the first dimension apart")
+            raise AssertionError(f"{name} has the right shape but other numbers; {why}")
+    assert products.calls == 1, (
+        f"the numbers are right, but you use {products.calls} matrix products; flatten the three"
+        " matrices into one of 3 C rows, and split the result")
+
+
+# ---- 3: a batch size and a rate ----
+
+TOTAL, MARGIN = 24_576, 0.1
+
+
+def choose(total_bytes):
+    """Half the batch at the same rates: twice as many steps."""
+    return 512, 1
+
+
+@cache
+def end_loss(size, factor, seed):
+    """Trains a micro 05l on TOTAL bytes in batches of `size`, all rates times `factor`."""
+    import lesson
+
+    sizes = {**lesson.MANIFEST.overrides(lesson.MANIFEST.get("05l"), "tiny"), **dict(
+        model_dim=32, num_heads=1, train_seq_len=128, val_seq_len=128, window_end=128,
+        val_tokens=8192, micro_batch_size=min(8, size // 128), total_batch_size=size,
+        train_steps=TOTAL // size, scheduled_steps=TOTAL // size, momentum_warmup_steps=8,
+        val_loss_every=0, kernel_warmup_steps=0, adam_eps=1e-10 * size, num_layers=2,
+        value_embed_pattern="00", layer_without_attention=9, window_pattern="LL")}
+    for name in ("embed_lr", "head_lr", "scalar_lr", "muon_lr"):
+        sizes[name] *= factor
+    return lesson.train_here(lesson.snapshot("05l"), **sizes, seed=seed).val_curve[-1][1]
+
+
+def check_choice(answer):
+    assert callable(answer), f"expected the function choose, not {answer!r}"
+    try:
+        size, factor = answer(TOTAL)
+        size, factor = int(size), float(factor)
+    except (TypeError, ValueError):
+        raise AssertionError(
+            f"expected a batch size and a factor, two numbers, not {answer(TOTAL)!r}") from None
+    assert size > 0 and size % 128 == 0 and TOTAL % size == 0 and (size // 128) % min(
+            8, size // 128) == 0, (
+        f"a batch of {size} bytes does not work: it must be a multiple of 128, the length of a row,"
+        f" and divide {TOTAL:,} (for example 256, 384, 512, 768, 1024, 2048)")
+    assert 0 < factor < 100, f"the factor on the rates is {factor:g}; expected one above 0"
+    ours = [end_loss(size, factor, seed) for seed in range(2)]
+    theirs = [end_loss(1024, 1.0, seed) for seed in range(2)]
+    gain = (sum(theirs) - sum(ours)) / 2
+    told = (f"{TOTAL // size} steps of {size} at {factor:g} times the rates end at {ours[0]:.3f}"
+            f" and {ours[1]:.3f}, a batch of 1,024 at {theirs[0]:.3f} and {theirs[1]:.3f}")
+    why = "in the plot, which sizes and rates are lowest?"
+    if size > 1024:
+        why = "a larger batch has fewer steps, so each must go further: try a higher rate"
+    elif factor < 1:
+        why = "a lower rate needs more steps than there are"
+    assert gain >= MARGIN, f"{told}; {MARGIN} lower on average is expected; {why}"
+    print(told)
+
+
+# ---- typical wrong answers: every check must refuse them ----
+
+
+def _three_products(x, weight, num_heads):
+    return [(x @ each.T).view(*x.shape[:2], num_heads, -1) for each in weight]
+
+
+def _heads_first(x, weight, num_heads):
+    B, T, C = x.shape
+    return F.linear(x, weight.flatten(0, 1)).view(B, T, num_heads, 3, -1).unbind(3)
+
+
+def _not_transposed(x, weight, num_heads):
+    result = x @ torch.cat(tuple(weight), 1)
+    return [each.view(*x.shape[:2], num_heads, -1) for each in result.chunk(3, -1)]
+
+
+def _not_split(x, weight, num_heads):
+    return F.linear(x, weight.flatten(0, 1)).chunk(3, -1)
+
+
+EXERCISES = {
+    "1": dict(
+        check=check_reach,
+        hints=[
+            "The last layer reads tokens up to 8 back. What have those tokens read, one layer"
+            " earlier?",
+            "Each layer carries information as far as its window. What do you do with four such"
+            " distances?",
+            "From the last layer to the first: 8 back, then 4 more, then 4 more, then 8 more.",
+            "8 + 4 + 4 + ...",
+        ],
+        solution=24,
+        wrong=[8, 4, 25, 28, 16, 6, 1024, "far"],
+    ),
+    "2": dict(
+        check=check_product,
+        hints=[
+            "Three matrices of C rows, below each other, are one matrix of how many rows?",
+            "x W' with W (3 C, C) gives 3 C numbers for each token: q's C, then k's, then v's; each"
+            " C are H heads of D.",
+            "1. weight.flatten(0, 1). 2. F.linear. 3. .view(B, T, 3, num_heads, -1). 4. Take the"
+            " third dimension apart with .unbind(2).",
+            "F.linear(x, weight.flatten(0, 1)).view(...).unbind(2)",
+        ],
+        solution=one_product,
+        wrong=[_three_products, _heads_first, _not_transposed, _not_split],
+    ),
+    "3": dict(
+        check=check_choice,
+        hints=[
+            "Read the two plots above: which batches end lower than 1,024 at factor 1?",
+            "Steps = bytes / batch. A smaller batch has more steps, each with a noisier gradient.",
+            "Try 512 and 768 at factor 1, and 1,024 at factor 2.",
+            "return 512, ...",
+        ],
+        solution=choose,
+        wrong=[lambda total: (1024, 1), lambda total: (2048, 2), lambda total: (2048, 1),
+               lambda total: (1000, 1), lambda total: (512, 0.25), lambda total: 512],
+    ),
+}

@@ -1,0 +1,127 @@
+"""The picture of a model shows what the module tree has and what the forward pass does.
+
+Run: .venv/bin/python -m pytest tests/test_anatomy.py
+"""
+
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from speedrun.anatomy.picture import ACCENT, model_svg, strip_svg
+from speedrun.anatomy.trace import Tracer, anatomy, trace
+from speedrun.history.manifest import load_manifest
+from speedrun.scripts.find import load_snapshot
+
+MANIFEST = load_manifest()
+MODEL = {"GPT", "Block", "CausalSelfAttention", "MLP", "Rotary", "attention_mask"}
+CHANGED = [m.id for m in MANIFEST.milestones if not m.parent or MODEL & {*m.changes}]
+QUICK = {"00", "03b", "05k", CHANGED[-1], "09"}  # a second or two each
+
+
+def drawn(svg):
+    """{part: its group} of a picture."""
+    groups = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}g")
+    return {group.get("data-part"): group for group in groups if group.get("data-part")}
+
+
+def numbers(names, kind):
+    """The layers of the parts of this kind."""
+    return {int(name.split()[-1]) for name in names if re.fullmatch(rf"{kind} \d+", name)}
+
+
+@pytest.mark.parametrize("id", [
+    pytest.param(id, marks=[] if id in QUICK else [pytest.mark.slow, pytest.mark.skipif(
+        not os.environ.get("RUN_SLOW"), reason="a second or two each; RUN_SLOW=1 draws all")])
+    for id in CHANGED])
+def test_picture_shows_the_module_tree(id):
+    module = load_snapshot(MANIFEST.get(id).script)
+    args = module.Hyperparameters()
+    with torch.device("meta"):
+        model = module.GPT(args)
+    svg = model_svg(MANIFEST, id)
+    parts = drawn(svg)
+    L = len(model.blocks)
+    attention = {i for i in range(L) if model.blocks[i].attn is not None}
+    assert numbers(parts, "attn") == attention
+    assert numbers(parts, "no attn") == {*range(L)} - attention
+    mlps = {i for i in range(L) if model.blocks[i].mlp is not None}
+    assert numbers(parts, "mlp") == mlps and numbers(parts, "no mlp") == {*range(L)} - mlps
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{count / 1e6:.1f}M parameters".encode() in svg and f"{L} layers".encode() in svg
+    tables = getattr(args, "value_embed_pattern", "." * L)
+    assert numbers(parts, "table") == {i for i in range(L) if tables[i] != "."}
+    for i in numbers(parts, "table"):
+        assert "".join(parts[f"table {i}"].itertext()) == tables[i]
+    assert ("positions" in parts) == hasattr(model, "pos_embed")
+    assert ("smear" in parts) == hasattr(model, "smear_gate")
+    assert ("tied" in parts) == (model.embed.weight is model.lm_head.weight)
+    assert ("cap" in parts) == ("tanh" in MANIFEST.get(id).script.read_text(encoding="utf-8"))
+    if hasattr(args, "window_pattern"):
+        windows = {i: int("".join(parts[f"window {i}"].itertext()).replace(",", ""))
+                   for i in attention}
+        of_kind = defaultdict(set)
+        for i, window in windows.items():
+            of_kind[args.window_pattern[i]].add(window)
+        (short,), (long,) = of_kind["S"], of_kind["L"]
+        assert short < long
+        last = module.window_size(args.train_steps, args)
+        assert long == getattr(args, "long_window_end", last)
+
+
+@pytest.mark.parametrize("id", sorted(QUICK))
+def test_every_parameter_is_in_the_picture(id):
+    """A forward pass reads all of them, each in a module or on the way between two."""
+    module = load_snapshot(MANIFEST.get(id).script)
+    args = module.Hyperparameters(model_dim=module.Hyperparameters().num_heads * 16, vocab_size=64)
+    model = module.GPT(args).eval()
+    with torch.no_grad(), Tracer(model) as tracer:
+        model(torch.ones(1, 256, dtype=torch.int64))
+    read = set().union(*tracer.used.values(), *tracer.sources.values())
+    assert {f"w:{name}" for name, _parameter in model.named_parameters()} <= read
+
+
+def test_what_runs_is_drawn_not_what_is_written():
+    module = load_snapshot(MANIFEST.get("09").script)
+    before = trace(module)
+    assert before.smear and before.activation == "ReLU²" and before.layers[4].x0
+    module.smear = lambda x, weight, gate: x
+    module.MLP.forward = lambda self, x: F.gelu(x @ self.c_fc) @ self.c_proj.T
+    block = module.Block.forward
+    module.Block.forward = lambda self, x, embeds, x0, scalars, masks: block(
+        self, x, {}, x, scalars, masks)
+    after = trace(module)
+    assert not after.smear and after.activation == "GELU"
+    assert not any(layer.x0 or layer.tables for layer in after.layers)
+    assert [layer.window for layer in after.layers] == [layer.window for layer in before.layers]
+    assert after.skips == before.skips == {(0, 9), (1, 8), (2, 7), (3, 6), (7, 11)}
+    assert before.subtracted == {(7, 11)}
+
+
+def test_a_picture_marks_what_changed():
+    def marked(changed):
+        return {name for name, group in drawn(model_svg(MANIFEST, "09", changed)).items()
+                if ACCENT in ElementTree.tostring(group, encoding="unicode")}
+
+    assert marked("08g") == {"skip 7-11"} and marked(()) == set()
+    assert marked(["mlp 3", "gate"]) == {"mlp 3"} | {f"gate {i}" for i in range(11) if i != 6}
+
+
+def test_a_strip_has_every_model_and_can_be_repeated():
+    strip = strip_svg(MANIFEST, ["00", "05k", "09"])
+    assert strip == strip_svg(MANIFEST, ["00", "05k", "09"]) and len(strip) < 60_000
+    text = "".join(ElementTree.fromstring(strip).itertext())
+    assert all(MANIFEST.get(id).name in text for id in ("00", "05k", "09"))
+
+
+def test_the_traced_numbers_of_a_notebook_stay(monkeypatch):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    anatomy.cache_clear()
+    anatomy(MANIFEST.get("00"))
+    assert torch.equal(torch.rand(1), expected)

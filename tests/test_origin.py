@@ -1,0 +1,163 @@
+"""Lines and blocks keep their origins. Run: .venv/bin/python -m pytest tests/test_origin.py"""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from snapshots import MILESTONES
+from speedrun.base.errors import UserError
+from speedrun.diff.align import INDENTED, SAME
+from speedrun.diff.difference import find_difference
+from speedrun.diff.origin import block_life, line_origins
+from speedrun.history.blocks import changed_blocks
+from speedrun.history.manifest import load_manifest
+from test_diff_milestones import FILE, FIRST, LEFT, SECOND, diff, replaced
+
+LAST = [m for m in MILESTONES if not load_manifest().children(m.id)]  # of each chain
+
+
+def text_of(milestone):
+    return milestone.script.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    """{milestone: {line's number: (line, the milestone that it is from)}} without blank lines, made
+    by applying each diff to the parent's lines: a line that the diff shows as changed or added is
+    from its milestone, all others stay whose they were."""
+    files = {}
+    for m in MILESTONES:
+        lines = text_of(m).split("\n")
+        numbers = [n for n, line in enumerate(lines, start=1) if line.strip()]
+        before = files[load_manifest().get(m.parent)] if m.parent else {}
+        old = text_of(load_manifest().get(m.parent)) if m.parent else ""
+        rows = [row for c in find_difference(old, "\n".join(lines)).changes for row in c.rows]
+        gone = {row.old.number for row in rows if row.old}
+        made = {row.new.number: (row.new.text, before[row.old.number][1]
+                                 if row.mark in (SAME, INDENTED) else m)
+                for row in rows if row.new and row.new.text.strip()}
+        rest = [n for n in numbers if n not in made]
+        stayed = [owned for n, owned in before.items() if n not in gone]
+        files[m] = dict(sorted({**made, **dict(zip(rest, stayed, strict=True))}.items()))
+        assert [files[m][n][0] for n in numbers] == [lines[n - 1] for n in numbers], m.id
+    return files
+
+
+@pytest.mark.parametrize("milestone", [*MILESTONES[::9], *LAST], ids=lambda m: m.id)
+def test_origins_are_those_of_a_replay(milestone, replayed):
+    origins = line_origins(load_manifest(), milestone)
+    assert [line for line, _ in origins] == text_of(milestone).splitlines()
+    found = {n: owned for n, owned in enumerate(origins, start=1) if owned[0].strip()}
+    assert found == replayed[milestone]
+
+
+@pytest.fixture
+def owners(tmp_path):
+    """A function that makes a chain of scripts and returns (line, the number of the script that it
+    is from) of the last."""
+    def origins(*scripts):
+        made = []
+        for number, text in enumerate(scripts):
+            made.append(SimpleNamespace(script=tmp_path / f"{number}.py", name=str(number)))
+            made[-1].script.write_text(text, encoding="utf-8")
+        chain = SimpleNamespace(lineage=lambda m: made[::-1])
+        found = [(text, int(m.name)) for text, m in line_origins(chain, made[-1])]
+        assert [text for text, _ in found] == scripts[-1].splitlines()
+        return found
+    return origins
+
+
+def of_last(found):
+    """The lines that are not from the first script."""
+    return [text for text, number in found if number > 0]
+
+
+def test_a_moved_function_keeps_its_origin(owners):
+    assert of_last(owners(FILE, FILE.replace(SECOND, "").replace(FIRST, SECOND + FIRST))) == []
+    assert of_last(owners(FILE, replaced(LEFT, "") + "\n" + LEFT.rstrip("\n") + "\n")) == []
+
+
+def test_a_re_indented_line_keeps_its_origin(owners):
+    loop = "    for value in values:\n        total += value\n"
+    inner = "    if values:\n        for value in values:\n            total += value\n"
+    assert of_last(owners(FILE, replaced(loop, inner))) == ["    if values:"]
+
+
+def test_a_line_changed_and_changed_back_is_from_its_last_change(owners):
+    found = owners(FILE, replaced("LIMIT = 3", "LIMIT = 4"), FILE)
+    assert of_last(found) == ["LIMIT = 3"] and ("LIMIT = 3", 2) in found
+
+
+def test_layout_counts_as_a_change_of_its_lines(owners):
+    last = "    return max(y, LIMIT) + os.getpid() + sum(range(x))"
+    wrapped = last.replace("(y, ", "(\n        y, ", 1)
+    assert of_last(owners(FILE, replaced(last, wrapped))) == wrapped.split("\n")
+
+
+def test_blank_lines_between_blocks_go_with_the_block_below(owners):
+    added = "\n\ndef third():\n    pass\n"
+    assert of_last(owners(FILE, FILE + added)) == added.splitlines()
+    assert of_last(owners(FILE, FILE.replace("LIMIT = 3", "LIMIT = 3\n\n\nMORE = 4"))) == [
+        "", "", "MORE = 4"]
+
+
+def test_a_life_is_every_version_of_a_block():
+    for name in ("CausalSelfAttention", "newton_schulz"):
+        expected = {
+            m.id for m in MILESTONES if name in changed_blocks(
+                text_of(load_manifest().get(m.parent)) if m.parent else "", text_of(m))}
+        life = block_life(load_manifest(), name)
+        assert [version.milestone.id for version in life] == [
+            m.id for m in MILESTONES if m.id in expected]
+        assert life[0].change.words == ("added",)
+    assert life[-1].change.words in {("added",), ("removed",), ()}
+    with pytest.raises(UserError, match='called "Muno"; did you mean Muon?'):
+        block_life(load_manifest(), "Muno")
+
+
+def test_origin_in_a_pipe_has_a_line_for_each_of_the_script():
+    milestone = LAST[0]
+    shown = diff(milestone.id, "--origin").stdout.splitlines()
+    lines = text_of(milestone).splitlines()
+    assert [line.split(" ", 2)[0] for line in (x.lstrip() for x in shown)] == [
+        m.id for _, m in line_origins(load_manifest(), milestone)]
+    assert all(line.endswith(text.rstrip()) for line, text in zip(shown, lines, strict=True))
+
+
+def test_counts_add_up_to_the_files_length():
+    milestone = LAST[0]
+    *counts, total = diff(milestone.id, "--origin", "--stat").stdout.splitlines()
+    counted = [int(line.split()[1]) for line in counts]
+    assert int(total.split()[0]) == sum(counted) == text_of(milestone).count("\n")
+    assert counts[0].split()[0] == MILESTONES[0].id and min(counted) > 0
+
+
+def test_life_shows_each_version_and_its_idea():
+    shown = diff("--life", "norm").stdout
+    first, second = block_life(load_manifest(), "norm")[:2]
+    for m in (first.milestone, second.milestone):
+        assert f"{m.id} {m.title}. {m.idea}" in shown
+    assert "\n+ def norm(x):\n" in shown and "\n-     return F.rms_norm" in shown
+    stat = diff("--life", "norm", "--stat").stdout
+    assert "+ def norm" not in stat and f"\n  {second.change.fate}\n" in stat
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["09", "--origin", "08"], "--origin takes one milestone, and only the options --stat"),
+    (["09", "--life", "GPT"], "--life takes one block, and only the options --stat"),
+    (["--origin"], "required: A"), (["--origin", "--life", "GPT"], "not allowed with argument"),
+    (["train", "--origin"], 'no milestone "train"'),
+])
+def test_wrong_input_is_one_line(arguments, message):
+    ended = diff(*arguments)
+    assert ended.returncode != 0 and ended.stdout == ""
+    assert message in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_following_a_chain_takes_less_than_a_second():
+    for follow in (lambda: line_origins(load_manifest(), LAST[0]),
+                   lambda: block_life(load_manifest(), "card")):
+        start = time.process_time()  # of this process: others may be busy
+        follow()
+        assert time.process_time() - start < 1

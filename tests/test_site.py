@@ -1,0 +1,384 @@
+"""The site: links resolve, two builds are equal, hostile words stay text, a browser walks through.
+
+Run: .venv/bin/python -m pytest tests/test_site.py; RUN_SLOW=1 builds it whole, and doubled.
+"""
+
+import os
+import re
+import shutil
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from pathlib import Path
+from posixpath import dirname, join, normpath
+from threading import Thread
+
+import pytest
+
+from speedrun.base.errors import UserError
+from speedrun.diff.html import coloured
+from speedrun.history.blocks import split_blocks
+from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.site.build import build
+from speedrun.site.pages import Site
+from speedrun.site.text import make_html, section
+
+EVIL = "<script>alert('&')</script>"
+FIVE = ("index.html", "speedrun/rotary.html", "speedrun/muon.html", "speedrun/muon-script.html",
+        "lessons/01_muon.html")
+KB = 1000
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags are closed in order; keeps ids, links, what a browser loads, the text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.loads, self.tags, self.text = [], [], [], [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append((tag, attrs))
+        self.ids += [attrs["id"]] if "id" in attrs else []
+        if "href" in attrs:
+            loaded = tag == "link" and attrs["rel"] in ("stylesheet", "icon")
+            (self.loads if loaded else self.links).append(attrs["href"])
+        self.loads += [attrs["src"]] if "src" in attrs else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check_pages(out: Path, known: set[str]):
+    """Checks all pages in a folder: their links lead to `known` paths, and to anchors in those that
+    are there; nothing is loaded from elsewhere."""
+    pages = {path.relative_to(out).as_posix(): Reader(path.read_text(encoding="utf-8"))
+             for path in out.rglob("*.html")}
+    for path, page in pages.items():
+        assert len(set(page.ids)) == len(page.ids), path
+        tags = [tag for tag, _ in page.tags]
+        assert tags.count("h1") == tags.count("main") == 1, path
+        assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img"), path
+        for link in page.links:
+            if re.match("https://", link):
+                continue
+            target, _, at = link.partition("#")
+            target = normpath(join(dirname(path), target)) if target else path
+            assert target in known, (path, link)
+            if at and target in pages:
+                assert at in pages[target].ids, (path, link)
+        for load in page.loads:
+            if not load.startswith("data:image/"):
+                assert (out / dirname(path) / load).is_file(), (path, load)
+        limit = 800 * KB if path.endswith("-script.html") else 300 * KB
+        assert (out / path).stat().st_size < limit, path
+    assert "url(" not in (out / "style.css").read_text(encoding="utf-8")
+    return pages
+
+
+def contents(out):
+    return {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory):
+    out = tmp_path_factory.mktemp("five")
+    build(out, only=FIVE)
+    return out
+
+
+def known_paths(site):
+    return {page.path for page in site.pages()} | {
+        site.raw_of(m) for m in site.manifest.milestones}
+
+
+def test_links_of_five_pages_lead_to_pages(five):
+    pages = check_pages(five, known_paths(Site(REPOSITORY)))
+    assert sorted(pages) == sorted(FIVE)
+    loads = [load for page in pages.values() for load in page.loads]
+    assert sum(load.endswith(".png") for load in loads) >= 3  # a lesson has its pictures
+
+
+def test_a_milestones_page_says_what_its_folder_says(five):
+    m = load_manifest().get("muon")
+    page = Reader((five / "speedrun/muon.html").read_text(encoding="utf-8"))
+    for words in (m.title, m.idea, *m.besides, f"{m.val_loss:.4f}", f"{m.minutes:g}",
+                  f"{m.parameters:,}"):
+        assert words in page.text
+    for name in ("newton_schulz", "Muon"):  # its blocks, and the way to their lives
+        assert f"../blocks/{name}.html" in page.links
+    assert {"rotary.html", "modern_arch.html", "muon-script.html"} <= set(page.links)
+    assert "../lessons/01_muon.html" in page.links
+
+
+def test_a_model_is_drawn_where_it_changes(five):
+    pages = [(five / f"speedrun/{slug}.html").read_text("utf-8") for slug in ("rotary", "muon")]
+    assert ["heads of 64; all of a head" in page for page in pages] == [True, False]
+    assert "var(--accent)" in pages[0] and 'href="baseline.html">00</a>' in pages[0]
+
+
+def test_every_line_of_a_script_can_be_linked_to(five):
+    script = load_manifest().get("muon").script.read_text(encoding="utf-8")
+    page = Reader((five / "speedrun/muon-script.html").read_text(encoding="utf-8"))
+    lines = {f"L{number}" for number in range(1, script.count("\n") + 1)}
+    assert {at for at in page.ids if re.fullmatch(r"L\d+", at)} == lines
+    assert (five / "speedrun/muon/train_gpt.py").read_text(encoding="utf-8") == script
+
+
+def test_the_curve_leads_to_each_milestone_of_a_record(five):
+    page = Reader((five / "index.html").read_text(encoding="utf-8"))
+    told = {m.record.number: m for m in load_manifest().of_chain().milestones if m.record}
+    for number, last in told.items():
+        alike = [m for m in load_manifest().of_chain().milestones
+                 if m.record and m.record.number == number]
+        stations = [m for m in alike if m.is_station] or [last]
+        assert f"speedrun/{stations[-1].slug}.html" in page.links
+
+
+# ---- a small repository, with all that is unusual
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A repository of four milestones: with hostile words, a line of 3,000 letters, a small diff, a
+    chain with another program and two roots, and without results, READMEs and lessons."""
+    root = tmp_path_factory.mktemp("repository")
+    history = root / "history"
+    history.mkdir()
+    for name in ("records.json", "hyperparameters.toml"):
+        shutil.copy(REPOSITORY / "history" / name, history)
+    first = load_manifest().milestones[0]
+    script = first.script.read_text(encoding="utf-8")
+    changed = script.replace("# fixed seed", "#").replace(
+        "\nif __name__", f"\n# {'long ' * 600}\n# {EVIL}\nif __name__")
+    for name, text, keys in (
+        ("race/00_start", script, "parameters = 3"),
+        ("race/01_evil", changed, 'changes = ["main guard"]\nrecords = [3]\nlesson = "none"\n'
+         f'besides = ["{EVIL}"]\ncurve = [[0, 4.0], [10, 3.5], [20, 3.3]]'),
+        ("more/z0_one", "x = 1\n", ""), ("more/z1_two", "x = 1\ny = 2\n", 'parent = "none"'),
+    ):
+        folder = history / name
+        folder.mkdir(parents=True)
+        (folder / ("tune.py" if "more" in name else "train_gpt.py")).write_text(text, "utf-8")
+        (folder / "milestone.toml").write_text(
+            f'title = "Title {EVIL}"\nidea = "Idea {EVIL}"\nkind = "data"\n{keys}\n', "utf-8")
+    return root
+
+
+def test_a_small_repository_has_a_whole_site(small, tmp_path):
+    files = build(tmp_path / "a", small)
+    pages = check_pages(tmp_path / "a", set(files))
+    assert {"race/start.html", "race/evil-script.html", "more/one.html", "more/two.html",
+            "more/one/tune.py", "index.html", "records.html"} <= set(files)
+    assert "laptop.html" not in files and "predicted.html" not in files
+    for path, page in pages.items():
+        assert ("script", {}) not in page.tags, path
+    for path in ("race/index.html", "race/evil.html", "race/evil-script.html", "more/one.html"):
+        assert EVIL in pages[path].text, path
+    assert "long " * 600 in pages["race/evil-script.html"].text
+    assert "next" not in [attrs.get("rel") for tag, attrs in pages["race/evil.html"].tags]
+    build(tmp_path / "b", small)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    build(tmp_path / "b", small, only=["index.html"])  # what was there is gone
+    assert not (tmp_path / "b" / "records.html").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(small, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="there is something else in it; name an empty folder"):
+        build(tmp_path, small)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_blocks_that_differ_in_case_alone_have_two_pages(small):
+    site = Site(small)
+    site.lives = dict.fromkeys(["Muon", "muon", "a, b", "a b", "heading: Model"], [])
+    paths = [path.lower() for path in site.block_paths.values()]
+    assert len(set(paths)) == len(paths) == 5
+    assert all(re.fullmatch(r"blocks/[\w-]+\.html", path) for path in paths)
+
+
+def test_markdown_becomes_html():
+    def target(link):
+        return {"a.md": "a.html"}.get(link)
+
+    assert 'href="a.html"' in make_html("[x](a.md)", target)
+    assert make_html("[x](gone.md)", target) == "<p>x</p>\n"
+    assert "<math" in make_html("Take $x^2$.", target)
+    assert "&lt;b&gt;" in make_html("<b>", target)
+    with pytest.raises(UserError, match=r"the formula \$x\^\$ cannot be read"):
+        make_html("$x^$", target)
+    text = "# A\n\nfirst\n\n## B\n\nwhy\n\n<!-- begin t -->\n| x |\n<!-- end t -->\n\nend\n\n## C\n"
+    assert section(text, "t")[0] == "B" and section(text, "t")[1].strip().startswith("why")
+    assert section(text, "t")[1].endswith("end\n\n")
+    assert section(text, "t", False)[1].split("\n\n") == ["why", "<!-- begin t -->\n| x |\n"]
+
+
+# ---- colours
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(x * y for x, y in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_enough_contrast(scheme):
+    style = (REPOSITORY / "site" / "style.css").read_text(encoding="utf-8")
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6});", part)) for part in re.findall(
+        r":root \{(.*?)\n *\}", style, re.S)[:2])
+    colours = light if scheme == "light" else light | dark
+    assert set(light) == set(dark)
+    for text, paper in [
+        *product(("text", "quiet", "accent"), ("page", "box", "accent-box")),
+        *product(("text", "accent", "quiet"), ("old", "new", "moved")),
+        *product(("text",), ("old-word", "new-word")),
+    ]:
+        a, b = sorted(luminance(colours[name]) + 0.05 for name in (text, paper))
+        assert b / a >= 4.5, (text, paper, round(b / a, 2))
+
+
+# ---- a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium; tests that need it say so where there is none."""
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="not run: playwright is not installed (pyproject.toml, dev)")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if not found:
+        pytest.skip(f"not run: there is no browser ({', '.join(names)})")
+    with sync_api.sync_playwright() as playwright:
+        is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+        launched = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox"] * is_root)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(params=["from the disk", "from a server"])
+def address(request, five):
+    """Where the five pages are: in a folder, or below a path of a static server."""
+    if request.param == "from the disk":
+        yield f"{five.as_uri()}/"
+        return
+    handler = partial(Quiet, directory=str(five.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{five.name}/"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+def test_a_reader_walks_through(browser, address, five, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    faults = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("request", lambda request: request.url.startswith((address, "data:image/svg")) or
+            faults.append(request.url))
+
+    def is_at(path):
+        page.wait_for_url(f"{address}{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+    page.goto(f"{address}index.html")
+    is_at("index.html")
+    page.click('table a[href="speedrun/muon.html"]')
+    is_at("speedrun/muon.html")
+    page.keyboard.press("ArrowLeft")
+    is_at("speedrun/rotary.html")
+    page.keyboard.press("ArrowRight")
+    is_at("speedrun/muon.html")
+    page.click("text=Diff")
+    is_at("speedrun/muon.html#diff")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.className") == "block here"
+    page.locator(".fold summary").first.click()
+    page.click('a[href="muon-script.html"] >> nth=0')
+    is_at("speedrun/muon-script.html")
+    page.locator("#L100").hover()
+    assert page.locator(".telling a").get_attribute("href").endswith(".html")
+    assert page.locator(".telling").inner_text()[:2] in ("00", "01")  # its milestone
+    code = page.evaluate("[...document.querySelectorAll('.script code')]"
+                         ".map((line) => line.textContent + '\\n').join('')")
+    script = (five / "speedrun/muon/train_gpt.py").read_text(encoding="utf-8")
+    assert code == script  # what the button copies
+    page.goto(f"{address}speedrun/muon-script.html#L200")
+    assert 0 <= page.locator("#L200").bounding_box()["y"] < 800
+    page.keyboard.press("/")
+    page.keyboard.type("01 muon")
+    page.wait_for_selector("dialog li")
+    page.keyboard.press("Enter")
+    is_at("speedrun/muon.html")
+    page.click("text=Lesson >> nth=1")
+    is_at("lessons/01_muon.html")
+    for picture in page.locator(".lesson img").all():
+        picture.scroll_into_view_if_needed()
+        page.wait_for_function("(picture) => picture.complete", arg=picture.element_handle())
+        assert picture.evaluate("(picture) => picture.naturalWidth") > 100
+    assert faults == []
+    page.close()
+
+
+# ---- the whole site
+
+
+def seconds():
+    """Processor time until now, that of the processes which draw the models too."""
+    return sum(os.times()[:4])
+
+
+@pytest.mark.slow
+def test_the_whole_site_and_twice_as_many_milestones(tmp_path):
+    start = seconds()
+    files = build(tmp_path / "whole")
+    once = seconds() - start
+    check_pages(tmp_path / "whole", set(files))
+    build(tmp_path / "again")
+    assert contents(tmp_path / "whole") == contents(tmp_path / "again")
+    root = tmp_path / "doubled"
+    for part in ("history", "lessons"):
+        shutil.copytree(REPOSITORY / part, root / part,
+                        ignore=shutil.ignore_patterns("__pycache__", ".cache"))
+    chain = load_manifest().milestones[0].chain
+    for other in sorted({m.chain for m in load_manifest().milestones}):
+        letter = "z" if other == chain else f"{other[0]}"
+        for folder in sorted((root / "history" / other).iterdir()):
+            if folder.is_dir():
+                id, _, slug = folder.name.partition("_")
+                again = "y" + id[1:] if id[0].isalpha() else letter + id
+                new = root / "history" / f"z_{other}" / f"{again}_{slug}_again"
+                shutil.copytree(folder, new)
+                toml = (new / "milestone.toml").read_text(encoding="utf-8")
+                toml = re.sub(r'^parent = "[a-z]?(\d)', rf'parent = "{letter}\1', toml, flags=re.M)
+                (new / "milestone.toml").write_text(toml, encoding="utf-8")
+                for script in new.glob("*.py"):  # other texts, so that nothing is known of them
+                    text = script.read_text(encoding="utf-8")
+                    script.write_text(text.replace("self", "this"), encoding="utf-8")
+    coloured.cache_clear()
+    split_blocks.cache_clear()
+    start = seconds()
+    twice = build(tmp_path / "out", root)
+    twofold = seconds() - start
+    check_pages(tmp_path / "out", set(twice))
+    assert len(load_manifest(root / "history").milestones) == 2 * len(load_manifest().milestones)
+    print(f"{len(files)} files in {once:.1f} s, {len(twice)} files in {twofold:.1f} s")
+    assert once < 2 * 60 and twofold < 3 * once  # a minute on two cores

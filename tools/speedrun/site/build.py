@@ -1,0 +1,66 @@
+"""Writes the site into a folder."""
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from speedrun.base.errors import UserError
+from speedrun.base.files import REPOSITORY
+from speedrun.diff.html import TEMPLATES, templates
+from speedrun.site.models import drawn
+from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
+
+ASSETS = "style.css", "site.js"
+MARK = ".built"  # in a folder that this made, which it may therefore replace
+
+
+def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> list[str]:
+    """Builds the site of the repository at `root` in the folder `out`; returns all files' paths.
+
+    only: the paths of the pages to build; all, if empty. Raises UserError, one line, if the folder
+    holds something else, and what reading the repository raises.
+    """
+    site, pages = Site(root), templates()
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        raise UserError(f"{out}: there is something else in it; name an empty folder")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / MARK).touch()
+    pages.globals.update(
+        layout="layout.html", site_name=NAME, path_of=site.path_of, script_of=site.script_of,
+        raw_of=site.raw_of, lesson_of=site.lesson_of, block_paths=site.block_paths,
+        record_folders=RECORD_FOLDERS, no_link=lambda m: None,
+        href_to=lambda page: lambda m: site.relative(site.path_of(m), page))
+    every = list(site.pages())
+    known = [page.path for page in every]
+    wanted = [page for page in every if not only or page.path in only]
+    navigation = [(chain.capitalize(), f"{chain}/index.html") for chain in site.chains]
+    navigation += [(name, path) for name, path in (
+        ("Lessons", "lessons/index.html"), ("Records", "records.html"), ("Laptop", "laptop.html"),
+        ("Predicted", "predicted.html"), ("Hyperparameters", "hyperparameters.html"))
+        if path in known]
+    paths = {page.path for page in wanted}
+    asked = [m for m in site.manifest.milestones if site.path_of(m) in paths]
+    with drawn(site.manifest, asked) as site.models:
+        pictured = {site.path_of(m) for m in site.models}
+        for page in sorted(wanted, key=lambda page: page.path in pictured):  # pictures take longest
+            text = pages.get_template(page.template).render(
+                **page.what(), path=page.path, title=page.title, about=page.about,
+                previous=page.previous, next=page.next, navigation=navigation,
+                url=lambda path, page=page: site.relative(path, page.path))
+            _write(out / page.path, text.encode())
+    for m in site.manifest.milestones:
+        _write(out / site.raw_of(m), m.script.read_bytes())
+    index = json.dumps(site.search_index(), ensure_ascii=True, separators=(",", ":"))
+    _write(out / "search-index.js", f"window.searchIndex = {index};\n".encode())
+    for name in ASSETS:
+        _write(out / name, (TEMPLATES / name).read_bytes())
+    for path, data in site.files.items():
+        _write(out / path, data)
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+
+
+def _write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)

@@ -1,0 +1,80 @@
+"""Makes pages of notebooks, with the outputs that they hold; nothing is run."""
+
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from markupsafe import Markup
+from nbconvert import HTMLExporter
+from nbconvert.preprocessors import ExtractOutputPreprocessor
+
+from speedrun.site.models import in_page
+from speedrun.site.text import code_html, make_html
+
+SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A notebook: its title, its first paragraph, its text as HTML, its pictures {name: PNG}."""
+
+    name: str
+    title: str
+    html: Markup
+    pictures: dict[str, bytes]
+
+
+@cache
+def lesson_title(path: Path) -> str:
+    """The first heading of a notebook, its file's name without one."""
+    for cell in _read(path).cells:
+        if found := re.search(r"^# (.+)$", cell.source, re.M):
+            return found[1].strip()
+    return path.stem
+
+
+def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
+    """The Lesson of a notebook; target: as for make_html."""
+    exporter = HTMLExporter(template_name="basic", embed_images=False, filters={
+        "markdown2html": lambda source, **_: make_html(source, target),
+        "markdown2html_mistune": lambda source, **_: make_html(source, target),
+        "highlight_code": lambda source, **_: code_html(source)})
+    exporter.register_preprocessor(
+        ExtractOutputPreprocessor(output_filename_template="{cell_index}_{index}{extension}"),
+        enabled=True)
+    notebook = deepcopy(_read(path))
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        if svg := output.get("data", {}).get("image/svg+xml"):
+            output.data = {"text/html": Markup('<div class="model" tabindex="0">{}</div>').format(
+                in_page(svg))}
+    body, resources = exporter.from_notebook_node(
+        notebook, resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
+    pictures = {Path(name).name: data for name, data in resources["outputs"].items()}
+    sections = {}  # {picture: the heading above it}
+    heading = lesson_title(path)
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown" and (found := re.findall(r"^#+ (.+)$", cell.source, re.M)):
+            heading = found[-1]
+        sections[str(number)] = heading
+
+    def picture(found):
+        name = Path(found[1]).name
+        size = SIZE.search(pictures.get(name, b""))
+        width, height = (int.from_bytes(part) for part in size.groups()) if size else (0, 0)
+        known = Markup(' width="{}" height="{}"').format(width, height) if size else ""
+        words = f"A picture of: {sections.get(name.partition('_')[0], heading)}"
+        return Markup('<img src="{}_files/{}" alt="{}"{} loading="lazy">').format(
+            path.stem, name, words, known)
+
+    body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
+    body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
+    return Lesson(path.stem, lesson_title(path), Markup(body), pictures)
+
+
+@cache
+def _read(path):
+    return nbformat.read(path, as_version=4)

@@ -1,0 +1,352 @@
+"""The pages of the site: which there are, what each is about, and the addresses that they share."""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from speedrun.base.text import UNKNOWN
+from speedrun.diff.difference import find_difference
+from speedrun.diff.facts import changed_hyperparameters, side_of
+from speedrun.diff.origin import Version, block_change, line_origins, read_script
+from speedrun.figures.generated import RESULTS, TABLES, TINY
+from speedrun.figures.ladder import load_ladder
+from speedrun.figures.readme import claim
+from speedrun.figures.tables import records_of
+from speedrun.history.blocks import FREE, split_blocks
+from speedrun.history.fields import read_fields
+from speedrun.history.manifest import Manifest, Milestone, load_manifest
+from speedrun.history.records import Record, load_records
+from speedrun.site import charts
+from speedrun.site.lessons import lesson_title, make_lesson
+from speedrun.site.models import compared_with
+from speedrun.site.text import anchor, make_html, resolve, section
+
+NAME = "Fast training, step by step"
+RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
+OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "tiny"}  # have no own pages
+ALONE = {"memory"}  # tables whose section is about something else
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its path in the site, its template, title and description, what the template needs
+    when it is made, and the pages before and after it in its chain."""
+
+    path: str
+    template: str
+    title: str
+    about: str
+    what: Callable[[], dict] = dict
+    previous: "Page | None" = None
+    next: "Page | None" = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a milestone beside that of the ancestor that it is compared with, as text."""
+
+    name: str
+    before: str
+    now: str
+    change: float | None = None
+
+
+@dataclass
+class Site:
+    """All that is in the site of a repository."""
+
+    root: Path
+    files: dict[str, bytes] = field(default_factory=dict)  # other files, by their paths
+    models: dict[Milestone, Callable] = field(default_factory=dict)  # see models.drawn
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return load_manifest(self.root / "history")
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        return load_records(self.root / "history" / "records.json")
+
+    @cached_property
+    def chains(self) -> dict[str, list[Milestone]]:
+        """{name: its milestones}."""
+        found = {}
+        for m in self.manifest.milestones:
+            found.setdefault(m.chain, []).append(m)
+        return found
+
+    @cached_property
+    def notebooks(self) -> list[Path]:
+        """The lessons, in the order of the milestones that they cover; others come first."""
+        covered = list(dict.fromkeys(m.lesson for m in self.manifest.milestones if m.lesson))
+        paths = sorted((self.root / "lessons").glob("*.ipynb"))
+        order = {self.root / path: number for number, path in enumerate(covered)}
+        return sorted(paths, key=lambda path: order.get(path, -1))
+
+    @cached_property
+    def lives(self) -> dict[str, list[Version]]:
+        """{block: its versions} of those that have more than one, by name, without cards and
+        imports, which are every file's own."""
+        names = {}
+        for m in self.manifest.milestones:
+            texts = [read_script(x) if x else "" for x in (self._parent(m), m)]
+            old, new = ({b.name: b.text for b in split_blocks(text)} for text in texts)
+            for name in dict.fromkeys([*old, *new]):
+                if name not in FREE and old.get(name) != new.get(name):
+                    names.setdefault(name, []).append(Version(m, block_change(*texts, name)))
+        return {name: names[name] for name in sorted(names, key=lambda n: (n.lower(), n))
+                if len(names[name]) > 1}
+
+    @cached_property
+    def block_paths(self) -> dict[str, str]:
+        """{block: the path of its page}; no two differ in case alone, as some disks need it."""
+        paths, taken = {}, set()
+        for name in self.lives:
+            short = re.sub(r"\W+", "-", name, flags=re.A).strip("-")[:60] or "block"
+            path = short
+            while path.lower() in taken:
+                path = f"{short}-{len(taken)}"
+            taken.add(path.lower())
+            paths[name] = f"blocks/{path}.html"
+        return paths
+
+    # ---- addresses
+
+    def path_of(self, m: Milestone) -> str:
+        return f"{m.chain}/{m.slug}.html"
+
+    def script_of(self, m: Milestone) -> str:
+        return f"{m.chain}/{m.slug}-script.html"
+
+    def raw_of(self, m: Milestone) -> str:
+        return f"{m.chain}/{m.slug}/{m.program}"
+
+    def lesson_of(self, m: Milestone) -> str | None:
+        path = m.lesson and self.root / m.lesson
+        return f"lessons/{path.stem}.html" if path in self.notebooks else None
+
+    def target(self, folder: str, page: str) -> Callable[[str], str | None]:
+        """What makes a link in a file of a folder one from a page of the site; None for a file that
+        has no page."""
+        milestones = {f"history/{m.chain}/{m.name}": m for m in self.manifest.milestones}
+
+        def found(link):
+            path, at = resolve(folder, link)
+            if not path:
+                return link
+            if path in milestones:
+                return self.relative(self.path_of(milestones[path]), page)
+            owner, name = posixpath.split(path)
+            if owner in milestones and name == milestones[owner].program:
+                return self.relative(self.script_of(milestones[owner]), page)
+            if owner == "lessons" and self.root / path in self.notebooks:
+                return self.relative(f"lessons/{Path(name).stem}.html", page)
+            pages = {"lessons/README.md": "lessons/index.html", "README.md": "index.html",
+                     "history/README.md": f"{next(iter(self.chains))}/index.html"}
+            pages |= {f"history/{chain}{end}": f"{chain}/index.html"
+                      for chain in self.chains for end in ("", "/README.md")}
+            for other, goal in (("all-records", "records.html"), ("on-your-laptop", "laptop.html")):
+                if path == "history/README.md" and at == other:
+                    return self.relative(goal, page)
+            return self.relative(pages[path], page) if path in pages else None
+        return found
+
+    @staticmethod
+    def relative(path: str, page: str) -> str:
+        """The address of a path in the site, or of its root (""), on a page."""
+        up = posixpath.relpath(path or ".", posixpath.dirname(page) or ".")
+        return up + "/" if not path else up
+
+    # ---- pages
+
+    def pages(self) -> Iterator[Page]:
+        """All pages, in the order of reading."""
+        first = next(iter(self.chains))
+        yield Page("index.html", "start.html", NAME, "The NanoGPT speedrun retold as scripts that "
+                   "differ by one idea each", self._start)
+        for chain, milestones in self.chains.items():
+            yield Page(f"{chain}/index.html", "chain.html", chain.capitalize(),
+                       f"All milestones of the {chain}", lambda chain=chain: self._chain(chain))
+            bare = [Page(self.path_of(m), "", f"{m.id} {m.title}", m.idea) for m in milestones]
+            for number, (m, page) in enumerate(zip(milestones, bare, strict=True)):
+                yield Page(page.path, "milestone.html", page.title, page.about,
+                           lambda m=m, n=number: self._milestone(m, n),
+                           bare[number - 1] if number else None,
+                           bare[number + 1] if number + 1 < len(bare) else None)
+                yield Page(self.script_of(m), "script.html", f"{m.id} {m.title}: every line",
+                           f"Each line of {m.name} and the milestone that it is from",
+                           lambda m=m: {"milestone": m, "origins": line_origins(self.manifest, m)})
+        for name, versions in self.lives.items():
+            yield Page(self.block_paths[name], "block.html", f"The life of {name}",
+                       f"{len(versions)} versions of {name}",
+                       lambda n=name, v=versions: {"name": n, "versions": v})
+        yield Page("records.html", "records.html", "All records",
+                   f"The {len(self.records)} records of the speedrun",
+                   lambda: {"chart": charts.both(charts.record_chart, self.records,
+                                                 self.manifest.of_chain(first)),
+                            "covering": self._covering()})
+        if self._tables({"tiny"}):
+            yield Page("laptop.html", "laptop.html", "On your laptop",
+                       "Every milestone at the tiny scale, on a CPU", self._laptop)
+        if self._tables(OTHERS):
+            yield Page("predicted.html", "predicted.html", "Predicted and measured",
+                       "What a step needs, predicted, and what was measured", self._predicted)
+        yield Page("hyperparameters.html", "hyperparameters.html", "Hyperparameters",
+                   "Every hyperparameter and its values through the chain", self._hyperparameters)
+        yield Page("lessons/index.html", "lessons.html", "Lessons",
+                   "Notebooks that take the milestones apart",
+                   lambda: {"lessons": [(lesson_title(path), f"lessons/{path.stem}.html",
+                                         self._covered(path)) for path in self.notebooks]})
+        bare = [Page(f"lessons/{path.stem}.html", "", lesson_title(path), "A notebook to read")
+                for path in self.notebooks]
+        for number, (path, page) in enumerate(zip(self.notebooks, bare, strict=True)):
+            yield Page(page.path, "lesson.html", page.title, page.about,
+                       lambda path=path: self._lesson(path),
+                       bare[number - 1] if number else None,
+                       bare[number + 1] if number + 1 < len(bare) else None)
+
+    def search_index(self) -> list[tuple[str, str, str, str]]:
+        """(name, kind, about, path) of what can be searched for."""
+        found = [(f"{m.id} {m.title}", "milestone", f"{m.slug}: {m.idea}", self.path_of(m))
+                 for m in self.manifest.milestones]
+        found += [(name, "block", f"{len(self.lives[name])} versions", path)
+                  for name, path in self.block_paths.items()]
+        found += [(name, "hyperparameter", entry.meaning, f"hyperparameters.html#{name}")
+                  for name, entry in self.manifest.glossary.items()]
+        found += [(lesson_title(path), "lesson", "", f"lessons/{path.stem}.html")
+                  for path in self.notebooks]
+        return found
+
+    # ---- what the templates need
+
+    def _start(self):
+        first = self.manifest.of_chain()
+        words = claim(first, self.records).strip("*").replace("\n", " ")
+        return {"claim": re.split(r"(?<=[.]) ", words), "first": next(iter(self.chains)),
+                "chart": charts.both(charts.record_chart, self.records, first),
+                "stations": [m for m in first.milestones if m.is_station],
+                "chains": self.chains, "lessons": self.notebooks}
+
+    def _chain(self, chain):
+        manifest = self.manifest.of_chain(chain)
+        gains = {m: self._gain(m) for m in manifest.milestones}
+        readme = self.root / "history" / chain / "README.md"
+        intro = ""
+        if readme.is_file():
+            intro = readme.read_text(encoding="utf-8").split("\n\n")[1]
+            intro = make_html(intro, self.target(f"history/{chain}", f"{chain}/index.html"))
+        return {"milestones": manifest.milestones, "gains": gains, "intro": intro, "chain": chain,
+                "raced": any(m.record for m in manifest.milestones)}
+
+    def _milestone(self, m, number):
+        parent = self._parent(m)
+        base = next((a for a in self.manifest.lineage(m)[1:] if a.minutes), None)
+        drawn = next((a for a in self.manifest.lineage(m)[1:] if a.curve), None)
+        change = values = None
+        if parent:
+            change = find_difference(read_script(parent), read_script(m))
+            values = changed_hyperparameters(side_of(parent), side_of(m))
+        return {
+            "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number + 1,
+            "count": len(self.chains[m.chain]), "figures": self._figures(m, base),
+            "gain": self._gain(m), "records": records_of(m),
+            "picture": self.models[m]() if m in self.models else None,
+            "marked": compared_with(self.manifest, m),
+            "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
+            "values": values, "children": self.manifest.children(m.id),
+            "lines": read_script(m).count("\n"), "names": [b.name for b in split_blocks(
+                read_script(m)) if b.name in self.lives]}
+
+    def _parent(self, m):
+        return self.manifest.get(m.parent) if m.parent else None
+
+    def _figures(self, m, base):
+        """The figures that are known of a milestone."""
+        def row(name, form, of):
+            now, before = of(m), base and of(base)
+            change = now / before - 1 if now and before and now != before else None
+            return Figure(name, form.format(before) if before else UNKNOWN,
+                          form.format(now) if now else UNKNOWN, change)
+
+        rows = [
+            row("minutes", "{:g}", lambda m: m.minutes),
+            row("steps", "{:,}", lambda m: m.train_steps),
+            row("tokens", "{:.2f}B", lambda m: m.tokens and m.tokens / 1e9),
+            row("milliseconds per step", "{:.1f}", lambda m: m.step_avg_ms),
+            row("validation loss", "{:.4f}", lambda m: m.val_loss),
+            row("parameters", "{:,}", lambda m: m.parameters),
+            row("peak memory, MiB", "{:,}", lambda m: m.peak_memory_mib)]
+        return [r for r in rows if r.now != UNKNOWN or (m.record and r.before != UNKNOWN)]
+
+    def _gain(self, m):
+        """(the nearest ancestor with a time, tokens and minutes as fractions more or less than its
+        own), None where a figure is missing or both tell one record."""
+        base = next((a for a in self.manifest.lineage(m)[1:] if a.minutes), None)
+        if not (m.minutes and base) or m.record == base.record:
+            return None
+        # A root's minutes are those of record #1: another trainer, which read other tokens.
+        is_known = m.tokens and base.tokens and base.parent
+        return base, m.tokens / base.tokens - 1 if is_known else None, m.minutes / base.minutes - 1
+
+    def _covering(self):
+        return [(r, [m for m in self.manifest.milestones if r in m.covered]) for r in self.records]
+
+    def _covered(self, path):
+        return [m for m in self.manifest.milestones if m.lesson and self.root / m.lesson == path]
+
+    def _readme(self, file, name):
+        path = self.root / file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return text if f"<!-- begin {name} -->" in text else ""
+
+    def _section(self, file, name, page):
+        heading, text = section(self._readme(file, name), name, name not in ALONE)
+        for m in self.manifest.milestones:  # the tables name milestones by their folders
+            folder = posixpath.relpath(f"history/{m.chain}/{m.name}", posixpath.dirname(file))
+            text = text.replace(f"| {m.name} |", f"| [{m.id} {m.title}]({folder}) |")
+        return heading, anchor(f"{heading} {name}"), make_html(
+            text, self.target(posixpath.dirname(file), page))
+
+    def _laptop(self):
+        path, drawn = self.root / RESULTS / TINY, []
+        for chain in self.chains if path.is_file() else ():
+            own = self.manifest.of_chain(chain)
+            drawn.append((chain, charts.both(charts.ladder_chart, load_ladder(path, own), own)))
+        return {"charts": [(chain, chart) for chain, chart in drawn if chart],
+                "sections": self._sections({"tiny"}, "laptop.html")}
+
+    def _predicted(self):
+        return {"sections": self._sections(OTHERS, "predicted.html")}
+
+    def _tables(self, names):
+        """(file, name) of the tables of these names that the files in history/ show."""
+        found = [(t.file, t.name) for t in TABLES if t.name in names
+                 and t.file.startswith("history/") and self._readme(t.file, t.name)]
+        return sorted(found, key=lambda table: table[0] != "history/README.md")
+
+    def _sections(self, names, page):
+        return [self._section(*table, page) for table in self._tables(names)]
+
+    def _hyperparameters(self):
+        """{name: (entry, [(milestone, value)] where the value differs from the parent's)}."""
+        found = {name: (entry, []) for name, entry in self.manifest.glossary.items()}
+        for m in self.manifest.milestones:
+            parent = self._parent(m)
+            before = read_fields(parent.script) if parent else {}
+            now = read_fields(m.script)
+            for name, (_, values) in found.items():
+                old, new = (fields[name].written if name in fields else None
+                            for fields in (before, now))
+                if old != new:
+                    values.append((m, new))
+        return {"entries": found}
+
+    def _lesson(self, path):
+        page = f"lessons/{path.stem}.html"
+        lesson = make_lesson(path, self.target("lessons", page))
+        for name, data in lesson.pictures.items():
+            self.files[f"lessons/{path.stem}_files/{name}"] = data
+        return {"lesson": lesson, "covered": self._covered(path)}

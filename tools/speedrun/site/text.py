@@ -1,0 +1,94 @@
+"""Makes HTML of the repository's Markdown: links lead to pages of the site, formulas are MathML."""
+
+import posixpath
+import re
+from collections.abc import Callable
+
+import mistune
+from latex2mathml.converter import convert
+from markupsafe import Markup, escape
+from mistune.plugins.math import math
+from mistune.plugins.table import table
+
+from speedrun.base.errors import UserError
+from speedrun.diff.align import Line
+from speedrun.diff.html import coloured
+
+HEADING = re.compile(r"^(#+) (.+)$", re.M)
+
+
+def code_html(source: str, language: str = "python") -> Markup:
+    """A program as HTML; other languages stay without colours."""
+    if language not in ("python", "py", "ipython3", "ipython"):
+        return Markup('<pre tabindex="0"><code>{}</code></pre>').format(source)
+    lines = tuple(Line(number, text) for number, text in enumerate(source.split("\n"), start=1))
+    code = coloured(lines)
+    return Markup('<pre tabindex="0"><code>{}</code></pre>').format(
+        Markup("\n").join(code[line] for line in lines))
+
+
+class Renderer(mistune.HTMLRenderer):
+    """Links go through `target`, which returns an address or None for what the site lacks."""
+
+    def __init__(self, target: Callable[[str], str | None]):
+        super().__init__(escape=True)
+        self.target = target
+
+    def link(self, text, url, title=None):
+        found = self.target(url)
+        return text if found is None else f'<a href="{escape(self.safe_url(found))}">{text}</a>'
+
+    def image(self, text, url, title=None):
+        return ""  # pages draw their own
+
+    def heading(self, text, level, **attrs):
+        return f'<h{level} id="{anchor(re.sub("<[^>]+>", "", text))}">{text}</h{level}>\n'
+
+    def block_code(self, code, info=None):
+        return str(code_html(code.rstrip("\n"), (info or "").strip() or "text")) + "\n"
+
+
+def anchor(heading: str) -> str:
+    """The id of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+
+
+def make_html(text: str, target: Callable[[str], str | None]) -> Markup:
+    """The HTML of a Markdown text; HTML in it is shown as text."""
+    markdown = mistune.create_markdown(renderer=Renderer(target), plugins=[table, math])
+    markdown.renderer.register("inline_math", lambda _, text: _formula(text, "inline"))
+    markdown.renderer.register("block_math", lambda _, text: _formula(text, "block"))
+    found = markdown(re.sub(r"<!-- (begin|end) [\w-]+ -->\n?", "", text))
+    found = re.sub(r"<thead>\s*<tr>\s*(<th[^>]*></th>\s*)+</tr>\s*</thead>\n", "", found)
+    found = re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', found,
+                   flags=re.S)
+    return Markup(found)
+
+
+def _formula(text, display):
+    try:
+        return convert(text, display=display)
+    except Exception as error:  # it has a class of its own for each of its complaints
+        raise UserError(f"the formula ${text}$ cannot be read: {type(error).__name__}") from None
+
+
+def section(text: str, name: str, whole: bool = True) -> tuple[str, str]:
+    """(heading, text) of the section of a Markdown file that holds the table called `name`; not
+    whole: only the table and the paragraph before it."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    start = text.index(begin)
+    heading = list(HEADING.finditer(text, 0, start))[-1]
+    if not whole:
+        before = text[heading.end() : start].strip().rsplit("\n\n", 1)[-1]
+        return heading[2], before + "\n\n" + text[start : text.index(end)]
+    after = next((found.start() for found in HEADING.finditer(text, start)
+                  if len(found[1]) <= len(heading[1])), len(text))
+    return heading[2], text[heading.end() : after]
+
+
+def resolve(folder: str, link: str) -> tuple[str, str]:
+    """(path in the repository, anchor) of a link in a file of a folder; "" for one elsewhere."""
+    path, _, at = link.partition("#")
+    if re.match(r"[a-z][a-z0-9+.-]*:|//", link):
+        return "", at
+    return posixpath.normpath(posixpath.join(folder, path)).rstrip("/"), at
