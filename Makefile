@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: run test lessons lint figures ladder
+.PHONY: run test lessons lint figures ladder measure
 
 run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
@@ -21,6 +21,9 @@ figures: .venv/installed  ## rewrite the generated tables and pictures
 
 ladder: .venv/installed  ## repeat the tiny runs whose script or tiny values changed, then figures
 	$(BIN)/python tools/make_figures.py --tiny
+
+measure: .venv/installed  ## measure every milestone on this machine's GPUs, for history/measured
+	$(BIN)/python tools/compare_milestones.py --measure
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'

@@ -422,7 +422,7 @@ def cells(table):
 
 
 def test_stated_speeds_are_far_from_their_stated_mfu():
-    table = cells(claims_table(MANIFEST.of_chain("prelude")))
+    table = cells(claims_table(MANIFEST.of_chain("prelude"), ()))
     assert table["p0_vanilla"] == ["50,000", "45 GB", "~8%", "0.5%", "0.5%", "not measured"]
     assert table["p6d_padded_vocab"][3:5] == ["12.1%", "12.9%"] and len(table) == 7
 

@@ -10,6 +10,7 @@ from speedrun.figures import (
     attention_cost,
     causes,
     ladder,
+    measured,
     predictions,
     prelude,
     readme,
@@ -17,6 +18,7 @@ from speedrun.figures import (
     tables,
 )
 from speedrun.history.manifest import Manifest, load_manifest
+from speedrun.history.measured import Measurement, load_measurements
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 
@@ -26,15 +28,17 @@ TIMINGS = "prelude_added.json", "prelude_taken_out.json"  # gains added in turn,
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: the first chain's milestones and the records of history/, and
-    what history/results/ holds, None where that is missing or unreadable."""
+    """What everything is made from: the milestones of all chains and of the first, the records, and
+    what history/results/ and history/measured/ hold, None where that is missing or unreadable."""
 
+    history: Manifest
     manifest: Manifest
     records: tuple[Record, ...]
     ladder: Comparison | None
     predictions: dict[str, StoredPrediction] | None
     timings: tuple[prelude.Timings, prelude.Timings] | None
     prelude: Manifest
+    measured: tuple[Measurement, ...] | None
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,14 @@ TABLES = (
         s.predictions, s.prelude), needs="predictions"),
     Table("history/prelude/README.md", "timed", lambda s: prelude.timing_table(
         *s.timings, s.prelude), needs="timings"),
-    Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(s.prelude)),
+    Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(
+        s.prelude, s.measured), needs="measured"),
     Table("history/README.md", "memory", lambda s: predictions.memory_table(
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
           needs="ladder"),
-    Table("history/README.md", "predictions", lambda s: predictions.official_table(
-        s.predictions, s.manifest), needs="predictions"),
+    Table("history/measured/README.md", "measured", lambda s: measured.measured_table(
+        s.measured, s.predictions or {}, s.history), needs="measured"),
     Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(
@@ -159,6 +164,10 @@ def _read_sources(root):
         except (ValueError, OSError) as error:
             faults = [str(error)]
         errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]
-    return Sources(manifest, records, found.get("ladder"), found.get("predictions"),
+    try:
+        found["measured"] = load_measurements(root / "history" / "measured")
+    except (ValueError, OSError) as error:
+        errors.append(f"history/measured/{error}")
+    return Sources(history, manifest, records, found.get("ladder"), found.get("predictions"),
                    tuple(timings) if len(timings) == len(TIMINGS) else None,
-                   history.of_chain("prelude")), errors
+                   history.of_chain("prelude"), found.get("measured")), errors

@@ -52,6 +52,7 @@ class Hyperparameter:
     letters: str = ""
     alphabet: str = ""
     fp8_multiple: int | None = None
+    flex_multiple: int | None = None
 
     @property
     def smallest(self) -> int:

@@ -87,11 +87,14 @@ def check_values(
                             f" {_what_divides(values, world_size)}")
     _check_windows(values)
     _check_attention(values, on_gpu)
-    if on_gpu and values.get("use_fp8", False) is not False:  # not known: on where the GPU has it
-        for name, unit in glossary.column("fp8_multiple").items():
+    for key, switch, need in (("fp8_multiple", "use_fp8", "products in FP8 need"),
+                              ("flex_multiple", "use_flex_attention", "FlexAttention needs")):
+        if not on_gpu or values.get(switch, False) is False:  # not known: on where the GPU has it
+            continue
+        for name, unit in glossary.column(key).items():
             if _known(values, name) and values[name] % unit:
-                raise UserError(f"{name}={values[name]} is not a multiple of {unit}, which products"
-                                " in FP8 need; change it, or add --set use_fp8=False")
+                raise UserError(f"{name}={values[name]} is not a multiple of {unit}, which {need};"
+                                f" change it, or add --set {switch}=False")
 
 
 def _what_divides(values, world_size):
