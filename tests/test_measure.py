@@ -141,7 +141,7 @@ def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
 
 
 @pytest.mark.parametrize("step, apart, fails", [
-    (0, 0.002, True), (0, 0.0009, False), (5, 0.06, True), (5, 0.04, False)])
+    (0, 0.011, True), (0, 0.009, False), (5, 0.11, True), (5, 0.09, False)])
 def test_losses_that_leave_a_cpus_fail(runs, monkeypatch, step, apart, fails, tmp_path):
     read_log = measuring.read_log
 

@@ -41,8 +41,9 @@ PARTS = 6  # of it, each between two validations, where the clock is exact
 FOLLOWED = 20  # steps that a GPU's losses have to follow a CPU's
 RECORD_RANKS = 8
 NEEDED = ("train_steps", "total_batch_size", "micro_batch_size", "val_tokens", "val_loss_every")
-# Losses may differ by this, before any step and later: bfloat16 rounds, and training drifts.
-AT_FIRST, LATER = 1e-3, 0.05
+# Losses may differ by this, before any step and later: bfloat16 rounds, and training drifts (on a
+# CPU, by up to 0.002 and 0.034 in a dozen milestones).
+AT_FIRST, LATER = 0.01, 0.1
 
 
 def measure(
