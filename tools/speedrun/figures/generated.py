@@ -38,6 +38,7 @@ class Sources:
     predictions: dict[str, StoredPrediction] | None
     timings: tuple[prelude.Timings, prelude.Timings] | None
     prelude: Manifest
+    prelude_ladder: Comparison | None
     measured: tuple[Measurement, ...] | None
 
 
@@ -74,6 +75,8 @@ TABLES = (
         s.predictions, s.prelude), needs="predictions"),
     Table("history/prelude/README.md", "timed", lambda s: prelude.timing_table(
         *s.timings, s.prelude), needs="timings"),
+    Table("history/prelude/README.md", "tiny", lambda s: ladder.ladder_table(
+        s.prelude_ladder, s.prelude), needs="prelude_ladder"),
     Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(
         s.prelude, s.measured), needs="measured"),
     Table("history/README.md", "memory", lambda s: predictions.memory_table(
@@ -137,16 +140,16 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
 def _read_sources(root):
     """The Sources under `root`, and a line for each of the results that has to be made again."""
     history = load_manifest(root / "history")
-    manifest = history.of_chain()
+    manifest, prelude_chain = history.of_chain(), history.of_chain("prelude")
     records = load_records(root / "history" / "records.json")
     found, errors = {}, []
     for field, name, option, load, stale_entries in (
-            ("ladder", TINY, "--tiny", lambda path: ladder.load_ladder(path, manifest),
+            ("ladder", TINY, "--tiny", lambda path: ladder.load_ladder(path, history),
              ladder.stale_entries),
             ("predictions", PREDICTIONS, "--predict", load_predictions, predictions.stale_entries)):
         try:
             found[field] = load(root / RESULTS / name)
-            faults = stale_entries(found[field], manifest if field == "ladder" else history)
+            faults = stale_entries(found[field], history)
         except FileNotFoundError:
             faults = ["the file is missing"]
         except (ValueError, OSError) as error:
@@ -168,6 +171,11 @@ def _read_sources(root):
         found["measured"] = load_measurements(root / "history" / "measured")
     except (ValueError, OSError) as error:
         errors.append(f"history/measured/{error}")
-    return Sources(history, manifest, records, found.get("ladder"), found.get("predictions"),
+    def in_chain(chain):
+        """The ladder of one chain, which is compared with its own first milestone; None without."""
+        ladder_of = found.get("ladder") and ladder.load_ladder(root / RESULTS / TINY, chain)
+        return ladder_of if ladder_of and ladder_of.entries else None
+
+    return Sources(history, manifest, records, in_chain(manifest), found.get("predictions"),
                    tuple(timings) if len(timings) == len(TIMINGS) else None,
-                   history.of_chain("prelude"), found.get("measured")), errors
+                   prelude_chain, in_chain(prelude_chain), found.get("measured")), errors
