@@ -314,7 +314,7 @@ def test_tiny_tiles_fit_flex_attention_on_a_gpu(monkeypatch):
     monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: [H100])
     plan = make_plan("05d", scale="tiny")
     assert plan.options["tile_size"] == 128
-    assert "tile_size: 128 (FlexAttention needs it on a GPU)" in plan.notes
+    assert "tile_size: 128 (use_flex_attention needs it on a GPU)" in plan.notes
     with pytest.raises(UserError, match="tile_size=32 is not a multiple of 128, which FlexAttention"
                        " needs; change it, or add --set use_flex_attention=False"):
         make_plan("05d", scale="tiny", settings=["tile_size=32"])

@@ -175,10 +175,8 @@ def _check_losses(milestone, out, nproc, kernels, on_gpus):
     script, glossary = _script_of(milestone), load_glossary()
     settings = [f"val_loss_every={FOLLOWED // 4}",
                 f"val_tokens={script.tiny['total_batch_size']}"]
-    for key in ("fp8_multiple", "flex_multiple"):  # on the CPU, too: the same model, the same mask
-        settings += [f"{name}={math.ceil(script.tiny[name] / unit) * unit}"
-                     for name, unit in glossary.column(key).items()
-                     if script.tiny.get(name, 0) % unit]
+    settings += [f"{name}={math.ceil(script.tiny[name] / unit) * unit}"  # on the CPU, too
+                 for name, _, unit in glossary.multiples() if script.tiny.get(name, 0) % unit]
     needs = glossary.column("needs")
     switched_on = [f"{name}=True" for name, value in script.tiny.items()
                    if value is False and kernels.get(needs.get(name)) == OK]
