@@ -28,7 +28,7 @@ from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
 from speedrun.history.measured import MEASURED
-from speedrun.run.plan import make_fresh_out
+from speedrun.run.plan import fresh_out
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
 MOST_REPEATS = 1000
@@ -78,7 +78,7 @@ def measure_milestones(args: argparse.Namespace) -> int:
 
     manifest, scale = load_manifest(), args.scale or "record"
     wanted = [manifest.get(id) for id in dict.fromkeys(args.only)] or manifest.milestones
-    out = args.out or make_fresh_out("measure")
+    out = args.out or fresh_out("measure")
     file, found, stopped = measure(
         wanted, MEASURED if scale == "record" else out, out, sys.stdout, scale=scale,
         steps=args.steps or STEPS, nproc=args.nproc, data=args.data)

@@ -4,6 +4,7 @@ losses, then a short one at the record's batch, timed."""
 import io
 import math
 import os
+import platform
 import re
 import socket
 import statistics
@@ -100,7 +101,8 @@ def measure(
             found.timings[m.slug] = timing
             left = _minutes(_seconds(found) * (len(waiting) - number))
             left = f"; about {left} left" if number < len(waiting) else ""
-            print(head, f"{timing.step_text}, {timing.memory_text}{left}", file=stream, flush=True)
+            print(head, f"{timing.step_text}, {timing.memory_text}{left}\n    {timing.paths}",
+                  file=stream, flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         write_measurement(file, found)
     return file, found, None
@@ -121,11 +123,11 @@ def _tokens(data, scale):
 
 
 def _machine(gpus, count, tokens, steps):
-    import platform
-
     import torch
 
-    nccl = torch.cuda.nccl.version() if gpus and torch.cuda.is_available() else ()
+    if gpus and not torch.cuda.is_available():
+        raise UserError("torch cannot use the GPUs; python tools/doctor.py shows why")
+    nccl = torch.cuda.nccl.version() if gpus else ()
     memory = min(visible_memory()[:count], default=0)
     return Machine(
         gpu=gpus[0] if gpus else "CPU", count=count, tokens=tokens, steps=steps,

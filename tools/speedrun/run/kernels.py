@@ -123,7 +123,8 @@ def _agree(found, expected, tolerance):
 
 
 if __name__ == "__main__":
+    trial = TRIALS[sys.argv[1]]
     import torch
 
     torch.manual_seed(0)
-    TRIALS[sys.argv[1]](sys.argv[2])
+    trial(sys.argv[2])
