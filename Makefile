@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: run test lessons lint figures ladder site
+.PHONY: run test lessons lint figures ladder site measure
 
 run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
@@ -24,6 +24,9 @@ ladder: .venv/installed  ## repeat the tiny runs whose script or tiny values cha
 
 site: .venv/installed  ## build the pages in build/site; open build/site/index.html
 	$(BIN)/python tools/make_site.py
+
+measure: .venv/installed  ## measure every milestone on this machine's GPUs, for history/measured
+	$(BIN)/python tools/compare_milestones.py --measure
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'

@@ -446,5 +446,8 @@ def test_ablation_leaves_out_each_gain_that_the_machine_has():
     assert anyway == ["bf16=False", "compile=False"]  # without a GPU
     targets, anyway = leave_one_out("p2", scale="tiny", settings=["fused_attention=False"])
     assert (targets, anyway) == (["p2"], ["bf16=False", "fused_attention=False"])
+    for ranks in (1, 2):  # one rank shares with nobody
+        targets, anyway = leave_one_out("p6d", scale="tiny", nproc=ranks)
+        assert ("sharded=False" in anyway) == (ranks == 1) != ("p6d:sharded=False" in targets)
     with pytest.raises(UserError, match="01_muon declares no gain"):
         leave_one_out("01")

@@ -319,7 +319,8 @@ def test_a_script_without_the_sizes(machine, tmp_path):
 
 @every_snapshot
 def test_every_milestone_can_be_tried(milestone, machine):
-    plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3"])
+    tiles = ["tile_size=128"] * ("tile_size" in default_hyperparameters(milestone.script))
+    plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3", *tiles])
     trial = replace(plan, options=trial_options(plan, 6)).hyperparameters
     check_values(trial, plan.script.hyperparameters, world_size=1, on_gpu=True)
     assert (trial["micro_batch_size"], trial["kernel_warmup_steps"]) == (6, 2)

@@ -49,6 +49,7 @@ class Machine:
         self.monkeypatch = monkeypatch
         self.has_torch()
         self.has_packages()
+        self.patch(checks, "try_kernel", lambda name: "ok")
         self.has(gpus=[], modules=(), compilers=True, disk=200 * 10**9, shards=(0, 0, True))
 
     def has(self, gpus=None, gib=80, modules=None, compilers=None, disk=None, shards=None):
@@ -233,6 +234,25 @@ def test_a_gpu_without_shards_is_told_to_fetch_them(computer, report):
     assert lines["FineWeb"]["status"] == "note"
     assert lines["FineWeb"]["do"] == "python data/cached_fineweb10B.py 65"
     assert "66 missing FineWeb shards take 13.2" in lines["disk"]["text"]
+
+
+def test_kernels_are_tried_where_there_are_gpus(computer, report):
+    tried = []
+
+    def fails(name):
+        tried.append(name)
+        return "RuntimeError: no kernel image" if name in ("FP8", "FlashAttn-2") else "ok"
+
+    computer.patch(checks, "try_kernel", fails)
+    assert report()[0] == 0 and tried == []
+    computer.has_gpus(H100)
+    code, lines = report()
+    assert code == 1 and with_status(lines, "fix") == ["FP8", "FlashAttn-3"]
+    assert tried == ["Triton", "FlexAttention", "FP8", "FlashAttn-2"]
+    assert lines["Triton"]["text"].startswith("works; ")
+    assert lines["FP8"]["text"].startswith("FP8 fails, RuntimeError: no kernel image; used by ")
+    assert lines["FP8"]["do"].endswith(": --set use_fp8=False")
+    assert lines["FlashAttn-3"]["do"].endswith(": --set attention_kernel=dense")
 
 
 def test_neighbours_that_use_a_kernel_are_a_range(computer):

@@ -32,6 +32,8 @@ def has_gpu():
 
 def run(milestone, shards, log_dir, cuda=True, **options):
     """Trains a micro model on the GPU or the CPU and returns its log."""
+    if "tile_size" in micro_of(milestone):
+        options["tile_size"] = 128  # FlexAttention's on a GPU
     overrides = micro_overrides(milestone, shards, log_dir, **options)
     environment = environment_with_gpus()
     if not cuda:

@@ -130,6 +130,28 @@ def test_only_what_is_stale_runs_again(end, tmp_path, monkeypatch, capsys):
     assert slugs == [slug for slug in expected for _ in range(3)]
 
 
+def test_chains_run_that_train_from_nothing(tmp_path, monkeypatch):
+    history, ran = load_manifest(), []
+    rung, other = history.of_chain("prelude").milestones[:2]
+    script = tmp_path / "generate.py"
+    script.write_text("class Hyperparameters:\n    seed: int = 0\n", encoding="utf-8")
+    some = dataclasses.replace(history, milestones=(
+        MANIFEST.milestones[0], rung, dataclasses.replace(other, script=script)))
+    file = tmp_path / "tiny.jsonl"
+    file.write_text("\n".join(line_of(MANIFEST.milestones[0], seed) for seed in range(3)), "utf-8")
+
+    def run(milestone, seeds, *_):
+        ran.append(milestone.slug)
+        return [TinyRun(**json.loads(line_of(milestone, seed))) for seed in seeds]
+
+    monkeypatch.setattr(ladders, "_run", run)
+    run_stale(file, some, sys.stdout)
+    assert ran == [rung.slug], "the second one has no shards"
+    assert stale_entries(load_ladder(file, some), some) == []
+    assert [e.label for e in load_ladder(file, MANIFEST).entries] == [MANIFEST.milestones[0].name]
+    assert load_ladder(file, history.of_chain("prelude")).target == pytest.approx(2.01)
+
+
 @pytest.mark.parametrize("apart, asked, number", [(1e-4, [[0]], 1), (2e-4, [[0], [1, 2]], 3)])
 def test_a_systems_step_with_its_parents_losses_runs_once(
         apart, asked, number, tmp_path, monkeypatch):

@@ -7,9 +7,12 @@
     python tools/compare_milestones.py p6d --ablate        without each of its gains in turn
     python tools/compare_milestones.py e0a e3 --from RUN --repeat 5     tokens/s of generation
     python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
+    python tools/compare_milestones.py --measure           every milestone on your GPUs, timed
+    python tools/compare_milestones.py --measure --only 07 09
 
 Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ only in the
-seed are runs of one entry.
+seed are runs of one entry. --measure writes what it finds into history/measured/ and, started again
+after an interruption, goes on where it stopped.
 """
 
 import argparse
@@ -18,13 +21,16 @@ import sys
 from pathlib import Path
 
 from speedrun.base.cli import Parser, folder, natural, not_negative, positive, run_command
-from speedrun.base.errors import UserError
+from speedrun.base.errors import Stopped, UserError
 from speedrun.base.files import check_output, replace_file
+from speedrun.base.text import short
 from speedrun.compare.collect import add_mfu, collect, leave_one_out
 from speedrun.compare.generation import compare_generation, only_generate
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
 from speedrun.history.manifest import load_manifest
+from speedrun.history.measured import MEASURED
+from speedrun.run.plan import fresh_out
 
 WRITERS = {"markdown": to_markdown, "csv": to_csv, "json": Comparison.to_json}
 MOST_REPEATS = 1000
@@ -33,6 +39,8 @@ MOST_REPEATS = 1000
 def main() -> int:
     """Parses, trains or reads, prints; returns the exit code."""
     args = parse_args()
+    if args.measure:
+        return measure_milestones(args)
     for name in (*WRITERS, "png"):
         if path := getattr(args, name):
             check_output(f"--{name}", path, ".png" if name == "png" else "")
@@ -73,6 +81,27 @@ def main() -> int:
     return 1 if any(entry.failures for entry in comparison.entries) else 0
 
 
+def measure_milestones(args: argparse.Namespace) -> int:
+    """Measures on this machine's GPUs; returns the exit code."""
+    from speedrun.compare.measure import STEPS, measure  # torch, which takes seconds
+
+    manifest, scale = load_manifest(), args.scale or "record"
+    wanted = [manifest.get(id) for id in dict.fromkeys(args.only)] or manifest.milestones
+    out = args.out or fresh_out("measure")
+    file, found, stopped = measure(
+        wanted, MEASURED if scale == "record" else out, out, sys.stdout, scale=scale,
+        steps=args.steps or STEPS, nproc=args.nproc, data=args.data)
+    failed = [f"{m.name}: {found.failed[m.slug]}" for m in wanted if m.slug in found.failed]
+    if stopped:
+        raise Stopped(f"{stopped}; the same command goes on after what {short(file)} holds",
+                      stopped.status)
+    if failed:
+        raise UserError(f"{len(failed)} of {len(wanted)} failed, all else is in {short(file)}: "
+                        + "; ".join(failed))
+    print(f"{short(file)}: to contribute it, see {short(MEASURED / 'README.md')}")
+    return 0
+
+
 def official_curves(comparison: Comparison, wanted: bool) -> dict[str, dict[str, list]]:
     """label -> {axis: official curve} of the entries that are milestones, if they are wanted; over
     steps, and over the millions of tokens that the record took for them."""
@@ -89,7 +118,7 @@ def parse_args() -> argparse.Namespace:
     """The command line; a wrong one ends the process with one line and exit code 2."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("targets", nargs="+", metavar="TARGET",
+    add("targets", nargs="*", metavar="TARGET",
         help="to train: a milestone (01, muon), train or a script, possibly with :NAME=VALUE,... of"
         " its own; to read: a log.txt or the folder of a run")
     add("--scale", choices=["record", "tiny"],
@@ -110,10 +139,18 @@ def parse_args() -> argparse.Namespace:
         help="the loss to reach (default: 3.28; on the embedded corpus the first one's final loss)")
     add("--ablate", action="store_true",
         help="compare one milestone with itself without each of its gains, by its flags")
+    add("--measure", action="store_true",
+        help="measure milestones on this machine's GPUs: losses against a CPU's, then steps at the"
+        " record's batch (60, or --steps), memory, kernels")
+    add("--only", nargs="+", default=[], metavar="ID",
+        help="the milestones to measure (default: all)")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
     for name in (*WRITERS, "png"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"also write the result as {name}")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.measure == bool(args.targets) or (args.only and not args.measure):
+        parser.error("name something to compare, or measure: --measure, possibly --only ID")
+    return args
 
 
 def repeats(text: str) -> int:

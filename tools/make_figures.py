@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
         predictions.predict_stale(root / RESULTS / PREDICTIONS)
     if args.tiny:
         ladder.run_stale(
-            root / RESULTS / TINY, load_manifest(root / "history").of_chain(), sys.stdout)
+            root / RESULTS / TINY, load_manifest(root / "history"), sys.stdout)
     stale, errors = update(root, args.check)
     for item in stale:
         print(f"stale: {item}" if args.check else f"wrote: {item}")

@@ -120,7 +120,8 @@ def find_adam_backend(device, args):
     backends, skipped = [args.adam_backend], ""
     if args.adam_backend == "auto":
         backends = ADAM_BACKENDS
-    assert set(backends) <= set(ADAM_BACKENDS), f"adam_backend: auto or one of {ADAM_BACKENDS}"
+    assert set(backends) <= set(ADAM_BACKENDS), (
+        f"adam_backend={args.adam_backend}: choose auto, {', '.join(ADAM_BACKENDS)}")
     working = None
     for backend in backends:
         scratch = nn.Parameter(torch.zeros(8, device=device))
@@ -131,7 +132,7 @@ def find_adam_backend(device, args):
             break
         except (ImportError, RuntimeError) as error:
             skipped += f" (not {backend}: {str(error).splitlines()[0]})"
-    assert working, f"AdamW has no backend that works here{skipped}"
+    assert working, f"no AdamW backend works here{skipped}; leave adam_backend=auto"
     return working, skipped
 
 

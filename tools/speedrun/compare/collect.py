@@ -66,6 +66,9 @@ def leave_one_out(text: str, **options) -> tuple[list[str], list[str]]:
     plan = make_plan(text, out=fresh_out("compare"), **options)
     here = {} if plan.gpus else load_glossary().column("cpu")  # where a default follows the machine
     here |= {k: v for k, v in plan.hyperparameters.items() if v is not None}
+    if plan.nproc * plan.nodes.count == 1:
+        needs = load_glossary().column("needs")
+        here |= {name: False for name in needs if needs[name] == "ranks"}
     anyway = [off for off in declared if off == f"{(name := off.partition('=')[0])}={here[name]}"]
     return [text, *(f"{text}:{off}" for off in declared if off not in anyway)], anyway
 

@@ -29,7 +29,9 @@ from speedrun.run.data import (
     shards_read,
 )
 from speedrun.run.fit_batch import MARGIN, find_prediction, largest_predicted
-from speedrun.run.gpus import peak_flops, visible_gpus, visible_memory
+from speedrun.run.gpus import RECORD_MIB, peak_flops, visible_gpus, visible_memory
+from speedrun.run.kernels import OK as TRIED
+from speedrun.run.kernels import try_kernel
 from speedrun.run.plan import choose_scale
 from speedrun.scripts.find import find_script, load_snapshot, paths_taken, switches
 from speedrun.scripts.sizes import micro_batches
@@ -39,7 +41,6 @@ NEEDED = {"numpy", "rich"}  # imported by the snapshots and by run_milestone.py,
 COMPILERS = {"C": ("CC", "gcc", "clang", "cc", "cl"), "C++": ("CXX", "g++", "clang++", "c++", "cl")}
 SHARD_BYTES = 1024 + 2 * FINEWEB_SHARD_TOKENS  # a header, then 16 bits for each token
 LEAST_BYTES = 10**8  # the embedded corpus takes 20 MB, a log and a checkpoint at tiny scale 5
-RECORD_GPU_MIB = 79_000  # of the H100s, 80 GB: the snapshots' micro-batches are made for them
 BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
 # As Dao-AILab's repository builds it, and as PyTorch looks for it.
 FLASH_ATTENTION = "flash_attn_interface"
@@ -183,7 +184,7 @@ def _kind_check(number, name, mib, capability, scale):
     if capability and capability < BFLOAT16:
         return Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
                        "python tools/run_milestone.py 01 --set bf16=False")
-    if scale == "record" and 0 < mib < RECORD_GPU_MIB:
+    if scale == "record" and 0 < mib < RECORD_MIB:
         return Finding("GPU", NOTE, f"{text}; the records' have 80 GB",
                        "python tools/run_milestone.py 01 --device-batch auto")
     return Finding("GPU", OK, text)
@@ -205,12 +206,15 @@ def rank_check(torch: ModuleType) -> Finding:
 
 
 def kernel_checks(torch: ModuleType, used: dict[str, dict[str, bool]]) -> Iterator[Finding]:
-    """Triton, FlexAttention, FP8 and FlashAttention-3, and which milestones use them.
+    """Triton, FlexAttention, FP8 and FlashAttention, each tried if it is here, and which milestones
+    use them.
 
     used: id of a milestone -> {hyperparameter that depends on the machine: its value here}.
     """
     needs, order = load_glossary().column("needs"), list(used)
+    instead = load_glossary().column("cpu")
     capabilities = capabilities_of(torch)
+    fallback = "FlashAttn-2" if min(capabilities, default=(0, 0)) >= BFLOAT16 else None
     on_hopper = set(capabilities) == {HOPPER}
     kernels = [  # name, whether it is here, what it needs
         ("Triton", find_spec("triton"), "not installed, only compiling for GPUs needs it"),
@@ -230,10 +234,19 @@ def kernel_checks(torch: ModuleType, used: dict[str, dict[str, bool]]) -> Iterat
             users, lambda id, users=users: order.index(id) - users.index(id))]
         ranges = [f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else ids[0] for ids in groups]
         who = "all milestones" if len(users) == len(used) else ", ".join(ranges)
+        used_by = f"used by {who or 'no milestone'}"
+        trial = name if is_here else fallback if name == "FlashAttn-3" else None
+        error = try_kernel(trial) if trial and capabilities else TRIED
+        if error != TRIED:
+            off = "".join(f" --set {switch}={instead[switch]}" for switch in needs
+                          if needs[switch] == name)
+            yield Finding(name, FIX, f"{trial} fails, {_brief(error)}; {used_by}",
+                          f"run without it, as far as a script has these:{off}")
+            continue
         is_fault = name == "Triton" and users and not is_here
+        here = "works" if capabilities else "there"
         yield Finding(name, OK if is_here else FIX if is_fault else ABSENT,
-                      f"{'there' if is_here else need}; used by {who or 'no milestone'}",
-                      reinstall() if is_fault else None)
+                      f"{here if is_here else need}; {used_by}", reinstall() if is_fault else None)
 
 
 # ---- disk and shards ----

@@ -10,6 +10,7 @@ from speedrun.figures import (
     attention_cost,
     causes,
     ladder,
+    measured,
     predictions,
     prelude,
     readme,
@@ -17,6 +18,7 @@ from speedrun.figures import (
     tables,
 )
 from speedrun.history.manifest import Manifest, load_manifest
+from speedrun.history.measured import Measurement, load_measurements
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 
@@ -26,9 +28,10 @@ TIMINGS = "prelude_added.json", "prelude_taken_out.json"  # gains added in turn,
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: the first chain's milestones and the records of history/, and
-    what history/results/ holds, None where that is missing or unreadable."""
+    """What everything is made from: the milestones of all chains and of the first, the records, and
+    what history/results/ and history/measured/ hold, None where that is missing or unreadable."""
 
+    history: Manifest
     manifest: Manifest
     records: tuple[Record, ...]
     ladder: Comparison | None
@@ -36,6 +39,8 @@ class Sources:
     timings: tuple[prelude.Timings, prelude.Timings] | None
     prelude: Manifest
     encore: Manifest
+    prelude_ladder: Comparison | None
+    measured: tuple[Measurement, ...] | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,10 @@ TABLES = (
         s.predictions, s.prelude), needs="predictions"),
     Table("history/prelude/README.md", "timed", lambda s: prelude.timing_table(
         *s.timings, s.prelude), needs="timings"),
-    Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(s.prelude)),
+    Table("history/prelude/README.md", "tiny", lambda s: ladder.ladder_table(
+        s.prelude_ladder, s.prelude), needs="prelude_ladder"),
+    Table("history/prelude/README.md", "claims", lambda s: prelude.claims_table(
+        s.prelude, s.measured), needs="measured"),
     Table("history/encore/README.md", "finetune", lambda s: tables.rung_table(
         s.encore.of_program("finetune.py"))),
     Table("history/encore/README.md", "generate", lambda s: tables.rung_table(
@@ -81,8 +89,8 @@ TABLES = (
         s.predictions, s.manifest), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
           needs="ladder"),
-    Table("history/README.md", "predictions", lambda s: predictions.official_table(
-        s.predictions, s.manifest), needs="predictions"),
+    Table("history/measured/README.md", "measured", lambda s: measured.measured_table(
+        s.measured, s.predictions or {}, s.history), needs="measured"),
     Table("history/README.md", "attention", lambda s: attention_cost.attention_table(s.manifest)),
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(
@@ -138,16 +146,16 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
 def _read_sources(root):
     """The Sources under `root`, and a line for each of the results that has to be made again."""
     history = load_manifest(root / "history")
-    manifest = history.of_chain()
+    manifest, prelude_chain = history.of_chain(), history.of_chain("prelude")
     records = load_records(root / "history" / "records.json")
     found, errors = {}, []
     for field, name, option, load, stale_entries in (
-            ("ladder", TINY, "--tiny", lambda path: ladder.load_ladder(path, manifest),
+            ("ladder", TINY, "--tiny", lambda path: ladder.load_ladder(path, history),
              ladder.stale_entries),
             ("predictions", PREDICTIONS, "--predict", load_predictions, predictions.stale_entries)):
         try:
             found[field] = load(root / RESULTS / name)
-            faults = stale_entries(found[field], manifest if field == "ladder" else history)
+            faults = stale_entries(found[field], history)
         except FileNotFoundError:
             faults = ["the file is missing"]
         except (ValueError, OSError) as error:
@@ -165,6 +173,16 @@ def _read_sources(root):
         except (ValueError, OSError) as error:
             faults = [str(error)]
         errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]
-    return Sources(manifest, records, found.get("ladder"), found.get("predictions"),
+    try:
+        found["measured"] = load_measurements(root / "history" / "measured")
+    except (ValueError, OSError) as error:
+        errors.append(f"history/measured/{error}")
+    def in_chain(chain):
+        """The ladder of one chain, which is compared with its own first milestone; None without."""
+        ladder_of = found.get("ladder") and ladder.load_ladder(root / RESULTS / TINY, chain)
+        return ladder_of if ladder_of and ladder_of.entries else None
+
+    return Sources(history, manifest, records, in_chain(manifest), found.get("predictions"),
                    tuple(timings) if len(timings) == len(TIMINGS) else None,
-                   history.of_chain("prelude"), history.of_chain("encore")), errors
+                   prelude_chain, history.of_chain("encore"), in_chain(prelude_chain),
+                   found.get("measured")), errors

@@ -24,6 +24,7 @@ from speedrun.scripts.find import code_hash, find_script
 SEEDS = 3
 FEW = f"fewer than {SEEDS} runs"
 SAME = 1.5e-4  # between losses of two logs that are equal but for their last digit
+SHARDS = {"train_files", "val_files"}  # hyperparameters of what trains from nothing
 MAY_DIFFER = {"val_loss_every": 20}  # from the tiny scale's: the curves are drawn
 
 
@@ -110,11 +111,14 @@ def _same(curve, other):
 
 
 def run_stale(path: Path, manifest: Manifest, stream: TextIO) -> None:
-    """Makes the runs that are missing or stale, and keeps those of each milestone as soon as they
-    are whole. A systems step is run once where its losses are its parent's. Raises as `collect`,
-    Stopped for a signal, and UserError for a run that fails."""
+    """Makes the runs that are missing or stale, of all chains, and keeps those of each milestone as
+    soon as they are whole. A systems step is run once where its losses are its parent's; a program
+    that does not train on shards is not run. Raises as `collect`, Stopped for a signal, and
+    UserError for a run that fails."""
     runs = _read(path) if path.exists() else {}
     for milestone in manifest.milestones:
+        if not SHARDS <= default_hyperparameters(milestone.script).keys():
+            continue
         if not (fault := _fault(milestone, _compare(runs, manifest), manifest)):
             continue
         print(f"running {milestone.id}: {fault}", file=stream, flush=True)

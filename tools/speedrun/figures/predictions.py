@@ -1,4 +1,4 @@
-"""The stored predictions: made, checked, and held against official figures."""
+"""The stored predictions: made, checked, and shown."""
 
 import json
 from collections import Counter
@@ -8,8 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from speedrun.base.files import replace_file
-from speedrun.base.text import UNKNOWN, markdown
-from speedrun.figures.tables import cell
+from speedrun.base.text import markdown
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
@@ -20,7 +19,6 @@ from speedrun.scripts.sizes import length_names
 
 CARD, WORLD_SIZE = CARDS["h100"], 8  # the records'
 TOKENS = (8_192, 65_536)  # of the two forward passes that give the line of one GPU's memory
-MIB = 2**20
 
 
 def predict_stale(path: Path) -> None:
@@ -97,21 +95,6 @@ def _fault(milestone, stored):
         return "not predicted"
     fresh = stored[milestone.slug].code == code_hash(milestone.script)
     return None if fresh else "the script has changed since it was predicted"
-
-
-def official_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:
-    """A Markdown table: predicted peak memory beside the record's own."""
-    head = ["milestone", "peak, predicted", "official", "error"]
-    rows = []
-    for m in manifest.milestones:
-        official = cell(m.peak_memory_mib, "{:,d} MiB")
-        if m.slug not in stored:
-            rows.append([m.name, "not predicted", official, UNKNOWN])
-            continue
-        peak = stored[m.slug].peak / MIB
-        error = m.peak_memory_mib and peak / m.peak_memory_mib - 1
-        rows.append([m.name, f"{peak:,.0f} MiB", official, cell(error, "{:+.0%}")])
-    return markdown(head, rows, right=head[1:])
 
 
 def memory_table(stored: Mapping[str, StoredPrediction], manifest: Manifest) -> str:

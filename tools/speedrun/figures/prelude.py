@@ -3,12 +3,14 @@ others have claimed for it."""
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.base.text import UNKNOWN, markdown
+from speedrun.figures.measured import rates
 from speedrun.history.manifest import Manifest
+from speedrun.history.measured import Measurement
 from speedrun.history.predictions import StoredPrediction
 from speedrun.predict.cards import CARDS
 from speedrun.run.gpus import peak_flops
@@ -93,7 +95,7 @@ def _ratio(slow, fast):
     return _spread([a / b for a, b in zip(slow, fast, strict=True)], "{:.2f}") + "x"
 
 
-def claims_table(manifest: Manifest) -> str:
+def claims_table(manifest: Manifest, measured: Sequence[Measurement]) -> str:
     """A Markdown table: what the rungs' `claimed` quotes, and the MFU that follows from its tokens
     per second on eight H100s, with 6 FLOPs for each parameter and with the FLOPs counted."""
     from speedrun.scripts.flops import training_flops_per_token
@@ -105,7 +107,7 @@ def claims_table(manifest: Manifest) -> str:
             counted = training_flops_per_token(m.script, find_script(m.id).hyperparameters)
             rows.append([m.name, f"{rate:,}", m.claimed.memory, m.claimed.mfu,
                          f"{6 * m.parameters * rate / peak:.1%}", f"{counted * rate / peak:.1%}",
-                         "not measured"])
+                         rates(measured, m.slug, m.tokens_per_step)])
     head = ["rung", "stated tokens/s", "stated memory of a GPU", "stated MFU",
-            "MFU by 6N", "MFU, counted", "measured here"]
+            "MFU by 6N", "MFU, counted", "measured tokens/s"]
     return markdown(head, rows, right=head[1:])

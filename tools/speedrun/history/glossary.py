@@ -52,7 +52,7 @@ class Hyperparameter:
     at_most: str = ""
     letters: str = ""
     alphabet: str = ""
-    fp8_multiple: int | None = None
+    multiple: dict = field(default_factory=dict)
 
     @property
     def smallest(self) -> int:
@@ -72,6 +72,12 @@ class Glossary(dict):
         values = {name: getattr(entry, key) for name, entry in self.items()}
         return {name: value for name, value in values.items() if value not in (None, "", (), {})}
 
+    def multiples(self) -> list[tuple[str, str, int]]:
+        """(name, switch, number) for each hyperparameter that has to be a multiple of the number
+        where a GPU has the switch on."""
+        return [(name, *rule) for name, rules in self.column("multiple").items()
+                for rule in rules.items()]
+
 
 @cache
 def load_glossary(path: Path = GLOSSARY) -> Glossary:
@@ -81,7 +87,8 @@ def load_glossary(path: Path = GLOSSARY) -> Glossary:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = {key: build(f"{key}: ", Hyperparameter, entry) for key, entry in table.items()}
         for key, entry in entries.items():
-            for other in (entry.divides, entry.below, entry.at_most, entry.letters):
+            for other in (entry.divides, entry.below, entry.at_most, entry.letters,
+                          *entry.multiple):
                 if other and other not in entries:
                     raise ValueError(f'{key}: there is no hyperparameter "{other}"')
             if (entry.kind == "pattern") != bool(entry.alphabet):

@@ -9,6 +9,7 @@ Day = Annotated[str, "YYYY-MM-DD"]
 Text = Annotated[str, "perhaps empty"]
 Texts = tuple[str, ...]
 Counts = tuple[int, ...]
+Numbers = tuple[float, ...]
 Curve = tuple[tuple[int, float], ...]  # (step, loss)
 Tables = tuple[dict, ...]
 Pairs = tuple[tuple[str, str], ...]
@@ -96,6 +97,8 @@ TYPES = {
     Day: ("YYYY-MM-DD", _is_day),
     Texts: ("a list of strings", lambda v: _is_list(v, str)),
     Counts: ("a list of whole numbers", lambda v: _is_list(v, int)),
+    Numbers: ("a list of numbers above 0",
+              lambda v: _is_list(v, int, float) and v and min(v) > 0),
     Curve: ("a list of [step, loss] pairs", lambda v: _is_pairs(v, int, float)),
     Tables: ("a list of tables", lambda v: _is_list(v, dict) and all(map(_is_flat, v))),
     Pairs: ("a list of pairs of strings", lambda v: _is_pairs(v, str)),

@@ -113,8 +113,8 @@ def short_run(hyperparameters: type) -> dict[str, int]:
     steps too: it compiles all that training runs, beside states of optimizers and its own copies.
     """
     glossary = load_glossary()
-    names = ["train_steps", "kernel_warmup_steps", *glossary.of_kind("phase")]
-    values = dict.fromkeys(names, STEPS) | dict.fromkeys(glossary.of_kind("interval"), 0)
+    values = dict.fromkeys(glossary.of_kind("steps", "phase"), STEPS)
+    values |= dict.fromkeys(glossary.of_kind("interval"), 0)
     return {name: value for name, value in values.items() if hasattr(hyperparameters, name)}
 
 

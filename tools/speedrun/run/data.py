@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -18,11 +20,14 @@ from speedrun.run.failure import error_line
 
 FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
+BUILTIN_GPT2 = REPOSITORY / "data" / "builtin_gpt2"  # the same text in GPT-2 tokens, to measure on
+GPT2_SHARD_TOKENS = 2_200_000  # 8 validation sequences of 262,144; the text has 4.9 million
 FINEWEB_SHARDS = 103  # training shards that there are
 FINEWEB_SHARD_TOKENS = 100_000_000
 MAGIC, VERSION = 20240520, 1  # the first two of the 256 int32 in a shard's header
 HEADER_BYTES = 1024
 TOKEN_BYTES = 2
+DOCUMENT_START = 256  # byte-level shards hold bytes, 0 to 255, and this token
 
 
 def patterns(folder: Path) -> dict[str, str]:
@@ -80,7 +85,8 @@ def holds_bytes(folder: Path) -> bool:
     with open(first, "rb") as file:
         file.seek(HEADER_BYTES)
         data = file.read(65536 * TOKEN_BYTES)
-    return max(struct.unpack_from(f"<{len(data) // TOKEN_BYTES}H", data), default=0) <= 256
+    tokens = struct.unpack_from(f"<{len(data) // TOKEN_BYTES}H", data)
+    return max(tokens, default=0) <= DOCUMENT_START
 
 
 def fingerprint(folder: Path) -> str | None:
@@ -100,9 +106,31 @@ def fingerprint(folder: Path) -> str | None:
 
 def make_builtin() -> None:
     """Makes the embedded corpus if it is not there. Raises UserError if that fails."""
-    script = REPOSITORY / "data" / "builtin_corpus.py"
+    _fill(BUILTIN, "builtin_corpus.py")
+
+
+def make_builtin_gpt2() -> None:
+    """Makes its text's shards in GPT-2 tokens if they are not there. Raises UserError if that
+    fails, for example where tiktoken can neither find nor fetch its vocabulary."""
+    import numpy as np  # a dry run does without
+
+    make_builtin()
+    with tempfile.TemporaryDirectory() as folder, open(
+            Path(folder, "builtin.jsonl"), "w", encoding="utf-8") as file:
+        for shard in sorted(BUILTIN.glob("*.bin")):
+            tokens = np.fromfile(shard, "<u2", offset=HEADER_BYTES)
+            for document in np.split(tokens, np.flatnonzero(tokens == DOCUMENT_START)[1:]):
+                text = document[1:].astype(np.uint8).tobytes().decode("utf-8", "replace")
+                print(json.dumps({"text": text}), file=file)
+        file.flush()
+        _fill(BUILTIN_GPT2, "fineweb.py", "--input", file.name,
+              "--shard-size", str(GPT2_SHARD_TOKENS))
+
+
+def _fill(folder, script, *options):
+    """Runs a script of data/ that fills the folder, if it is not whole."""
     made = subprocess.run(
-        [sys.executable, str(script), "--out", str(BUILTIN)],
+        [sys.executable, str(REPOSITORY / "data" / script), "--out", str(folder), *options],
         capture_output=True, encoding="utf-8", errors="replace",
     )
     if made.returncode:

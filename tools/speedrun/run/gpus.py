@@ -3,7 +3,11 @@
 import os
 import re
 import shutil
+import statistics
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Dense bfloat16 tensor-core FLOP/s with float32 accumulation, from NVIDIA's data sheets and
 # architecture white papers (data sheets that give the rate "with sparsity" are halved).
@@ -24,6 +28,12 @@ PEAK_BF16_FLOPS = [
     (r"\bRTX 4090\b(?! (D|Laptop))", 165.2e12),  # Ada white paper
     (r"\bRTX 3090\b(?! Ti)", 71e12),  # Ampere GA102 white paper
 ]
+
+# Names of ours for what nvidia-smi reports of a GPU; powers in W, clocks in MHz.
+FACTS = {"driver": "driver_version", "power_limit": "power.limit",
+         "max_clock": "clocks.max.sm", "max_memory_clock": "clocks.max.memory"}
+BUSY, EVERY_MS = 50, 500  # percent from which on a GPU counts as busy; from one look to the next
+RECORD_MIB = 79_000  # of the records' GPUs, 80 GB: the micro-batches are made for them
 
 
 def peak_flops(name: str) -> float | None:
@@ -46,6 +56,37 @@ def visible_gpus() -> list[str]:
 def visible_memory() -> list[int]:
     """Memory in MiB of the GPUs that `visible_gpus` names; 0 if nvidia-smi does not report it."""
     return [int(text) if text.isdecimal() else 0 for text in _of_visible_gpus("memory.total")]
+
+
+def gpu_facts() -> dict[str, str | int]:
+    """FACTS of the first visible GPU, without those that nvidia-smi does not report."""
+    found = {name: _of_visible_gpus(query)[:1] for name, query in FACTS.items()}
+    return {name: text if name == "driver" else round(float(text))
+            for name, (text,) in ((name, texts) for name, texts in found.items() if texts)
+            if name == "driver" or re.fullmatch(r"[\d.]+", text)}
+
+
+@contextmanager
+def watched_clock() -> Iterator[dict[str, int]]:
+    """Inside the block nvidia-smi looks at the clocks; after it, the value has the median `clock`
+    in MHz of all busy GPUs, if any was seen."""
+    found, nvidia_smi = {}, shutil.which("nvidia-smi")
+    if nvidia_smi is None:
+        yield found
+        return
+    query = [nvidia_smi, "--query-gpu=clocks.sm,utilization.gpu", f"--loop-ms={EVERY_MS}",
+             "--format=csv,noheader,nounits"]
+    with tempfile.TemporaryFile("w+") as lines:
+        watch = subprocess.Popen(query, stdout=lines, stderr=subprocess.DEVNULL)
+        try:
+            yield found
+        finally:
+            watch.terminate()
+            watch.wait()
+            lines.seek(0)
+            looks = re.findall(r"^(\d+), (\d+)$", lines.read(), re.MULTILINE)
+    if busy := [int(clock) for clock, percent in looks if int(percent) >= BUSY]:
+        found["clock"] = round(statistics.median(busy))
 
 
 def _of_visible_gpus(name):

@@ -147,6 +147,11 @@ def make_plan(
     check_out(out, nodes)
 
     options = dict(script.tiny) if scale == "tiny" else {}
+    for name, switch, unit in load_glossary().multiples() if gpus else ():
+        used = options.get(switch, switch in script.hyperparameters)
+        if used and options.get(name, 0) % unit:
+            options[name] = unit
+            notes.append(f"{name}: {unit} ({switch} needs it on a GPU)")
     if scale == "tiny" and script.milestone is None:
         notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
     if start is not None:

@@ -87,11 +87,12 @@ def check_values(
                             f" {_what_divides(values, world_size)}")
     _check_windows(values)
     _check_attention(values, on_gpu)
-    if on_gpu and values.get("use_fp8", False) is not False:  # not known: on where the GPU has it
-        for name, unit in glossary.column("fp8_multiple").items():
-            if _known(values, name) and values[name] % unit:
-                raise UserError(f"{name}={values[name]} is not a multiple of {unit}, which products"
-                                " in FP8 need; change it, or add --set use_fp8=False")
+    for name, switch, unit in glossary.multiples():
+        switched_on = on_gpu and values.get(switch, False) is not False  # not known: where it can
+        if switched_on and _known(values, name) and values[name] % unit:
+            raise UserError(f"{name}={values[name]} is not a multiple of {unit}, which"
+                            f" {glossary[switch].needs} needs; change it, or add"
+                            f" --set {switch}=False")
 
 
 def _what_divides(values, world_size):
@@ -116,7 +117,7 @@ def check_shards(
     every token of the run, too, which takes numpy, and to refuse one beyond vocab_size.
     """
     served = None
-    train_steps = max(values.get(name) or 0 for name in ("train_steps", "kernel_warmup_steps"))
+    train_steps = max(values.get(name) or 0 for name in load_glossary().of_kind("steps"))
     for name, step, steps in (("train_files", "total_batch_size", train_steps),
                               ("val_files", "val_tokens", 1)):
         pattern = values.get(name)
