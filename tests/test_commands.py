@@ -106,7 +106,7 @@ def test_closed_streams_and_control_characters():
 
 
 LAYERS = ["base", "compat", "history", "scripts", "run", "compare", "diff", "predict", "check",
-          "sample", "evaluate", "doctor", "anatomy", "figures", "site"]  # packages, or modules; lowest first
+          "sample", "evaluate", "doctor", "anatomy", "figures", "site"]  # lowest first
 LIBRARY = REPOSITORY / "tools" / "speedrun"
 
 
