@@ -359,8 +359,7 @@ def test_a_record_is_covered_by_neighbours():
     last = max(r.number for m in MILESTONES for r in m.covered)
     missing = [r.number for r in RECORDS_HERE[:last]
                if not any(r in m.covered for m in MILESTONES)]
-    # 03's script under another PyTorch; hooks that #61 removes again
-    assert missing == [7, 44][: 1 + (last > 44)]
+    assert missing == [7]  # 03's script under another PyTorch
 
 
 def test_records_are_whole_and_in_order():

@@ -66,7 +66,6 @@ class Declared:
     peak_memory_mib: int | None = None
     parameters: int | None = None
     curve: Curve = ()
-    curve_runs: int = 1
     besides: Texts = ()
     lesson: str | None = None
     ablate: str | None = None
