@@ -81,12 +81,12 @@ def serve(folder):
         if "text" in request:
             answer = [asdict(outcome) for outcome in examine(request["text"].encode(), known[id])]
         elif "texts" in request:
-            jobs = request.get("jobs", trace.JOBS)
+            jobs = request.get("jobs", known[id].jobs)
             found = known[id].first_differences(request["texts"], jobs)
             answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
         else:
             answer = [job for job, seen in known[id].wanted.items()
-                      if seen.get(trace.JOBS[job].what, [""])[0] == "error"]
+                      if seen.get(trace.ALL[job].what, [""])[0] == "error"]
         print(json.dumps(answer), flush=True)
 
 

@@ -26,7 +26,7 @@ def test_help_needs_no_package(command):
                            capture_output=True, encoding="utf-8")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("usage: ")
-    if command.stem in ("sample", "check_train"):
+    if command.stem in ("sample", "evaluate", "check_train"):
         assert "with your rights" in ended.stdout and "that you trust" in ended.stdout
     assert os.name == "nt" or os.access(command, os.X_OK)
     assert command.read_text(encoding="utf-8").startswith("#!/usr/bin/env python3\n")

@@ -35,6 +35,7 @@ class Examination:
         self.folder, self.deadline, self.values = folder, deadline, odd_values(milestone)
         write_shards(folder / "shards")
         self.milestone, self.text = milestone, milestone.script.read_text(encoding="utf-8")
+        self.jobs = trace.GENERATION if "max_new_tokens" in self.values else trace.JOBS
         self.options: dict[str, dict] = {}  # of the jobs
         self.limits: dict[str, float] = {}  # of the jobs, in seconds
 
@@ -44,7 +45,8 @@ class Examination:
         file = kept.file_of(self.milestone.slug, self.text, self.values)
         found = kept.load(file)
         if found:
-            self._choose_options(found["seen"]["contract"], found["run"])
+            if found["run"]:
+                self._choose_options(found["seen"]["contract"], found["run"])
         else:
             try:
                 found = self._find_wanted()
@@ -56,10 +58,12 @@ class Examination:
 
     def _find_wanted(self):
         script = self.write(self.text)
-        found = self._run([script], ("contract", "updates"))[0]
-        shown = torch.load(found["updates"].folder / RUN, weights_only=True)
-        self._choose_options(found["contract"].observations, shown)
-        found |= self._run([script], [job for job in trace.JOBS if job not in found])[0]
+        found, shown = {}, {}
+        if "updates" in self.jobs:
+            found = self._run([script], ("contract", "updates"))[0]
+            shown = torch.load(found["updates"].folder / RUN, weights_only=True)
+            self._choose_options(found["contract"].observations, shown)
+        found |= self._run([script], [job for job in self.jobs if job not in found])[0]
         return dict(run=shown, seen={job: task.observations for job, task in found.items()},
                     seconds={job: task.seconds for job, task in found.items()})
 
@@ -89,11 +93,11 @@ class Examination:
         """{job: differences} of all jobs that are done with a script; those of a job that shows
         what the milestone's shows are []. No more are done with one that hangs."""
         script, wanted = self.write(text), self.wanted
-        results = self._run([script], FIRST)[0]
+        results = self._run([script], [job for job in self.jobs if job in FIRST])[0]
         if not any(result.hung for result in results.values()):
-            results |= self._run([script], [job for job in trace.JOBS if job not in FIRST])[0]
+            results |= self._run([script], [job for job in self.jobs if job not in FIRST])[0]
         return {job: differences(wanted[job], results[job].observations)
-                for job in trace.JOBS if job in results}
+                for job in self.jobs if job in results}
 
     def first_differences(self, texts: Iterable[str], jobs: Iterable[str]) -> list[tuple | None]:
         """Looks at scripts in these jobs, in their order, each up to the first that differs.
@@ -204,7 +208,7 @@ def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
     except TimeoutError:
         outcomes, late = [], [Outcome("time", "which block is at fault", "no time to find out",
                                       "--timeout gives it more time.")]
-    words = "" if any(trace.JOBS[job].world == 1 for job in different) else MORE_RANKS
+    words = "" if any(trace.ALL[job].world == 1 for job in different) else MORE_RANKS
     if all(outcome.passed for outcome in outcomes):  # no block by itself is at fault, or no time
         for job, difference in different.items():
             yield Outcome(job, *in_words(difference), words,

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from speedrun.check import trace_model, trace_runs
+from speedrun.check import trace_generation, trace_model, trace_runs
 from speedrun.check.launch import run, triton
 from speedrun.check.spy import Spy, arguments
 from speedrun.compat import FakeTensorMode
@@ -28,7 +28,8 @@ from speedrun.scripts.sizes import length_names
 
 UNMASKED = 16_640  # tokens: a dense mask for so many takes gigabytes
 # What tools call by name in any milestone; schedules, functions of (step, args), come on top.
-CONTRACT = ("Hyperparameters", "parse_args", "GPT", "validate", "main")
+CONTRACT = ("Hyperparameters", "parse_args", "GPT", "validate", "load_model", "encode_prompt",
+            "generate", "main")
 
 
 class Observations(dict):
@@ -204,12 +205,13 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A function that observes, what it is called in messages, and on how many ranks it runs where
-    its options do not say."""
+    """A function that observes, what it is called in messages, on how many ranks it runs where
+    its options do not say, and whether it runs under the spy, whose clocks stand still."""
 
     function: Callable
     what: str
     world: int = 1
+    spied: bool = True
 
 
 JOBS = {  # in the order in which they are shown
@@ -223,3 +225,12 @@ JOBS = {  # in the order in which they are shown
     "precision": Job(trace_runs.precision, "runs as on a GPU"),
     "refusals": Job(refusals, "runs that must be refused"),
 }
+GENERATION = {  # the same of scripts that generate
+    "contract": JOBS["contract"],
+    "logits": Job(trace_generation.logits, "the model by itself", spied=False),
+    "prompts": Job(trace_generation.prompts, "a prompt", spied=False),
+    "tokens": Job(trace_generation.tokens, "tokens that are drawn", spied=False),
+    "printing": Job(trace_generation.printing, "what is printed", spied=False),
+    "refused answers": Job(trace_generation.refusals, "answers that are refused", spied=False),
+}
+ALL = JOBS | GENERATION

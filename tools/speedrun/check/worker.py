@@ -76,7 +76,7 @@ def run(tasks: list["Task"], deadline: float) -> None:
 
 
 class Task:
-    """A job of trace.JOBS, done with a script by processes, one for each rank, in a new folder
+    """A job of trace.ALL, done with a script by processes, one for each rank, in a new folder
     beside the script's.
 
     limit: in seconds; options: further arguments of the job. When it has ended it has its
@@ -84,7 +84,7 @@ class Task:
     """
 
     def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
-        self.script, self.job, self.values = script, trace.JOBS[job], values
+        self.script, self.job, self.values = script, trace.ALL[job], values
         self.limit, self.options, self.ranks, self.hung = limit, options, [], False
         self.world = options.get("world", self.job.world)
 
@@ -204,9 +204,10 @@ def _observe(task, rank):
     files = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
     files |= {f"{split}_file": str(shards / f"{split}.jsonl") for split in ("train", "val")}
     try:
-        launch.stand_ins()
+        if task.job.spied:
+            launch.stand_ins()
         module = load_snapshot(task.script)
-        if hasattr(module.Hyperparameters, "checkpoint"):
+        if hasattr(module.Hyperparameters, "checkpoint") and "bos_id" in task.values:
             files["checkpoint"] = launch.save_start(
                 module, task.values, task.folder / f"start{rank}.pt")
         task.job.function(module, {**files, **task.values}, note, rank=rank,
