@@ -81,12 +81,12 @@ def runs(monkeypatch):
     return SimpleNamespace(plans=made, faults=faults, gpus=here)
 
 
-def measured(tmp_path, milestones=(FIRST, SECOND, THIRD), turn=0, **options):
+def measured(tmp_path, milestones=(FIRST, SECOND, THIRD), **options):
     """What `measure` returns and prints, at tiny scale."""
     stream = io.StringIO()
     options = dict(scale="tiny", steps=6) | options
     file, found, stopped = measuring.measure(
-        milestones, tmp_path, tmp_path / f"runs{turn}", stream, **options)
+        milestones, tmp_path, tmp_path / "runs", stream, **options)
     return file, found, stopped, stream.getvalue()
 
 
@@ -128,14 +128,14 @@ def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
     assert load_measurement(file).failed == found.failed
     runs.faults.clear()
     runs.plans.clear()
-    file, found, stopped, text = measured(tmp_path, turn=1)
+    file, found, stopped, text = measured(tmp_path)
     assert {plan.script.name for plan in runs.plans} == {"muon", "padded_vocab"}
     assert "1 of 3 milestones were measured before" in text and "the rest takes about" in text
     assert not (found.failed or stopped) and len(load_measurement(file).timings) == 3
     stale = replace(found.timings["muon"], code="old")
     write_measurement(file, replace(found, timings=found.timings | {"muon": stale}))
     runs.plans.clear()
-    measured(tmp_path, turn=2)
+    measured(tmp_path)
     assert {plan.script.name for plan in runs.plans} == {"muon"}, "its script has changed since"
 
 
@@ -183,10 +183,10 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     write_measurement(file, replace(found, machine=replace(found.machine, driver="1.2")))
     with pytest.raises(UserError, match="was measured with another driver; move it away"):
-        measured(tmp_path, [late], turn=1)
+        measured(tmp_path, [late])
     runs.gpus[1] = "NVIDIA H200"
     with pytest.raises(UserError, match=f"the GPUs differ .{H100}, NVIDIA H200"):
-        measured(tmp_path, [late], turn=1)
+        measured(tmp_path, [late])
 
 
 def test_a_program_without_steps_says_so(runs, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 losses, then a short one at the record's batch, timed."""
 
 import io
+import itertools
 import math
 import os
 import platform
@@ -56,7 +57,7 @@ def measure(
     What the file holds already is kept, unless the milestone's script has changed since. A
     milestone that fails does not end the others; a signal ends them all, and is returned.
 
-    out: the folder of the runs; stream: gets a line per milestone; scale: "tiny" tries the command
+    out: a folder for the runs; stream: gets a line per milestone; scale: "tiny" tries the command
     itself; steps: of a timed run; nproc: ranks (None: one per GPU); data: shards (None: FineWeb,
     else the embedded text). Raises UserError, one line, before anything runs.
     """
@@ -68,6 +69,8 @@ def measure(
         raise UserError(f"the GPUs differ ({', '.join(gpus)}); choose equal ones:"
                         " CUDA_VISIBLE_DEVICES=0")
     data, tokens = _tokens(data, scale)
+    tries = map(out.joinpath, map("try{}".format, itertools.count(1)))
+    out = next(path for path in tries if not path.exists())  # an interrupted one keeps its logs
     machine = _machine(gpus, nproc or len(gpus) or 1, tokens, steps)
     file = folder / machine.file_name
     found = load_measurement(file) if file.exists() else Measurement(machine)
