@@ -235,8 +235,8 @@ class Site:
         gains = {m: self._gain(m) for m in manifest.milestones}
         readme = self.root / "history" / chain / "README.md"
         intro = ""
-        if readme.is_file():
-            intro = readme.read_text(encoding="utf-8").split("\n\n")[1]
+        if readme.is_file():  # its first paragraph
+            intro = "".join(readme.read_text(encoding="utf-8").split("\n\n")[1:2])
             intro = make_html(intro, self.target(f"history/{chain}", f"{chain}/index.html"))
         return {"milestones": manifest.milestones, "gains": gains, "intro": intro, "chain": chain,
                 "raced": any(m.record for m in manifest.milestones)}
@@ -256,9 +256,8 @@ class Site:
             "picture": self.models[m]() if m in self.models else None,
             "marked": compared_with(self.manifest, m),
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
-            "values": values, "children": self.manifest.children(m.id),
-            "lines": read_script(m).count("\n"), "names": [b.name for b in split_blocks(
-                read_script(m)) if b.name in self.lives]}
+            "values": values, "lines": read_script(m).count("\n"),
+            "names": [b.name for b in split_blocks(read_script(m)) if b.name in self.lives]}
 
     def _parent(self, m):
         return self.manifest.get(m.parent) if m.parent else None
