@@ -273,7 +273,7 @@ class Site:
         rows = [
             row("minutes", "{:g}", lambda m: m.minutes),
             row("steps", "{:,}", lambda m: m.train_steps),
-            row("tokens", "{:.2f}B", lambda m: m.tokens and m.tokens / 1e9),
+            row("tokens", "{:.3f}B", lambda m: m.tokens and m.tokens / 1e9),
             row("milliseconds per step", "{:.1f}", lambda m: m.step_avg_ms),
             row("validation loss", "{:.4f}", lambda m: m.val_loss),
             row("parameters", "{:,}", lambda m: m.parameters),
