@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_site.py; RUN_SLOW=1 builds it whole, 
 import os
 import re
 import shutil
+from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -268,16 +269,16 @@ def browser():
         launched.close()
 
 
-@pytest.fixture(params=["from the disk", "from a server"])
-def address(request, five):
-    """Where the five pages are: in a folder, or below a path of a static server."""
-    if request.param == "from the disk":
-        yield f"{five.as_uri()}/"
+@contextmanager
+def address(folder: Path, is_served: bool):
+    """Where a browser finds a folder: on the disk, or below a path of a static server."""
+    if not is_served:
+        yield f"{folder.as_uri()}/"
         return
-    handler = partial(Quiet, directory=str(five.parent))
+    handler = partial(Quiet, directory=str(folder.parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/{five.name}/"
+        yield f"http://127.0.0.1:{server.server_port}/{folder.name}/"
         server.shutdown()
 
 
@@ -286,8 +287,14 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_a_reader_walks_through(browser, address, five, width, scheme):
+@pytest.mark.parametrize("is_served, width, scheme", [(False, 1280, "light"), (True, 390, "dark")])
+def test_a_reader_walks_through(browser, five, is_served, width, scheme):
+    with address(five, is_served) as start:
+        walk(browser, start, width, scheme, five)
+
+
+def walk(browser, address, width, scheme, five):
+    """Goes from the start to a milestone, its neighbours, its diff, its script and its lesson."""
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     faults = []
     page.on("console", lambda message: faults.append(message.text))
