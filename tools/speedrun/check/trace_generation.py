@@ -75,9 +75,9 @@ def tokens(module, values, note, folder, **_):
 
 def printing(module, values, note, folder, **_):
     """What main prints: of one sample, of several, and whenever it is shown."""
-    for num_samples in (1, 3):
+    for num_samples, length in ((1, 30), (3, 30), (8, 2)):  # short ones are cut within characters
         screen = Screen()
-        args = _args(module, folder, num_samples=num_samples, max_new_tokens=30, seed=1,
+        args = _args(module, folder, num_samples=num_samples, max_new_tokens=length, seed=1,
                      temperature=1.0, prompt=QUESTION)
         with note.guard(f"main with {num_samples} samples"), mock.patch.object(
                 sys, "stdout", screen):
