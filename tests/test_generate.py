@@ -241,7 +241,7 @@ def test_gpt2s_vocabulary_never_becomes_a_marker():
 
 
 def test_run_milestone_answers(checkpoint):
-    settings = ["--set", "max_new_tokens=6", "--set", "prompt=hi"]
+    settings = ["--set", "max_new_tokens=6", "--prompt", "hi"]
     done = run_tool(RUN, "e4a", "--from", str(checkpoint), *settings)
     assert done.returncode == 0 and not done.stderr
     *_, last = done.stdout.splitlines()
@@ -291,3 +291,52 @@ def test_compare_times_generation_in_turn(checkpoint):
     assert "only others that do compare with it" in done.stderr
     assert set(asdict(MODULES["e3"].Hyperparameters())) == set(
         asdict(MODULES["e4b"].Hyperparameters()))
+
+
+# ---- another implementation ----
+
+
+@pytest.mark.slow
+def test_transformers_draws_the_same_tokens():
+    """transformers' NanoChat is 04 without its shortcuts, which are switched off here."""
+    transformers = pytest.importorskip("transformers", minversion="5.18.0",
+                                       reason="only here: pip install transformers==5.18.0")
+    config = Namespace(vocab_size=260, bos_id=256, num_layers=4, num_heads=2, model_dim=128,
+                       seq_len=256, bf16=False)
+    torch.manual_seed(0)
+    ours, theirs = MODULES["e3"].GPT(config).eval(), transformers.NanoChatForCausalLM(
+        transformers.NanoChatConfig(
+            vocab_size=260, hidden_size=128, intermediate_size=512, num_hidden_layers=4,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256,
+            rms_norm_eps=torch.finfo(torch.float32).eps, final_logit_softcapping=30.0,
+            bos_token_id=256, pad_token_id=256, eos_token_id=None)).eval()
+    without_shortcuts(ours)
+    names = {"attn.c_proj": "attn.o_proj", "mlp.c_proj": "mlp.fc2", "c_q": "q_proj",
+             "c_k": "k_proj", "c_v": "v_proj", "c_fc": "fc1", ".attn": ".self_attn",
+             "blocks": "model.layers", "embed": "model.embed_tokens"}
+    weights = {}
+    for name, tensor in ours.state_dict().items():
+        for own, other in names.items():
+            name = name.replace(own, other)
+        if tensor.ndim == 2:
+            weights[name] = tensor
+    theirs.load_state_dict(weights, strict=True)
+    prompt = torch.randint(0, 256, (41,))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(prompt[None]).logits, ours(prompt[None]),
+                                   rtol=0, atol=1e-4)
+    (answer,) = draw("e3", ours, config, prompt, num_samples=1, temperature=0, max_new_tokens=215)
+    found = theirs.generate(prompt[None], max_new_tokens=215, do_sample=False)
+    assert found[0, 41:].tolist() == answer
+
+
+@torch.no_grad()
+def without_shortcuts(model):
+    """Switches off what NanoChat does not have, and gives zero matrices values."""
+    model.skip_weights.zero_()
+    for block in model.blocks:
+        block.attn.value_lambda.zero_()
+        block.lambdas.copy_(torch.tensor([1.0, 0.0]))
+        for linear in (block.attn.c_proj, block.mlp.c_proj):
+            torch.nn.init.normal_(linear.weight, std=0.1)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.1)

@@ -6,7 +6,7 @@
     python tools/run_milestone.py train --steps 50     your own train/train_gpt.py
     python tools/run_milestone.py DIR/train_gpt.py --set adam_lr=1e-3
     python tools/run_milestone.py e2 --from runs/x     fine-tune the model that a run has trained
-    python tools/run_milestone.py e3 --from runs/y     let the fine-tuned model answer
+    python tools/run_milestone.py e3 --from runs/y --prompt "def f(x): return x"    answers it
 """
 
 import argparse
@@ -35,9 +35,10 @@ def main() -> int:
         print_settings(find_script(args.target))
         return 0
     stream = sys.stderr if args.json or args.dry_run else sys.stdout
+    settings = [*([] if args.prompt is None else [f"prompt={args.prompt}"]), *args.set]
     plan = make_plan(
         args.target, scale=args.scale, data=args.data, steps=args.steps,
-        device_batch=args.device_batch, settings=args.set, nproc=args.nproc,
+        device_batch=args.device_batch, settings=settings, nproc=args.nproc,
         nodes=Nodes(args.nnodes, args.node_rank, args.rdzv_endpoint), out=args.out,
         save_checkpoint=args.save_checkpoint, start=args.start, for_elsewhere=args.dry_run,
     )
@@ -102,6 +103,7 @@ def parse_args() -> argparse.Namespace:
     add("--out", type=folder, metavar="DIR", help="folder of the run (default: runs/<slug>-<time>)")
     add("--from", dest="start", type=Path, metavar="RUN",
         help="run or checkpoint to start from, where a script fine-tunes or generates")
+    add("--prompt", metavar="TEXT", help="what a generating script answers: --set prompt=TEXT")
     add("--save-checkpoint", action="store_true", help="keep the weights: checkpoint.pt")
     add("--nproc", type=positive, metavar="N",
         help="ranks on this machine (default: one per visible GPU, 1 without)")
