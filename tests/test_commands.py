@@ -82,6 +82,8 @@ def test_a_folder_that_was_removed_is_one_line(tmp_path):
 @pytest.mark.parametrize("error, message", [
     ("OSError(28, 'No space left on device')",
      "No space left on device; make room, or set TMPDIR to a folder with more"),
+    ("OSError(24, 'Too many open files', 'a.py')",
+     "a.py: Too many open files; first type: ulimit -n 1024"),
     ("ModuleNotFoundError(name='resource')",
      f"{sys.platform} has no Python module resource; use Linux, macOS or WSL"),
 ])
@@ -91,6 +93,19 @@ def test_errors_of_the_machine_are_one_line(error, message):
             f"def main(): raise {error}\nrun_command(main)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (1, f"error: {message}\n")
+
+
+@pytest.mark.parametrize("command", [
+    "run_milestone.py 00 --dry-run", "check_train.py 00", "doctor.py"])
+def test_a_file_that_hides_a_package_is_named(command, tmp_path):
+    hider = tmp_path / "numpy.py"
+    hider.write_text("raise RuntimeError", encoding="utf-8")
+    name, *rest = command.split()
+    ended = subprocess.run([sys.executable, str(REPOSITORY / "tools" / name), *rest], text=True,
+                           capture_output=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stderr) == (
+        1, f"error: {hider} hides the package numpy; rename it, or remove its folder from"
+        " PYTHONPATH\n")
 
 
 @posix

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -318,6 +319,13 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
         log.write("step:180/200 train_time:1800ms step_avg:10.00ms\n")
     ended = compare(*logs)
     assert ended.returncode == 0, ended.stderr
+    runs = tmp_path / "runs" / "a"
+    runs.mkdir(parents=True)
+    again = shutil.copy(logs[0], runs / "log.txt")
+    for arguments, message in (((again, runs), f"{runs}: this log is named twice"),
+                               ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
+        refused = compare(*arguments)
+        assert refused.returncode == 1 and refused.stderr.startswith(f"error: {message}")
     whole, part = [re.split(r"  +", line) for line in ended.stdout.splitlines()[1:3]]
     assert whole[:2] == ["0", "1"] and "3.2700" in whole
     assert part[:2] == ["1, unfinished: 180 of 200 steps", "1"] and "3.2700 (step 150)" in part

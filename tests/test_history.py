@@ -241,6 +241,8 @@ def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message)
 ])
 def test_a_folder_that_does_not_fit(history, name, more, message):
     add(history, name, "")
+    file = history / "main" / "01_next" / "milestone.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # which some editors put first: no fault
     (history / "main" / name / "milestone.toml").write_bytes(NEXT.encode() + more)
     assert message in (line := fault_of(history)) and f"main/{name}" in line
 

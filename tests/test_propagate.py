@@ -200,3 +200,8 @@ def test_wrong_input_is_one_line(clone):
         ended = propagate(clone, *arguments)
         assert ended.returncode != 0 and message in ended.stderr
         assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+
+
+def test_without_git(clone, monkeypatch):
+    monkeypatch.setenv("PATH", str(clone))
+    assert propagate(clone, "00").stderr.endswith("train_gpt.py: git is not installed\n")

@@ -27,7 +27,7 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
-from speedrun.run import execute, gpus
+from speedrun.run import execute, gpus, progress
 from speedrun.run.failure import FAILURES, REPORT, error_line, explain
 from speedrun.run.log import RunLog, read_log
 from speedrun.run.plan import Nodes, make_plan
@@ -615,6 +615,22 @@ def test_plain_lines_pass_unchanged(script, shards, tmp_path):
         show("a title: \x1b]0;x\x07")
     assert stream.getvalue() == ("step:1/2 [bold] train_time:9ms step_avg:9ms\n"
                                  "a title: \N{SYMBOL FOR ESCAPE}]0;x\N{SYMBOL FOR BELL}\n")
+
+
+def test_a_run_that_does_not_end_after_its_last_step_is_told(
+        script, shards, tmp_path, monkeypatch):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+    for patience, told in ((0.01, True), (0.5, False)):
+        monkeypatch.setattr(progress, "END_PATIENCE_S", patience)
+        stream = io.StringIO()
+        with follow(plan, stream) as show:
+            show("step:2/2 train_loss:5.0000 train_time:9ms step_avg:9ms")
+            time.sleep(0.2 * told)
+            assert "was the last" not in stream.getvalue()  # a validation may take long
+            show("step:2/2 val_loss:5.0000 train_time:9ms step_avg:9ms")
+            time.sleep(0.2 * told)
+        time.sleep(0.6 * (not told))
+        assert ("step 2 was the last, but the script has not ended" in stream.getvalue()) == told
 
 
 @pytest.mark.parametrize("device, setting, paths", [

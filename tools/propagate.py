@@ -12,6 +12,7 @@ learner's script, which starts as a copy of a root.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,8 @@ def heirs(manifest: Manifest, milestone: Milestone) -> dict[Path, tuple[str, ...
 
 def committed(path: str, revision: str) -> str:
     """The text of a file of the repository in a commit; ValueError, one line, if git has none."""
+    if shutil.which("git") is None:
+        raise ValueError(f"no old text of {path}: git is not installed")
     shown = subprocess.run(
         ["git", "-C", str(REPOSITORY), "show", f"{revision}:{path}"], capture_output=True,
     )

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from speedrun import enter_venv, install_command
+from speedrun import NEEDED, enter_venv, install_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 
@@ -63,6 +64,7 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     try:
         _check_folder()
+        _check_packages()
         status = main()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,8 +76,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
             message = f"{sys.platform} has no Python module {error.name}; use Linux, macOS or WSL"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
-        if getattr(error, "errno", 0) == errno.ENOSPC and not error.filename:  # mostly a temporary
-            message = f"{error.strerror}; make room, or set TMPDIR to a folder with more"
+        if isinstance(error, OSError) and error.strerror:
+            message = _explain(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing but the exit is left to interrupt
     if message is not None:
         print(f"error: {visible(str(message))}", file=sys.stderr)
@@ -97,6 +99,26 @@ def _check_folder():
         os.getcwd()
     except FileNotFoundError:
         raise UserError("the current folder was removed; change to another") from None
+
+
+def _check_packages():
+    """Raises UserError if a file of the same name on PYTHONPATH hides a requirement."""
+    for name in NEEDED:
+        spec = find_spec(name)
+        if spec and spec.submodule_search_locations is None:  # each of them is a package, a folder
+            raise UserError(f"{spec.origin} hides the package {name}; rename it, or remove its"
+                            " folder from PYTHONPATH")
+
+
+def _explain(error):
+    """An OSError in words, with what to do where that is known."""
+    advice = {
+        errno.EMFILE: "first type: ulimit -n 1024",
+        errno.ENOSPC: "make room" + ", or set TMPDIR to a folder with more" * (not error.filename),
+    }
+    file = error.filename and os.fsdecode(error.filename)
+    reason = ": ".join(filter(None, [file, error.strerror]))
+    return "; ".join(filter(None, [reason, advice.get(error.errno)]))
 
 
 def _at_least(least, text):

@@ -70,7 +70,7 @@ def load_guide(milestone: Milestone) -> Guide:
     if not file.exists():
         return Guide()
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         check_keys("", table, ("hint", "slip"), ())
         entries = {key: [build(f"{key} {number}: ", kind, entry)
                          for number, entry in enumerate(table.get(key, ()), start=1)]

@@ -42,6 +42,8 @@ def parse_target(text: str) -> Target:
     """
     path = Path(text)
     path = path / "log.txt" if (path / "log.txt").is_file() else path
+    if any(path.glob("*/log.txt")):
+        raise UserError(f"{text} is a folder of runs; name each of them, as in {path / '*'}")
     if path.is_file() and path.suffix != ".py":
         return Target(text, log=path)
     if path.suffix in (".txt", ".log"):
@@ -147,10 +149,13 @@ def _read_logs(targets):
     """The entries of the logs among the targets, by the target's number. Logs of one script with
     one set of hyperparameters but the seed are runs of one entry, unfinished ones each of its
     own."""
-    entries, alike = {}, {}
+    entries, alike, read = {}, {}, set()
     for number, target in enumerate(targets):
         if not target.log:
             continue
+        if target.log.resolve() in read:
+            raise UserError(f"{target.text}: this log is named twice; a run counts once")
+        read.add(target.log.resolve())
         try:
             log = read_log(target.log)
         except ValueError as error:

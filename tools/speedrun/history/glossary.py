@@ -84,7 +84,7 @@ def load_glossary(path: Path = GLOSSARY) -> Glossary:
     """Reads the file, once in a process; UserError, one line, for an entry that does not fit,
     OSError where it cannot be read."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         entries = {key: build(f"{key}: ", Hyperparameter, entry) for key, entry in table.items()}
         for key, entry in entries.items():
             for other in (entry.divides, entry.below, entry.at_most, entry.letters,

@@ -361,7 +361,7 @@ def _milestone(folder, before, records):
     if len(scripts) != 1:
         names = ", ".join(script.name for script in scripts) or "none"
         raise ValueError(f"its folder must hold one script, not {names}")
-    table = tomllib.loads((folder / "milestone.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads((folder / "milestone.toml").read_text(encoding="utf-8-sig"))
     for key in (key for key in DERIVED if key in table):
         raise ValueError(f"{key} follows from {DERIVED[key]}; leave it out")
     keys = {f.name for f in fields(Figures)}

@@ -136,12 +136,13 @@ def _blame_disk(out, failure):
 
 def _tidy(plan):
     """Keeps the ranks' stderr, and no other file of the launcher's."""
-    for local_rank, file in rank_stderr(plan.ranks_dir).items():
-        if file.stat().st_size:
-            rank = plan.nodes.rank * plan.nproc + local_rank
-            file.replace(plan.out / f"stderr_rank{rank}.txt")
-    shutil.rmtree(plan.ranks_dir, ignore_errors=True)
-    (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
+    with _writing_in(plan.out):
+        for local_rank, file in rank_stderr(plan.ranks_dir).items():
+            if file.stat().st_size:
+                rank = plan.nodes.rank * plan.nproc + local_rank
+                file.replace(plan.out / f"stderr_rank{rank}.txt")
+        shutil.rmtree(plan.ranks_dir, ignore_errors=True)
+        (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
 
 
 def _has_steps(log):
@@ -168,7 +169,9 @@ def _sum_up(plan):
     try:
         log = read_log(file)
     except (OSError, ValueError) as error:
-        raise UserError(f"the script ended without a log: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"the script ended, and {short(file)} cannot be read: {reason}; either it"
+                        " wrote no log, or the folder was changed meanwhile") from None
     if log.last is None:
         raise UserError(f"no step was logged in {short(file)}")
     step, length = log.last.step, log.last.train_steps

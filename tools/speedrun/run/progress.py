@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from threading import Timer
 from typing import TextIO
 
 from speedrun.base.errors import UserError
@@ -12,6 +13,7 @@ from speedrun.run.log import RULE, RunLog, Step
 from speedrun.run.plan import Plan
 from speedrun.scripts.find import paths_taken
 
+END_PATIENCE_S = 30  # from a run's last validation until its end is called late
 WIDE = 70  # columns from which on the live line also has a bar and tokens/s
 
 
@@ -29,12 +31,21 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
         on_gpu = log.environment.get("device", "cpu") != "cpu"
         return paths_taken(source, log.hyperparameters, on_gpu, chosen=plan.options)
 
+    def announce_late_end():
+        print(f"step {log.last.step} was the last, but the script has not ended {END_PATIENCE_S} s"
+              " later; Ctrl-C stops it and keeps the log", file=stream, flush=True)
+
+    late_end = Timer(END_PATIENCE_S, announce_late_end)  # a thread of the script may never end
+    late_end.daemon = True
+
     def read(line):
         seen = log.feed(line)
         for name in ("val_loss", "train_loss") if isinstance(seen, Step) else ():
             if not math.isfinite(getattr(seen, name) or 0):
                 raise NotFinite(f"{name} is {getattr(seen, name)} at step {seen.step}, so the run"
                                 f" was stopped; lower a learning rate: {_rates(plan)}")
+        if isinstance(seen, Step) and seen.step == seen.train_steps and seen.val_loss is not None:
+            late_end.start()
         return seen
 
     def show_line(line):
@@ -42,9 +53,18 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
         if read(line) == "hyperparameters":
             print(paths(), file=stream, flush=True)
 
-    if not stream.isatty():
-        yield show_line
-        return
+    live = _live_line(plan, stream, read, paths) if stream.isatty() else nullcontext(show_line)
+    try:
+        with live as show:
+            yield show
+    finally:
+        late_end.cancel()
+
+
+@contextmanager
+def _live_line(plan, stream, read, paths):
+    """Inside the block, a function that shows a line of rank 0 on a terminal; `read` and `paths`
+    are those of `follow`."""
     from rich import progress
     from rich.console import Console
 
