@@ -588,11 +588,12 @@ def test_a_checkpoint_is_whole_or_missing(folder, tmp_path, monkeypatch):
 
 GOOD = json.dumps({"messages": turns("a", "b")}).encode()
 MALFORMED = {
-    "not JSON: Expecting ',' delimiter (column": b'{"messages": ["a" "b"]}',
+    "not JSON: Expecting ',' delimiter (column 19)": b'{"messages": ["a" "b"]}',
+    "not JSON: Expecting value (column 15)": b'{"messages": [',
     "byte 3 is not UTF-8": b'{"\xff"}',
-    'no list "messages"': b'{"text": "a"}',
-    'or an empty one; each line is an object with it': b'{"messages": []}',
-    'empty one; each line is an object': b'["messages"]',
+    'each line must be an object whose "messages" are a list': b'{"text": "a"}',
+    '"messages" are a list of at least one': b'{"messages": []}',
+    "each line must be an object": b'["messages"]',
     "message 1 has the role 'human'; it must be": GOOD.replace(b"user", b"human"),
     "message 1 is of the assistant; here it is the user's turn": GOOD.replace(
         b"user", b"assistant"),

@@ -78,10 +78,10 @@ def check(file: str | Path) -> int:
 def _is_conversation(line):
     """Whether a line is a conversation, not blank; ValueError for a line that is neither."""
     try:
-        line = line.decode("utf-8")
+        line = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
-    if not line.strip():
+    if not line:
         return False
     try:
         found = json.loads(line)
@@ -90,7 +90,7 @@ def _is_conversation(line):
         raise ValueError(f"not JSON: {reason} (column {getattr(error, 'colno', 1)})") from None
     messages = found.get("messages") if type(found) is dict else None
     if type(messages) is not list or not messages:
-        raise ValueError('no list "messages", or an empty one; each line is an object with it')
+        raise ValueError('each line must be an object whose "messages" are a list of at least one')
     for number, message in enumerate(messages, start=1):
         if type(message) is not dict or type(message.get("content")) is not str:
             raise ValueError(f'message {number} has no text as its "content"')
