@@ -37,6 +37,7 @@ from speedrun.check.values import odd_values  # noqa: E402
 from speedrun.history.blocks import split_blocks  # noqa: E402
 from speedrun.history.fields import default_hyperparameters  # noqa: E402
 from speedrun.history.manifest import REPOSITORY, load_manifest  # noqa: E402
+from speedrun.scripts.find import find_script  # noqa: E402
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
 MANIFEST = load_manifest()
@@ -488,10 +489,15 @@ RIGHT = {
 }
 
 
-# By default the last of each chain; with the slow tests all.
-tried = pytest.mark.parametrize("id", [
-    id if not MANIFEST.children(id)
-    else pytest.param(id, marks=pytest.mark.slow) for id in IDS])
+def tried_of(ids):
+    """By default the last of each chain; with the slow tests all."""
+    return pytest.mark.parametrize("id", [
+        id if not MANIFEST.children(id)
+        else pytest.param(id, marks=pytest.mark.slow) for id in ids])
+
+
+tried = tried_of(IDS)
+tried_training = tried_of([id for id in IDS if not find_script(id).generates])
 
 
 def variants(id):
@@ -661,7 +667,7 @@ def test_what_one_look_shows(id, ask):
         assert found and found[1].startswith(f"{words}: "), found
 
 
-@tried
+@tried_training
 def test_weights_are_judged_by_their_distribution(id, ask):
     texts = [edited(id, ("torch.manual_seed(args.seed)", f"torch.manual_seed(args.seed + {more})"))
              for more in (100, 200, 300)]

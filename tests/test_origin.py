@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapshots import MILESTONES
+from snapshots import SCRIPTS
 from speedrun.base.errors import UserError
 from speedrun.diff.align import INDENTED, SAME
 from speedrun.diff.difference import find_difference
@@ -14,7 +14,7 @@ from speedrun.history.blocks import changed_blocks
 from speedrun.history.manifest import load_manifest
 from test_diff_milestones import FILE, FIRST, LEFT, SECOND, diff, replaced
 
-LAST = [m for m in MILESTONES if not load_manifest().children(m.id)]  # of each chain
+LAST = [m for m in SCRIPTS if not load_manifest().children(m.id)]  # of each chain
 
 
 def text_of(milestone):
@@ -23,33 +23,34 @@ def text_of(milestone):
 
 @pytest.fixture(scope="module")
 def replayed():
-    """{milestone: {line's number: (line, the milestone that it is from)}} without blank lines, made
+    """{id: {line's number: (line, the id that it is from)}} without blank lines, made
     by applying each diff to the parent's lines: a line that the diff shows as changed or added is
     from its milestone, all others stay whose they were."""
     files = {}
-    for m in MILESTONES:
+    for m in SCRIPTS:
         lines = text_of(m).split("\n")
         numbers = [n for n, line in enumerate(lines, start=1) if line.strip()]
-        before = files[load_manifest().get(m.parent)] if m.parent else {}
+        before = files[m.parent] if m.parent else {}
         old = text_of(load_manifest().get(m.parent)) if m.parent else ""
         rows = [row for c in find_difference(old, "\n".join(lines)).changes for row in c.rows]
         gone = {row.old.number for row in rows if row.old}
         made = {row.new.number: (row.new.text, before[row.old.number][1]
-                                 if row.mark in (SAME, INDENTED) else m)
+                                 if row.mark in (SAME, INDENTED) else m.id)
                 for row in rows if row.new and row.new.text.strip()}
         rest = [n for n in numbers if n not in made]
         stayed = [owned for n, owned in before.items() if n not in gone]
-        files[m] = dict(sorted({**made, **dict(zip(rest, stayed, strict=True))}.items()))
-        assert [files[m][n][0] for n in numbers] == [lines[n - 1] for n in numbers], m.id
+        files[m.id] = dict(sorted({**made, **dict(zip(rest, stayed, strict=True))}.items()))
+        assert [files[m.id][n][0] for n in numbers] == [lines[n - 1] for n in numbers], m.id
     return files
 
 
-@pytest.mark.parametrize("milestone", [*MILESTONES[::9], *LAST], ids=lambda m: m.id)
+@pytest.mark.parametrize("milestone", [*SCRIPTS[::9], *LAST], ids=lambda m: m.id)
 def test_origins_are_those_of_a_replay(milestone, replayed):
     origins = line_origins(load_manifest(), milestone)
     assert [line for line, _ in origins] == text_of(milestone).splitlines()
-    found = {n: owned for n, owned in enumerate(origins, start=1) if owned[0].strip()}
-    assert found == replayed[milestone]
+    found = {n: (line, owner.id)
+             for n, (line, owner) in enumerate(origins, start=1) if line.strip()}
+    assert found == replayed[milestone.id]
 
 
 @pytest.fixture
@@ -105,11 +106,11 @@ def test_blank_lines_between_blocks_go_with_the_block_below(owners):
 def test_a_life_is_every_version_of_a_block():
     for name in ("CausalSelfAttention", "newton_schulz"):
         expected = {
-            m.id for m in MILESTONES if name in changed_blocks(
+            m.id for m in SCRIPTS if name in changed_blocks(
                 text_of(load_manifest().get(m.parent)) if m.parent else "", text_of(m))}
         life = block_life(load_manifest(), name)
         assert [version.milestone.id for version in life] == [
-            m.id for m in MILESTONES if m.id in expected]
+            m.id for m in SCRIPTS if m.id in expected]
         assert life[0].change.words == ("added",)
     assert life[-1].change.words in {("added",), ("removed",), ()}
     with pytest.raises(UserError, match='called "Muno"; did you mean Muon?'):
@@ -130,7 +131,7 @@ def test_counts_add_up_to_the_files_length():
     *counts, total = diff(milestone.id, "--origin", "--stat").stdout.splitlines()
     counted = [int(line.split()[1]) for line in counts]
     assert int(total.split()[0]) == sum(counted) == text_of(milestone).count("\n")
-    assert counts[0].split()[0] == MILESTONES[0].id and min(counted) > 0
+    assert counts[0].split()[0] == SCRIPTS[0].id and min(counted) > 0
 
 
 def test_life_shows_each_version_and_its_idea():

@@ -53,7 +53,7 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
         if read(line) == "hyperparameters":
             print(paths(), file=stream, flush=True)
 
-    live = _live_line(plan, stream, read, paths) if stream.isatty() else nullcontext(show_line)
+    live = _live_line(plan, stream, log, read, paths) if stream.isatty() else nullcontext(show_line)
     try:
         with live as show:
             yield show
@@ -62,9 +62,9 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _live_line(plan, stream, read, paths):
-    """Inside the block, a function that shows a line of rank 0 on a terminal; `read` and `paths`
-    are those of `follow`."""
+def _live_line(plan, stream, log, read, paths):
+    """Inside the block, a function that shows a line of rank 0 on a terminal; `log`, `read` and
+    `paths` are those of `follow`."""
     from rich import progress
     from rich.console import Console
 
