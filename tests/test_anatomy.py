@@ -85,15 +85,17 @@ def test_every_parameter_is_in_the_picture(id):
     assert {f"w:{name}" for name, _parameter in model.named_parameters()} <= read
 
 
-def test_what_runs_is_drawn_not_what_is_written():
+def test_what_runs_is_drawn_not_what_is_written(monkeypatch):
     module = load_snapshot(MANIFEST.get("09").script)
     before = trace(module)
     assert before.smear and before.activation == "ReLU²" and before.layers[4].x0
-    module.smear = lambda x, weight, gate: x
-    module.MLP.forward = lambda self, x: F.gelu(x @ self.c_fc) @ self.c_proj.T
     block = module.Block.forward
-    module.Block.forward = lambda self, x, embeds, x0, scalars, masks: block(
-        self, x, {}, x, scalars, masks)
+    monkeypatch.setattr(module, "smear", lambda x, weight, gate: x)
+    monkeypatch.setattr(
+        module.MLP, "forward", lambda self, x: F.gelu(x @ self.c_fc) @ self.c_proj.T)
+    monkeypatch.setattr(
+        module.Block, "forward", lambda self, x, embeds, x0, scalars, masks: block(
+            self, x, {}, x, scalars, masks))
     after = trace(module)
     assert not after.smear and after.activation == "GELU"
     assert not any(layer.x0 or layer.tables for layer in after.layers)

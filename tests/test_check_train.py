@@ -1238,7 +1238,7 @@ def test_a_folder_for_progress_is_one_line(script):
     script.with_name(progress.FILE).mkdir()
     ended = command("--list", "--script", script)
     assert ended.returncode == 1
-    assert re.fullmatch(r"error: .*Is a directory: '.*progress.json'\n", ended.stderr)
+    assert re.fullmatch(r"error: .*progress.json: Is a directory\n", ended.stderr)
 
 
 def test_progress_is_written_whole_or_not_at_all(script, monkeypatch, capsys):
