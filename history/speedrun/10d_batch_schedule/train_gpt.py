@@ -812,7 +812,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = args.scheduled_steps * i // args.kernel_warmup_steps  # every stage occurs
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first_step=step))
         model.set_window(window_size(step, args))
         model(inputs, targets).backward()
