@@ -667,9 +667,9 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, step_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(batch[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    micro_tokens = tokens[:, :-1].numel()
-                    assert document_starts(tokens[:, :-1], args)[-1] == micro_tokens, (
-                        f"{shard.filename} has too many documents in {micro_tokens} tokens")
+                    row_len = tokens.size(1) - 1
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * row_len, (
+                        f"{shard.filename} has too many documents in {B} x {row_len} tokens")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
