@@ -248,6 +248,12 @@ def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, vali
         device=torch.device("cpu"), **{k: v for k, v in told.items() if k in parameters})
 
 
+def packs_of(module, tokens, T, args):
+    """The rows of T + 1 tokens that the milestone's own packed_rows cuts from a shard."""
+    grows = "seq_len" in inspect.signature(module.packed_rows).parameters
+    return list(module.packed_rows(tokens, (lambda: T) if grows else T, args))
+
+
 def aligned_starts(tokens, T, bos_id):
     """Where rows of T tokens begin that begin with documents, from a walk over all of these: one is
     taken as soon as another is found that begins T tokens later or more, which is next."""

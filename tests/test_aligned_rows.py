@@ -17,6 +17,7 @@ from snapshots import (
     declaring,
     load_snapshot,
     packed_rows,
+    packs_of,
     token_batches,
     training_rows,
     where,
@@ -24,7 +25,7 @@ from snapshots import (
 
 BOS = 1
 ARGS = SimpleNamespace(bos_id=BOS, vocab_size=64, micro_batch_size=1, train_seq_len=8,
-                       max_document_len=5)
+                       max_document_len=5, window_stages=1, scheduled_steps=1)
 
 
 def shard(length, documents):
@@ -118,7 +119,7 @@ def test_packs_follow_the_definition(milestone):
         for T in (1, 8, 30):
             for longest in (1, 5, T, T + 1, T + 2, 100):
                 args = SimpleNamespace(bos_id=BOS, max_document_len=longest)
-                found = [row.tolist() for row in module.packed_rows(tokens, T, args)]
+                found = [row.tolist() for row in packs_of(module, tokens, T, args)]
                 assert found == packed_rows(tokens, T, BOS, longest), (length, T, longest)
 
 

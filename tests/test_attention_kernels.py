@@ -19,6 +19,7 @@ from snapshots import (
     known_values,
     load_snapshot,
     micro_sizes,
+    packs_of,
     set_window,
     token_batches,
     where,
@@ -95,7 +96,7 @@ def test_where_the_documents_of_known_packs_begin(milestone, module):
     tokens[known["packed"]["documents"]] = BOS
     args = SimpleNamespace(bos_id=BOS, max_document_len=known["packed"]["longest"])
     T = known["packed"]["row"]
-    rows = [torch.from_numpy(row)[None, :-1] for row in module.packed_rows(tokens, T, args)]
+    rows = [torch.from_numpy(row)[None, :-1] for row in packs_of(module, tokens, T, args)]
     assert [[start for start in module.document_starts(row, args).tolist() if start < T]
             for row in rows] == known["packed_starts"]
 
@@ -108,7 +109,7 @@ def test_too_many_documents_are_refused(milestone, module, packed, tmp_path):
         rows[:, :documents] = BOS
         shard_files.write(tmp_path / "a.bin", rows.flatten())
         args = SimpleNamespace(bos_id=BOS, vocab_size=64, micro_batch_size=1, train_seq_len=200,
-                               max_document_len=200)
+                               max_document_len=200, window_stages=1, scheduled_steps=1)
         batches = token_batches(module, f"{tmp_path}/a.bin", 200, args, aligned=packed)
         return next(batches)[0]
 

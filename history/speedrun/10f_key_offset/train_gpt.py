@@ -105,8 +105,8 @@ class Hyperparameters:
     adam_every: int = 2  # optimizer steps per Adam step
     train_steps: int = 2090
     scheduled_steps: int = 2050  # the schedules end here
-    second_stage_lr: float = 1.51  # learning-rate factor, for twice the first stage's batch
-    third_stage_lr: float = 1.93  # the same, for three times that batch
+    second_stage_lr_factor: float = 1.51  # of all rates, for twice the first stage's batch
+    third_stage_lr_factor: float = 1.93  # the same, for three times that batch
     cooldown_frac: float = 0.55
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
@@ -669,27 +669,26 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     step_rows = step_tokens // T
-    def packed_len():
-        return T * batch_scale(step, args)
+    def row_len():
+        return T * batch_scale(step, args) if packed else T
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         epoch_start = step
         for shard in shards:
-            rows = packed_rows(shard, packed_len, args) if packed else (
+            rows = packed_rows(shard, row_len, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
             while len(batch := list(itertools.islice(rows, step_rows))) == step_rows:
                 for i in range(rank * B, step_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(batch[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    row_len = tokens.size(1) - 1
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * row_len, (
-                        f"{shard.filename} has too many documents in {B} x {row_len} tokens")
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * row_len(), (
+                        f"{shard.filename} has too many documents in {B} x {row_len()} tokens")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
                 step += 1
-        assert step > epoch_start, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert step > epoch_start, f"no {pattern} with {step_rows} rows of {row_len()} tokens"
 
 
 def prefetched(batches, args, device):
@@ -718,8 +717,8 @@ def batch_scale(step, args):
 
 def lr_multiplier(step, args):
     """The stage's factor, with linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    # About the batch's 0.6th power.
-    peak = (1.0, args.second_stage_lr, args.third_stage_lr)[min(stage(step, args), 2)]
+    factors = 1.0, args.second_stage_lr_factor, args.third_stage_lr_factor
+    peak = factors[min(stage(step, args), 2)]  # about the batch's 0.6th power
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return remaining * peak + (1 - remaining) * args.final_lr_multiplier
 
