@@ -288,12 +288,11 @@ class Muon(torch.optim.Optimizer):
             stack = torch.empty_like(weights)
             torch.stack([param.grad for param in params], out=stack[: len(params)])
             stack[len(params) :] = 0  # zero-padded, so that all shares have one size
-            own = weights.chunk(world_size)[rank]
-            grads = torch.empty_like(own)
-            scatter = dist.reduce_scatter_tensor(grads, stack, async_op=True)
-            scatters.append((group, weights, own, grads, scatter))
+            grads = torch.empty_like(weights[: len(weights) // world_size])
+            scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # handles; scatters and gathers overlap other groups
-        for group, weights, own, grads, scatter in scatters:
+        for group, weights, (grads, scatter) in zip(
+                self.param_groups, self.weights, scatters, strict=True):
             scatter.wait()
             state = self.state[group["params"][0]]
             if not state:
@@ -304,7 +303,7 @@ class Muon(torch.optim.Optimizer):
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
                                  for part in parts if len(part)])
-            own.sub_(updates, alpha=group["lr"])
+            own = weights.chunk(world_size)[rank].sub_(updates, alpha=group["lr"])
             gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
         for gather in gathers:
             gather.wait()

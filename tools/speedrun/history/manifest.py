@@ -66,6 +66,7 @@ class Declared:
     peak_memory_mib: int | None = None
     parameters: int | None = None
     curve: Curve = ()
+    runs: int = 1
     besides: Texts = ()
     lesson: str | None = None
     ablate: str | None = None
