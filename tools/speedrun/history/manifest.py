@@ -27,6 +27,7 @@ from speedrun.history.schema import (
     build,
     nearest,
 )
+from speedrun.history.tokens import tokens_after
 
 HISTORY = REPOSITORY / "history"
 KINDS = ("optimizer", "architecture", "data", "systems")
@@ -181,7 +182,7 @@ class Milestone(Declared):
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of an optimizer step over all GPUs: the script's own, where not stated."""
+        """Tokens of the first optimizer step over all GPUs: the script's own, where not stated."""
         own = default_hyperparameters(self.script).get("total_batch_size")
         return self.own.tokens_per_step or own
 
@@ -189,7 +190,10 @@ class Milestone(Declared):
     def tokens(self) -> int | None:
         """Tokens of the whole run."""
         steps, batch = self.train_steps, self.tokens_per_step
-        return steps * batch if steps and batch else None
+        if not (steps and batch):
+            return None
+        values = default_hyperparameters(self.script) | {"total_batch_size": batch}
+        return tokens_after(values, steps)
 
     @property
     def tokens_read(self) -> int | None:
