@@ -205,8 +205,9 @@ def make_muon(module, params, lr, bf16=False):
         shapes = dict.fromkeys(param.shape for param in params)
         params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
     switches = {name: False for name in ("compiled", "use_triton") if name in asked}
-    decay = {"weight_decay": 0.0} if "weight_decay" in asked else {}
-    return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **decay, **switches)
+    plain = {"neuron_beta": None, "weight_decay": 0.0}  # neither NorMuon nor decay
+    switches |= {name: value for name, value in plain.items() if name in asked}
+    return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
 
 
 def orthogonalizer(module):

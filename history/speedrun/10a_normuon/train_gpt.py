@@ -284,10 +284,10 @@ class Muon(torch.optim.Optimizer):
 
     NorMuon: in groups with a neuron_beta the columns of updates have one length.
     """
-    def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
+    def __init__(self, groups, lr, momentum, neuron_beta, bf16, compiled, use_triton):
         # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
         super().__init__(groups, dict(
-            num_attentions=0, lr_factors=1.0, neuron_beta=None, lr=lr, momentum=momentum))
+            num_attentions=0, lr_factors=1.0, neuron_beta=neuron_beta, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.orthogonalise = torch.compile(
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
@@ -736,11 +736,10 @@ def make_optimizers(model, args):
     lr_factors = [1.0] * len(attentions) + [args.mlp_in_lr_factor, 1.0] * len(model.blocks)
     half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
     muon_groups = [  # smallest first: the first scatter overlaps no computation
-        dict(params=[model.smear_gate]),
-        dict(params=[attn.gate for attn in attentions]),
-        dict(params=matrices[:half], lr_factors=lr_factors[:half], neuron_beta=args.neuron_beta,
-             num_attentions=len(attentions)),
-        dict(params=matrices[half:], lr_factors=lr_factors[half:], neuron_beta=args.neuron_beta),
+        dict(params=[model.smear_gate], neuron_beta=None),
+        dict(params=[attn.gate for attn in attentions], neuron_beta=None),
+        dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
+        dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
     embed_params = [model.embed.weight, *model.value_embeds.parameters()]
     adam_groups = [
@@ -752,7 +751,8 @@ def make_optimizers(model, args):
         ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
         Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
-             bf16=args.bf16, compiled=args.compile, use_triton=args.use_triton),
+             neuron_beta=args.neuron_beta, bf16=args.bf16, compiled=args.compile,
+             use_triton=args.use_triton),
     ]
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group in param_groups:
