@@ -589,14 +589,16 @@ class Block(nn.Module):
 
 
 def cross_entropy(logits, targets, weights):
-    """Mean over tokens of cross-entropies with the next targets (B, T), each times its weight.
+    """Mean over tokens of the cross-entropies with the next len(weights) targets, weighted.
 
-    logits (B, T, V) are capped: their exponentials cannot overflow. Rows end: no targets follow.
+    logits (B, T, V) are capped, so exponentials cannot overflow. targets (B, T); those beyond the
+    end of a row count as 0.
     """
     count = len(weights)
     targets = F.pad(targets, (0, count - 1), value=-1).unfold(1, count, 1)  # (B, T, count)
     log_sums = logits.float().exp().sum(-1).log()  # (B, T)
-    ids, loss = torch.arange(logits.size(-1), device=logits.device), 0
+    ids = torch.arange(logits.size(-1), device=logits.device)
+    loss = 0.0
     for target, weight in zip(targets.unbind(-1), weights, strict=True):
         is_target = ids == target[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)

@@ -588,8 +588,9 @@ class Block(nn.Module):
     def forward(self, x, value_embeds, x0, scalars, gate, value_gate, masks):
         x = scalars["x"] * x + scalars["x0"] * x0
         if self.attn is not None:
-            normed, extra_values = norm(x), None
-            if value_gate is not None:
+            normed = norm(x)
+            extra_values = None
+            if value_gate is not None:  # factors from 0 to 2, initially 1
                 extra_values = value_embeds[self.value_table].unflatten(2, (len(value_gate), -1))
                 extra_values = 2 * gates(normed, value_gate)[..., None] * extra_values
             x = x + self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
@@ -598,14 +599,16 @@ class Block(nn.Module):
 
 
 def cross_entropy(logits, targets, weights):
-    """Mean over tokens of cross-entropies with the next targets (B, T), each times its weight.
+    """Mean over tokens of the cross-entropies with the next len(weights) targets, weighted.
 
-    logits (B, T, V) are capped: their exponentials cannot overflow. Rows end: no targets follow.
+    logits (B, T, V) are capped, so exponentials cannot overflow. targets (B, T); those beyond the
+    end of a row count as 0.
     """
     count = len(weights)
     targets = F.pad(targets, (0, count - 1), value=-1).unfold(1, count, 1)  # (B, T, count)
     log_sums = logits.float().exp().sum(-1).log()  # (B, T)
-    ids, loss = torch.arange(logits.size(-1), device=logits.device), 0
+    ids = torch.arange(logits.size(-1), device=logits.device)
+    loss = 0.0
     for target, weight in zip(targets.unbind(-1), weights, strict=True):
         is_target = ids == target[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)

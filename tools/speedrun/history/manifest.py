@@ -189,7 +189,11 @@ class Milestone(Declared):
     @property
     def tokens(self) -> int | None:
         """Tokens of the whole run."""
-        steps, batch = self.train_steps, self.tokens_per_step
+        return self.tokens_after(self.train_steps)
+
+    def tokens_after(self, steps: int | None) -> int | None:
+        """Tokens of the first `steps` steps."""
+        batch = self.tokens_per_step
         if not (steps and batch):
             return None
         values = default_hyperparameters(self.script) | {"total_batch_size": batch}

@@ -13,7 +13,14 @@ def stages(hyperparameters: dict[str, object]) -> int:
     return 1 + sum(name in hyperparameters for name in load_glossary().of_kind("stage rate"))
 
 
-def tokens_after(hyperparameters: dict[str, object], steps: int) -> int:
+def batch_settings(hyperparameters: dict[str, object]) -> dict[str, object]:
+    """Those of the hyperparameters by which the batch grows; none if it does not."""
+    names = "total_batch_size", "scheduled_steps", *load_glossary().of_kind("stage rate")
+    grows = stages(hyperparameters) > 1
+    return {name: hyperparameters[name] for name in names if grows and name in hyperparameters}
+
+
+def tokens_after(hyperparameters: dict[str, object], steps: float) -> float:
     """Tokens of a run's first `steps` steps; hyperparameters are whole numbers, or text of one."""
     batch, number = int(hyperparameters["total_batch_size"]), stages(hyperparameters)
     if number == 1:
