@@ -230,7 +230,7 @@ def even_out(updates, mean_square, beta):
     NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
     of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
     """
-    square = updates.float().square().mean(dim=1, keepdim=True)
+    square = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)
     mean_square.lerp_(square, 1 - beta)
     scale = mean_square.clamp(min=1e-10).rsqrt()
     scaled = (square * scale.square()).sum(2, keepdim=True).clamp(min=1e-20)  # 0 stays 0
