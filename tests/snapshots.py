@@ -205,6 +205,8 @@ def make_muon(module, params, lr, bf16=False):
         shapes = dict.fromkeys(param.shape for param in params)
         params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
     switches = {name: False for name in ("compiled", "use_triton") if name in asked}
+    plain = {"neuron_beta": None, "weight_decay": 0.0}  # neither NorMuon nor decay
+    switches |= {name: value for name, value in plain.items() if name in asked}
     return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
 
 
@@ -226,7 +228,7 @@ def set_window(model, size):
     if hasattr(model, "set_window"):
         model.set_window(size)
     elif "window" in inspect.signature(forward).parameters:
-        exact = hasattr(model.args, "window_stages")  # then it is a number
+        exact = hasattr(model.args, "window_growth")  # then it is a number
         model.forward = partial(forward, model, window=size if exact else torch.tensor(size))
     elif hasattr(getattr(model, "args", None), "window"):
         model.args.window = size
@@ -239,13 +241,19 @@ def open_shard(module, file):
     return module.open_shard(file, **{k: v for k, v in told.items() if k in asked})
 
 
+def _always(length, step):
+    return length
+
+
 def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,
                   aligned=False):
     """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`.
     aligned: rows begin with documents."""
-    told = dict(seq_len=getattr(args, length_names(vars(args))[validating]), aligned=aligned,
-                packed=aligned)
+    length = getattr(args, length_names(vars(args))[validating])
     parameters = inspect.signature(module.token_batches).parameters
+    if "first" in parameters:  # the length is a function of the step
+        length = partial(_always, length)
+    told = dict(seq_len=length, aligned=aligned, packed=aligned)
     return module.token_batches(
         pattern, step_tokens, args=args, rank=rank, world_size=world_size,
         device=torch.device("cpu"), **{k: v for k, v in told.items() if k in parameters})

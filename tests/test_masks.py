@@ -52,7 +52,7 @@ def counts_tiles(module):
 def is_staged(module):
     """Whether the window has a few values in stages, each a Python number. Then it counts the
     tokens before a token's own, exactly."""
-    return hasattr(module.Hyperparameters, "window_stages")
+    return hasattr(module.Hyperparameters, "window_growth")
 
 
 def rounds(module):

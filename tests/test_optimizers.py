@@ -151,9 +151,9 @@ def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None, **group):
     params = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient.clone()
-    muon = make_muon(module, [dict(params=params, **group)] if group else params, lr, bf16)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "dist", (world or World()).dist)
+        muon = make_muon(module, [dict(params=params, **group)] if group else params, lr, bf16)
         muon.step()
     return [param.detach() for param in params], muon
 

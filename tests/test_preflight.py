@@ -193,7 +193,7 @@ DENSE, FP8 = "^seq_len=65536 is too long for a dense mask", "is not a multiple o
     # a window is wider for the last validation than for the last step where long ones have an end
     (GPU, STAGES | dict(window_end=1408), None),
     (GPU, STAGES | dict(window_end=1407), "^window_end=1407 is too small, as the last of "
-     "window_stages=3 trains with a window of 1408; raise it"),
+     "3 stages trains with a window of 1408; raise it"),
     (GPU, STAGES | dict(window_end=1409, long_window_end=1), None),
     (GPU, STAGES | dict(window_end=1408, long_window_end=1), "^window_end=1408 is too small"),
     # long sequences need attention without a dense mask; None: what the machine can do

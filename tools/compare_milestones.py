@@ -110,7 +110,7 @@ def official_curves(comparison: Comparison, wanted: bool) -> dict[str, dict[str,
         m = load_manifest().get(entry.milestone) if entry.milestone else None
         if m and m.curve:
             found[entry.label] = {"steps": list(m.curve), "tokens": [
-                (step * m.tokens_per_step / 1e6, loss) for step, loss in m.curve]}
+                (m.tokens_after(step) / 1e6 if step else 0.0, loss) for step, loss in m.curve]}
     return found
 
 

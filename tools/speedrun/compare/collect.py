@@ -14,6 +14,7 @@ from speedrun.base.text import short, visible
 from speedrun.compare.results import Comparison, Entry, choose_target, run_from_log
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import load_manifest
+from speedrun.history.tokens import batch_settings
 from speedrun.run.execute import run
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import RULE, SCRIPT, read_log
@@ -223,6 +224,7 @@ def _add_run(entry, path, log):
     entry.runs.append(run_from_log(Path(short(path)), log))
     entry.vocab_size = log.hyperparameters.get("vocab_size")
     entry.tokens_per_step = log.tokens_per_step
+    entry.batches = batch_settings(log.hyperparameters)
     entry.world_size = int(log.environment.get("world_size", 1))
     entry.device = log.environment.get("device")
 

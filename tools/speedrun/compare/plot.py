@@ -26,8 +26,8 @@ def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     found = {"steps": [run.val_curve for run in entry.runs], "tokens": [], "seconds": []}
     for run in entry.runs:
         if entry.tokens_per_step:
-            scale = entry.tokens_per_step / 1e6
-            found["tokens"].append([(step * scale, loss) for step, loss in run.val_curve])
+            found["tokens"].append(
+                [(entry.tokens(step) / 1e6, loss) for step, loss in run.val_curve])
         clock = dict(run.seconds)
         if timed := [(clock[step], loss) for step, loss in run.val_curve if step in clock]:
             found["seconds"].append(timed)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from speedrun.history.tokens import tokens_after
 from speedrun.run.log import RunLog
 from speedrun.scripts.sizes import BYTE_VOCABULARIES
 
@@ -35,8 +36,9 @@ class Entry:
     """Runs that differ only in their seed, and a line for each that failed.
 
     milestone: its slug; code: hash of the script's code; options: the hyperparameters that were
-    passed on; flops_per_token: of a training step; peak_flops: of one of the world_size devices,
-    per second.
+    passed on; tokens_per_step: of the first step; batches: the hyperparameters by which the batch
+    grows, if it does; flops_per_token: of a training step; peak_flops: of one of the world_size
+    devices, per second.
     """
 
     label: str
@@ -45,12 +47,19 @@ class Entry:
     options: dict[str, object] = field(default_factory=dict)
     vocab_size: int | None = None
     tokens_per_step: int | None = None
+    batches: dict[str, object] = field(default_factory=dict)
     world_size: int = 1
     device: str | None = None
     flops_per_token: float | None = None
     peak_flops: float | None = None
     runs: list[Run] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    def tokens(self, steps: float | None) -> float | None:
+        """Tokens of the first `steps` steps, or None if they are not known."""
+        if steps is None or not self.tokens_per_step:
+            return None
+        return tokens_after({"total_batch_size": self.tokens_per_step, **self.batches}, steps)
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -152,8 +161,7 @@ def scores(comparison: Comparison) -> list[Score]:
 
 def _score(entry, comparison):
     """The Score of an entry, but for its speed-up."""
-    target, batch, runs, losses = (
-        comparison.target, entry.tokens_per_step, entry.runs, entry.final_losses)
+    target, runs, losses = comparison.target, entry.runs, entry.final_losses
     steps = max((run.steps for run in runs), default=None)
     val_step = max((run.val_curve[-1][0] for run in runs if run.val_curve), default=steps)
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -162,7 +170,8 @@ def _score(entry, comparison):
     over_seconds = [(clock[step], loss) for step, loss in entry.curve if step in clock]
     averages = [run.step_avg_ms for run in runs if run.step_avg_ms]
     step_avg_ms = statistics.median(averages) if averages else None
-    tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
+    tokens = entry.tokens(steps)
+    tokens_per_s = 1000 * tokens / (steps * step_avg_ms) if tokens and step_avg_ms else None
     mfu = None
     if tokens_per_s and entry.flops_per_token and entry.peak_flops:
         mfu = entry.flops_per_token * tokens_per_s / (entry.peak_flops * entry.world_size)
@@ -170,8 +179,8 @@ def _score(entry, comparison):
     is_fixed = target is not None and not comparison.target_is.startswith(OWN_TARGET)
     return Score(
         label=entry.label, runs=len(runs), failed=len(entry.failures), steps=steps,
-        tokens=steps * batch if steps and batch else None,
-        tokens_to_target=reached * batch if batch and reached is not None else None,
+        tokens=tokens or None,
+        tokens_to_target=entry.tokens(reached),
         val_loss=statistics.fmean(losses) if losses else None,
         val_step=val_step if val_step != steps else None,
         val_loss_sd=statistics.stdev(finite) if len(finite) > 1 else None,

@@ -19,6 +19,7 @@ from speedrun.figures.tables import cell
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import Manifest
 from speedrun.history.schema import Curve, build
+from speedrun.history.tokens import batch_settings
 from speedrun.scripts.find import code_hash, find_script
 
 SEEDS = 3
@@ -89,7 +90,9 @@ def _entry(milestone, runs):
     codes, first = {run.code for run in runs}, runs[0]
     return Entry(
         milestone.name, milestone.slug, codes.pop() if len(codes) == 1 else None, first.options,
-        first.options.get("vocab_size"), first.tokens_per_step, device=first.device,
+        first.options.get("vocab_size"), first.tokens_per_step,
+        batch_settings(default_hyperparameters(milestone.script) | first.options),
+        device=first.device,
         runs=[Run("", run.steps, list(run.val_curve), list(run.seconds), run.seed, run.step_avg_ms)
               for run in runs])
 
@@ -189,7 +192,7 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
             milestone.name,
             cell(row.tokens_to_target, "{:,.0f}"),
             _against(parent, row, milestone.kind),
-            cell(step and step * entry.tokens_per_step, "{:,.0f}"),
+            cell(step and entry.tokens(step), "{:,.0f}"),
             loss_text(row),
             f"{sum(bool(run.seconds) for run in entry.runs)}",
         ])

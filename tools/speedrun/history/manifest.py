@@ -27,6 +27,7 @@ from speedrun.history.schema import (
     build,
     nearest,
 )
+from speedrun.history.tokens import tokens_after
 
 HISTORY = REPOSITORY / "history"
 KINDS = ("optimizer", "architecture", "data", "systems")
@@ -66,6 +67,7 @@ class Declared:
     peak_memory_mib: int | None = None
     parameters: int | None = None
     curve: Curve = ()
+    runs: int = 1
     besides: Texts = ()
     lesson: str | None = None
     ablate: str | None = None
@@ -180,15 +182,22 @@ class Milestone(Declared):
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of an optimizer step over all GPUs: the script's own, where not stated."""
+        """Tokens of the first optimizer step over all GPUs: the script's own, where not stated."""
         own = default_hyperparameters(self.script).get("total_batch_size")
         return self.own.tokens_per_step or own
 
     @property
     def tokens(self) -> int | None:
         """Tokens of the whole run."""
-        steps, batch = self.train_steps, self.tokens_per_step
-        return steps * batch if steps and batch else None
+        return self.tokens_after(self.train_steps)
+
+    def tokens_after(self, steps: int | None) -> int | None:
+        """Tokens of the first `steps` steps."""
+        batch = self.tokens_per_step
+        if not (steps and batch):
+            return None
+        values = default_hyperparameters(self.script) | {"total_batch_size": batch}
+        return tokens_after(values, steps)
 
     @property
     def tokens_read(self) -> int | None:

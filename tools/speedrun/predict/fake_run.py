@@ -19,6 +19,7 @@ from speedrun.compat import (
     reason_against,
 )
 from speedrun.history.glossary import load_glossary
+from speedrun.history.tokens import stages
 from speedrun.predict import attention
 from speedrun.predict.cards import Card
 from speedrun.predict.observer import WORKSPACES, Observer
@@ -92,7 +93,7 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
         first_token = getattr(args, "bos_id", 0)
         args.train_files = _shard(
-            folder, "train", STEPS * args.total_batch_size + 1,
+            folder, "train", stages(vars(args)) * STEPS * args.total_batch_size + 1,
             getattr(args, "max_document_len", seq_len), first_token)
         args.val_files = _shard(folder, "val", args.val_tokens + 1, val_seq_len, first_token)
         if not compiled and hasattr(args, "use_triton"):
@@ -111,10 +112,14 @@ def short_run(hyperparameters: type) -> dict[str, int]:
 
     Its schedules are as long, so the last step is halfway through them. The warm-up has as many
     steps too: it compiles all that training runs, beside states of optimizers and its own copies.
+    Where the batch grows in stages, the first step has the smallest and the last the largest, so
+    the peak is the run's, and their mean is about the mean batch.
     """
     glossary = load_glossary()
     values = dict.fromkeys(glossary.of_kind("steps", "phase"), STEPS)
     values |= dict.fromkeys(glossary.of_kind("interval"), 0)
+    if stages(vars(hyperparameters)) > 1:
+        values["scheduled_steps"] = STEPS - 1
     return {name: value for name, value in values.items() if hasattr(hyperparameters, name)}
 
 

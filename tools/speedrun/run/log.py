@@ -23,6 +23,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from speedrun.history.tokens import tokens_after
+
 SCRIPT = "train_gpt.py"  # a run's copy of its script, beside its log.txt, whatever its name was
 RULE = "=" * 100  # below the script's own text and below the header
 
@@ -103,6 +105,11 @@ class RunLog:
             return slots
         rows = slots / self.hyperparameters["seq_len"]
         return round(rows * self.rows["tokens"] / self.rows["rows"])
+
+    def tokens_after(self, steps: int) -> int:
+        """Tokens of the first `steps` steps; tokens_per_step has to be known."""
+        values = {**self.hyperparameters, "total_batch_size": self.tokens_per_step}
+        return tokens_after(values, steps)
 
     @property
     def last(self) -> Step | None:

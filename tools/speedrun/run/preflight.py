@@ -11,6 +11,7 @@ import os
 
 from speedrun.base.errors import UserError
 from speedrun.history.glossary import load_glossary
+from speedrun.history.tokens import stages
 from speedrun.run.data import (
     HEADER_BYTES,
     fetch_command,
@@ -183,14 +184,15 @@ def _least(name, value, default):
 
 def _check_windows(values):
     """The rule for windows that grow by stages, and once more for the last validation."""
-    if not _known(values, "window_start", "window_growth", "window_stages", "window_end"):
+    if not _known(values, "window_start", "window_growth", "window_end"):
         return
-    last = values["window_start"] + (values["window_stages"] - 1) * values["window_growth"]
+    count = values.get("window_stages", stages(values))
+    last = values["window_start"] + (count - 1) * values["window_growth"]
     # If long windows have an end of their own, window_end marks the last validation.
     if values["window_end"] < last + ("long_window_end" in values):
         raise UserError(f"window_end={values['window_end']} is too small, as the last of"
-                        f" window_stages={values['window_stages']} trains with a window of {last};"
-                        " raise it, or lower window_start or window_growth")
+                        f" {count} stages trains with a window of {last}; raise it, or lower"
+                        " window_start or window_growth")
 
 
 def _check_attention(values, on_gpu):

@@ -62,7 +62,8 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
     batch = log.tokens_per_step
     world_size = int(log.environment.get("world_size", plan.nproc * plan.nodes.count))
     step_avg_ms = timed.step_avg_ms
-    tokens_per_s = 1000 * batch / step_avg_ms if batch and step_avg_ms else None
+    steps_ms = step_avg_ms and timed.step * step_avg_ms
+    tokens_per_s = 1000 * log.tokens_after(timed.step) / steps_ms if batch and steps_ms else None
     device = log.environment.get("device", ", ".join(sorted(set(plan.gpus))) or None)
     peak = peak_flops(device) if device else None
     flops = None
@@ -81,7 +82,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         world_size=world_size,
         val_loss=_last(log.steps, "val_loss").val_loss,
         steps=log.last.step,
-        tokens=log.last.step * batch if batch else None,
+        tokens=log.tokens_after(log.last.step) if batch else None,
         train_time_s=timed.train_time_ms and timed.train_time_ms / 1000,
         step_avg_ms=step_avg_ms,
         tokens_per_s=tokens_per_s,
@@ -160,10 +161,11 @@ def _official(plan, log):
         return {}
     figures = {
         "val_loss": record.val_loss, "steps": record.train_steps,
-        "tokens": record.train_steps * record.tokens_per_step,
+        "tokens": record.tokens,
         # without a step time of its own, the minutes are another run's
         "train_time_s": record.step_avg_ms and 60 * record.minutes,
         "step_avg_ms": record.step_avg_ms,
-        "tokens_per_s": record.step_avg_ms and 1000 * record.tokens_per_step / record.step_avg_ms,
+        "tokens_per_s": record.step_avg_ms and 1000 * record.tokens / record.train_steps
+        / record.step_avg_ms,
     }
     return {name: value for name, value in figures.items() if value is not None}

@@ -84,6 +84,6 @@ def _mean_visible(module, args, T):
     kinds = [kind for layer, kind in enumerate(pattern[: args.num_layers]) if layer != without]
     short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
     reach = [window for kind in kinds for window in (short if kind == "S" else windows)]
-    if hasattr(args, "window_stages"):  # exact windows, which do not count the token itself
+    if hasattr(args, "window_growth"):  # exact windows, which do not count the token itself
         reach, tile = [window + 1 for window in reach], 1
     return sum(visible_pairs(T, window, tile) for window in reach) / (T * len(reach))

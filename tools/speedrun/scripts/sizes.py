@@ -7,6 +7,7 @@ glossary explains them.
 from collections.abc import Container
 
 from speedrun.history.glossary import load_glossary
+from speedrun.history.tokens import tokens_after
 
 # token ids of the embedded corpus: the bytes and the start of a document; padded for 8 ranks; with
 # the three further markers of a conversation
@@ -28,7 +29,7 @@ def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> in
     """Tokens of a run of `steps` steps (None: the script's own), or None if it is not known."""
     steps = steps or whole(hyperparameters.get("train_steps"))
     batch = whole(hyperparameters.get("total_batch_size"))
-    return steps * batch if steps and batch else None
+    return tokens_after(hyperparameters, steps) if steps and batch else None
 
 
 def scaled_phases(hyperparameters: dict[str, object], steps: int) -> dict[str, tuple[int, int]]:
