@@ -315,19 +315,29 @@ def test_a_folder_whose_name_looks_like_a_pattern(start, shards, tmp_path):
 
 
 def test_as_many_shards_are_named_as_the_run_reads(tmp_path):
-    for milestone, shards in (("00b", 51), ("03e", 18), ("05l", 7), ("05q", 8), ("09", 8)):
+    for milestone, shards in (("00b", 51), ("03e", 18), ("05l", 7), ("05q", 8), ("09", 8),
+                              ("10d", 7), ("11b", 6)):
         found = load_manifest().get(milestone)
         values = find_script(milestone).hyperparameters | {"train_files": f"{tmp_path}/*.bin"}
         with pytest.raises(UserError, match=f"cached_fineweb10B.py {shards} --out "):
             check_shards(values, found.read_ratio)
 
 
-def test_shards_that_begin_again_are_told(tmp_path):
+def test_the_largest_step_has_to_fit_into_a_shard(tmp_path):
+    shard_files.write(tmp_path / "x_train_0.bin", [1] * 3000)  # two steps of the first stage
+    values = find_script("10d").hyperparameters | {"total_batch_size": 1024, "val_files": ""}
+    with pytest.raises(UserError, match="1024, which grows to 3072, and one token more do not fit"):
+        check_shards(values | {"train_files": f"{tmp_path}/*.bin"})
+
+
+@pytest.mark.parametrize("name, steps", [("01", 17), ("10d", 27)])  # 10d: steps grow
+def test_shards_that_begin_again_are_told(tmp_path, name, steps):
     for split in ("train", "val"):
         shard_files.write(tmp_path / f"x_{split}_0.bin", [1] * 70_000)
-    plans = [make_plan("01", data=tmp_path, steps=steps, scale="tiny") for steps in (17, 18)]
+    plans = [make_plan(name, data=tmp_path, steps=n, scale="tiny") for n in (steps, steps + 1)]
     told = [[note for note in plan.notes if note.startswith("training shards")] for plan in plans]
-    assert told == [[], ["training shards: they serve 17 of 18 steps, then start over"]]
+    served = f"training shards: they serve {steps} of {steps + 1} steps, then start over"
+    assert told == [[], [served]]
 
 
 @pytest.mark.parametrize("setting, message", [

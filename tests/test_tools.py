@@ -17,6 +17,7 @@ from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 from speedrun.history.records import load_records
+from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
 from speedrun.scripts.find import code_hash
 from test_ladder import line_of
 
@@ -159,19 +160,20 @@ def test_number_ranges():
 
 
 @pytest.mark.parametrize(
-    ("train_steps", "tokens_per_step", "per_shard", "shards"),
+    ("steps", "per_shard", "shards"),
     [
-        (24_576, 262_144, 381, 65),
-        (6_200, 524_288, 190, 33),
-        (380, 524_288, 190, 2),  # a shard is used up exactly
-        (381, 524_288, 190, 3),
-        (10, 50_000_000, 1, 10),  # half a shard twice needs one token more than it has
-        (10**6, 524_288, 190, 103),  # more than all shards: the first comes again
+        ([262_144] * 24_576, 381, 65),
+        ([524_288] * 6_200, 190, 33),
+        ([524_288] * 380, 190, 2),  # a shard is used up exactly
+        ([524_288] * 381, 190, 3),
+        ([50_000_000] * 10, 1, 10),  # half a shard twice needs one token more than it has
+        ([524_288] * 20_000, 190, 103),  # more than all shards: the first comes again
+        ([30_000_000, 60_000_000, 60_000_000, 90_000_000], 2, 3),  # the batch grows
     ],
 )
-def test_shards_read(train_steps, tokens_per_step, per_shard, shards):
-    assert tables.steps_per_shard(tokens_per_step) == per_shard
-    assert tables.shards_read(train_steps, tokens_per_step) == shards
+def test_shards_read(steps, per_shard, shards):
+    assert shards_read(steps) == shards
+    assert len(next(steps_by_shard(steps, [FINEWEB_SHARD_TOKENS]))) == per_shard
 
 
 def test_committed_tables_and_pictures_are_fresh(capsys):

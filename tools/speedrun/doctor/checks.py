@@ -302,8 +302,8 @@ def milestone_check(
     """
     known = default_hyperparameters(milestone.script)
     needed = 0  # for a full run, record scale
-    if "train_files" in known and (steps := milestone.train_steps):
-        needed = shards_read(steps, milestone.tokens_read)
+    if "train_files" in known and milestone.train_steps:
+        needed = shards_read(milestone.step_tokens_read)
     facts = dict(shards_needed=needed)
 
     def line(status, text, do=None):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from speedrun.base.text import UNKNOWN, markdown, number_ranges
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.history.records import Record
-from speedrun.run.data import shards_read, steps_per_shard
+from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read
 
 
 def replace_between(text: str, name: str, content: str) -> str:
@@ -95,10 +95,12 @@ def shard_table(manifest: Manifest) -> str:
     head = ["milestone", "steps", "tokens a step reads", "steps per shard", "shards"]
     rows = []
     for m in manifest.milestones:
-        steps, tokens = m.train_steps, m.tokens_read
-        if steps and tokens:
-            rows.append([m.name, f"{steps:,}", f"{tokens:,}", f"{steps_per_shard(tokens)}",
-                         f"{shards_read(steps, tokens)}"])
+        if m.train_steps and m.tokens_read:
+            steps = m.step_tokens_read
+            sizes = sorted({steps[0], max(steps)})  # more than one where the batch grows
+            rows.append([m.name, f"{len(steps):,}", " to ".join(f"{tokens:,}" for tokens in sizes),
+                         " to ".join(f"{(FINEWEB_SHARD_TOKENS - 1) // tokens}" for tokens in sizes),
+                         f"{shards_read(steps)}"])
     return markdown(head, rows, right=head[1:])
 
 

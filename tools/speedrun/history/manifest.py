@@ -4,6 +4,7 @@ their names. All tools and tests work from the Manifest that this makes of them.
 Standard library only, so that a command can answer --help before anything heavy is imported.
 """
 
+import itertools
 import re
 import tomllib
 from dataclasses import dataclass, field, fields, replace
@@ -27,7 +28,7 @@ from speedrun.history.schema import (
     build,
     nearest,
 )
-from speedrun.history.tokens import tokens_after
+from speedrun.history.tokens import step_tokens, tokens_after
 
 HISTORY = REPOSITORY / "history"
 KINDS = ("optimizer", "architecture", "data", "systems")
@@ -193,16 +194,23 @@ class Milestone(Declared):
 
     def tokens_after(self, steps: int | None) -> int | None:
         """Tokens of the first `steps` steps."""
-        batch = self.tokens_per_step
-        if not (steps and batch):
-            return None
-        values = default_hyperparameters(self.script) | {"total_batch_size": batch}
-        return tokens_after(values, steps)
+        return tokens_after(self._sizes, steps) if steps and self.tokens_per_step else None
+
+    @property
+    def step_tokens_read(self) -> list[int]:
+        """Tokens that each step of the whole run takes from the shards; see tokens_read."""
+        return [round(tokens * self.read_ratio)
+                for tokens in itertools.islice(step_tokens(self._sizes), self.train_steps)]
+
+    @property
+    def _sizes(self):
+        known = default_hyperparameters(self.script)
+        return known | {"total_batch_size": self.tokens_per_step}
 
     @property
     def tokens_read(self) -> int | None:
-        """Tokens that a step takes from the shards: more than it trains on where it leaves some
-        of them out."""
+        """Tokens that the first step takes from the shards: more than it trains on where it leaves
+        some of them out."""
         return self.own.tokens_read or self.tokens_per_step
 
     @property

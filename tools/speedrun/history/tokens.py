@@ -5,6 +5,9 @@ one for each of these rates. A step of the second takes twice the first's tokens
 after scheduled_steps take as many as the last stage's.
 """
 
+import itertools
+from collections.abc import Iterator
+
 from speedrun.history.glossary import load_glossary
 
 
@@ -18,6 +21,13 @@ def batch_settings(hyperparameters: dict[str, object]) -> dict[str, object]:
     names = "total_batch_size", "scheduled_steps", *load_glossary().of_kind("stage rate")
     grows = stages(hyperparameters) > 1
     return {name: hyperparameters[name] for name in names if grows and name in hyperparameters}
+
+
+def step_tokens(hyperparameters: dict[str, object]) -> Iterator[int]:
+    """The tokens of each step, without end; hyperparameters as for tokens_after."""
+    batch, number = int(hyperparameters["total_batch_size"]), stages(hyperparameters)
+    scheduled = int(hyperparameters["scheduled_steps"]) if number > 1 else 1
+    return (batch * min(number, 1 + number * step // scheduled) for step in itertools.count())
 
 
 def tokens_after(hyperparameters: dict[str, object], steps: float) -> float:

@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -138,15 +140,23 @@ def _fill(folder, script, *options):
         raise UserError(f"cannot make the embedded corpus: {reason or 'no reason given'}")
 
 
-def steps_per_shard(tokens_per_step: int, shard_tokens: int = FINEWEB_SHARD_TOKENS) -> int:
-    """The number of optimizer steps that one shard serves.
+def steps_by_shard(step_tokens: Iterable[int], shards: Iterable[int]) -> Iterator[list[int]]:
+    """Yields for each shard, of so many tokens, those of the optimizer steps that it serves.
 
-    A step takes `tokens_per_step` inputs and one token more for the last target; that token is
-    also the first input of the next step. A tail too short for a step is skipped.
+    A step takes step_tokens inputs and one token more for the last target; that token is also the
+    first input of the next step. A tail too short for a step is skipped.
     """
-    return (shard_tokens - 1) // tokens_per_step
+    steps = iter(step_tokens)
+    step = next(steps, math.inf)
+    for tokens in shards:
+        served, left = [], tokens - 1
+        while step <= left:
+            served.append(step)
+            left -= step
+            step = next(steps, math.inf)
+        yield served
 
 
-def shards_read(train_steps: int, tokens_per_step: int) -> int:
-    """The number of different training shards that a run of `train_steps` steps opens."""
-    return min(FINEWEB_SHARDS, -(-train_steps // steps_per_shard(tokens_per_step)))
+def shards_read(step_tokens: Iterable[int]) -> int:
+    """The number of different training shards of FineWeb that a run with these steps opens."""
+    return sum(map(bool, steps_by_shard(step_tokens, [FINEWEB_SHARD_TOKENS] * FINEWEB_SHARDS)))

@@ -8,17 +8,18 @@ import glob
 import math
 import operator
 import os
+from itertools import islice
 
 from speedrun.base.errors import UserError
 from speedrun.history.glossary import load_glossary
-from speedrun.history.tokens import stages
+from speedrun.history.tokens import stages, step_tokens
 from speedrun.run.data import (
     HEADER_BYTES,
     fetch_command,
     folder_of,
     shard_length,
     shards_read,
-    steps_per_shard,
+    steps_by_shard,
 )
 from speedrun.scripts.sizes import LONGEST_DENSE, length_names, micro_batches
 
@@ -119,15 +120,16 @@ def check_shards(
     """
     served = None
     train_steps = max(values.get(name) or 0 for name in load_glossary().of_kind("steps"))
-    for name, step, steps in (("train_files", "total_batch_size", train_steps),
-                              ("val_files", "val_tokens", 1)):
+    for name, step, growth, steps in (
+            ("train_files", "total_batch_size", stages(values), train_steps),
+            ("val_files", "val_tokens", 1, 1)):
         pattern = values.get(name)
         if not pattern:
             continue
         files = sorted(glob.glob(pattern))
         if not files:
             needed = _known(values, "train_steps", "total_batch_size") and shards_read(
-                values["train_steps"], round(values["total_batch_size"] * read_ratio))
+                _read(values, values["train_steps"], read_ratio))
             folder = folder_of(pattern)
             try:
                 os.listdir(folder)
@@ -142,28 +144,33 @@ def check_shards(
         lengths = {file: shard_length(file) for file in files}
         if not _known(values, step):
             continue
-        longest = max(lengths.values())
-        if longest <= values[step]:
-            raise UserError(f"{step}={values[step]} and one token more do not fit into the longest"
-                           f" shard of {pattern}, which holds {longest}; lower {step}")
+        longest, most = max(lengths.values()), growth * values[step]
+        if longest <= most:
+            grown = f", which grows to {most}," if growth > 1 else ""
+            raise UserError(f"{step}={values[step]}{grown} and one token more do not fit into the"
+                            f" longest shard of {pattern}, which holds {longest}; lower {step}")
         if name == "train_files":
-            read = round(values[step] * read_ratio)
-            served = sum(steps_per_shard(read, length) for length in lengths.values())
+            read = _read(values, steps, read_ratio)
+            served = sum(map(len, steps_by_shard(read, lengths.values())))
         if tokens and _known(values, "vocab_size"):
-            _check_tokens(lengths, values[step], steps, values["vocab_size"])
+            trained = _read(values, steps) if name == "train_files" else [values[step]]
+            _check_tokens(lengths, trained, values["vocab_size"])
     return served
 
 
-def _check_tokens(lengths, step, steps, vocab_size):
-    """Refuses a token beyond the vocabulary among those that `steps` steps of `step` tokens read
-    from the shards {file: tokens}."""
+def _read(values, steps, ratio=1.0):
+    """The tokens that each of so many steps takes from the shards."""
+    return (round(tokens * ratio) for tokens in islice(step_tokens(values), steps))
+
+
+def _check_tokens(lengths, steps, vocab_size):
+    """Refuses a token beyond the vocabulary among those that steps of so many tokens read from the
+    shards {file: tokens}."""
     import numpy as np  # a dry run does without
 
-    for file, length in lengths.items():
-        steps_here = min(steps, steps_per_shard(step, length))
-        steps -= steps_here
-        if steps_here:
-            count = steps_here * step + 1
+    for file, served in zip(lengths, steps_by_shard(steps, lengths.values()), strict=True):
+        if served:
+            count = sum(served) + 1
             tokens = np.memmap(file, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
             if tokens.max() >= vocab_size:
                 raise UserError(f"{file} holds token {tokens.max()}, beyond"
@@ -215,8 +222,9 @@ def _check_attention(values, on_gpu):
             raise UserError(f"bf16=False does not fit attention_kernel={kernel}, which takes only"
                             " bfloat16; leave it out, or add --set attention_kernel=dense")
         without_mask["FlashAttention"] = kernel != "dense"
-    for name in length_names(values):
+    for name, growth in zip(length_names(values), (stages(values), 1), strict=True):
         for path, taken in without_mask.items():
-            if not taken and _known(values, name) and values[name] > LONGEST_DENSE:
+            most = LONGEST_DENSE // growth  # rows grow with the batch
+            if not taken and _known(values, name) and values[name] > most:
                 raise UserError(f"{name}={values[name]} is too long for a dense mask, which only"
-                                f" {path} does without; lower it to {LONGEST_DENSE} or less")
+                                f" {path} does without; lower it to {most} or less")

@@ -92,8 +92,9 @@ def _live_line(plan, stream, log, read, paths):
             seconds = "" if clock is None else f"  {clock / 1000:,.1f} s"
             console.print(f"step {seen.step:<6} {val_loss}{seconds}", markup=False)
         speed = ""
-        if log.tokens_per_step and seen.step_avg_ms:
-            speed = f"{1000 * log.tokens_per_step / seen.step_avg_ms:,.0f} tokens/s"
+        if log.tokens_per_step and seen.step and seen.step_avg_ms:
+            tokens = log.tokens_after(seen.step)
+            speed = f"{1000 * tokens / (seen.step * seen.step_avg_ms):,.0f} tokens/s"
         bar.update(task, completed=seen.step, total=seen.train_steps, speed=speed,
                    description=f"step {seen.step}/{seen.train_steps} {val_loss}")
 

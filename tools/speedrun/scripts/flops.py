@@ -1,6 +1,7 @@
 """Counts the arithmetic of a training step from the model itself; needs torch."""
 
 import sys
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
+from speedrun.history.tokens import step_tokens
 from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import LONGEST_DENSE, length_names
 
@@ -72,18 +74,22 @@ def _solve(T1, flops1, T2, flops2):
 
 
 def _mean_visible(module, args, T):
-    """Keys that a query sees: the mean over a sequence, the layers with attention and the steps."""
-    steps = range(max(args.train_steps, 1))
+    """Keys that a query sees: the mean over the layers with attention and the run's tokens, where
+    T is the length of the first step's sequences, which grow as its batch does."""
+    steps = max(args.train_steps, 1)
+    lengths = [T * tokens // args.total_batch_size
+               for tokens in islice(step_tokens(vars(args)), steps)]
+    windows = [getattr(args, "window", T)] * steps
     if hasattr(module, "window_size"):
-        windows = [module.window_size(step, args) for step in steps]
-    else:
-        windows = [getattr(args, "window", T)]
+        windows = [module.window_size(step, args) for step in range(steps)]
     tile = getattr(args, "tile_size", 1)
     without = getattr(args, "layer_without_attention", None)
     pattern = getattr(args, "window_pattern", args.num_layers * "L")
     kinds = [kind for layer, kind in enumerate(pattern[: args.num_layers]) if layer != without]
     short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
-    reach = [window for kind in kinds for window in (short if kind == "S" else windows)]
+    reach = [pair for kind in kinds
+             for pair in zip(lengths, short if kind == "S" else windows, strict=True)]
     if hasattr(args, "window_growth"):  # exact windows, which do not count the token itself
-        reach, tile = [window + 1 for window in reach], 1
-    return sum(visible_pairs(T, window, tile) for window in reach) / (T * len(reach))
+        reach, tile = [(length, window + 1) for length, window in reach], 1
+    # each step has as many sequences
+    return sum(visible_pairs(*pair, tile) for pair in reach) / sum(length for length, _ in reach)

@@ -70,12 +70,14 @@ def trial_sizes(
     two steps of up to two micro-batches, and one micro-batch of validation.
 
     A shorter run would need less memory: gradients exist since the second micro-batch, the
-    optimizers' states since the second step, and the kernel warm-up keeps copies to restore.
+    optimizers' states since the second step, the kernel warm-up keeps copies to restore, and where
+    the batch grows, the second step is the largest.
     """
     sizes = {name: whole(value) or 0 for name, value in hyperparameters.items()}
     tokens, val_tokens = (micro_batch * sizes[name] * world_size for name in length_names(sizes))
     trial = dict(
         micro_batch_size=micro_batch, val_tokens=val_tokens, train_steps=2, warmup_steps=1,
+        scheduled_steps=1,
         total_batch_size=min(2 * tokens, sizes["total_batch_size"]),
         kernel_warmup_steps=min(2, sizes.get("kernel_warmup_steps", 0)),
         save_checkpoint=False, **dict.fromkeys(load_glossary().of_kind("interval"), 0),
