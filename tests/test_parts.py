@@ -205,7 +205,8 @@ def test_small_training(milestone, tmp_path):
     losses, (before, after) = train_small(
         milestone, len(known["small_training"]) - 1, tmp_path / "log")
     # Where signs decide, a CPU's rounding may flip one.
-    signs = "cautious_decay" in default_hyperparameters(milestone.script)
+    signs = {"cautious_decay", "muon_weight_decay"} & default_hyperparameters(
+        milestone.script).keys()
     assert losses == pytest.approx(known["small_training"], abs=3e-5 if signs else 6e-6)
     for name, expected in known["small_moves"].items():
         moves = (after[name] - before[name]).flatten()[:3].tolist()
@@ -345,8 +346,9 @@ def attentions(model):
 
 
 def scalars_of(model):
-    """Of a model with one vector of scalars a row for each layer: skip, x, x0, both of values."""
-    return model.scalars[: 5 * len(model.blocks)].view(-1, 5)
+    """Of a model with one vector of scalars a row for each layer, and what follows the rows."""
+    size = len(model.blocks) * len(model.initial_scalars)
+    return model.scalars[:size].view(len(model.blocks), -1), model.scalars[size:]
 
 
 def projections(attn):
@@ -533,8 +535,12 @@ def test_which_layers_skips_pair(milestone):
     weights = torch.linspace(0.4, 0.9, len(model.blocks))
     if hasattr(model, "skip_weights"):
         model.skip_weights.copy_(weights[len(weights) // 2 :])
+    elif hasattr(model.args, "skip_to"):  # one skip, after the smear's and the backout's scalar
+        scalars_of(model)[1][2] = weights[model.args.skip_to].logit()
+        if hasattr(model, "skip_gate"):
+            model.skip_gate.zero_()  # a factor of 1
     else:  # before a sigmoid, unless they are 1 at first
-        column = scalars_of(model)[:, 0]
+        column = scalars_of(model)[0][:, 0]
         column.copy_(weights if column[-1] == 1 else weights.logit())
     for block in model.blocks:
         block.register_forward_hook(lambda block, args, out: seen.append(

@@ -8,7 +8,7 @@ Parent:  10b cautious decay
 Changed: only one skip remains, from the fourth layer into the layer without attention; the stream
          is scaled by 1.1 before each layer, so early layers start louder; fewer steps
 Record:  #45 by @classiclarryd, 2025-11-18: mean val loss of 10 runs 3.2789 after 0.58B tokens in
-         minutes on 8xH100
+         2.25 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
