@@ -468,8 +468,11 @@ def test_a_table_that_has_the_markers_gets_new_heads_once(tmp_path):
 
 
 class Code:
-    def __reduce__(self):
-        return os.system, ("touch /tmp/should-not-be-there",)
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):  # an unpickler that runs code makes the file
+        return Path.touch, (self.trace,)
 
 
 def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
@@ -496,11 +499,13 @@ def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
     del other["model"]["skip_weights"]
     torch.save(other, file)
     refused("is of another model; start from 04")
-    torch.save(dict(step=1, hyperparameters={}, model=Code()), file)
+    trace = tmp_path / "trace"
+    torch.save(dict(step=1, hyperparameters={}, model=Code(trace)), file)
     with pytest.raises(Exception, match="Weights only load failed"):
         start_of(module, tmp_path, hyperparameters(E0))
     with pytest.raises(UserError, match="holds pickled code, which is not run"):
         check_start(values)
+    assert not trace.exists()
     file.write_bytes(b"PK")
     with pytest.raises(UserError, match="is damaged, or no checkpoint"):
         check_start(values)
