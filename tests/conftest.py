@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch.distributed as dist  # noqa: E402
 
+from examinations import examinations  # noqa: E402
 from snapshots import write_random_shards  # noqa: E402
 
 
@@ -27,6 +28,13 @@ def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     write_random_shards(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """See examinations.examinations."""
+    with examinations() as request:
+        yield request
 
 
 @pytest.fixture(scope="session", autouse=True)
