@@ -8,7 +8,7 @@ run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile  # a file shares its runs; some wait
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # a file shares its runs
 
 lessons: .venv/installed  ## open your own copies of the notebooks, without outputs
 	$(BIN)/python tools/open_lessons.py

@@ -10,7 +10,6 @@ so a model that was trained on that corpus has not seen the functions of val. Th
 Python version: compare losses only between runs with one fingerprint.
 """
 
-import argparse
 import ast
 import json
 import platform
@@ -21,7 +20,7 @@ import warnings
 from pathlib import Path
 
 import shards
-from builtin_corpus import sha256, source_files, val_paths
+from builtin_corpus import main, sha256, source_files, val_paths
 
 TRAIN, VAL = FILES = "chat_train.jsonl", "chat_val.jsonl"
 LONGEST_QUESTION = 160  # UTF-8 bytes
@@ -120,20 +119,5 @@ def build(out_dir):
     return made["fingerprint"]
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "builtin", metavar="DIR"
-    )
-    args = parser.parse_args()
-    with shards.filling(args.out, "the same command starts over"):
-        if found := existing(args.out):
-            print(f"already there: {args.out}")
-        found = found or build(args.out)
-    print(f"python {platform.python_version()}, fingerprint {found}")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, existing, build)

@@ -148,9 +148,10 @@ def build(out_dir):
     return corpus["fingerprint"]
 
 
-def main():
+def main(description, existing, build):
+    """Makes data in a folder unless all of it is there; takes the module's own functions."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "builtin", metavar="DIR"
@@ -164,4 +165,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, existing, build)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -9,10 +10,25 @@ import pytest
 # micro-sized models are fastest on one thread.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Seconds of each process: what jsonschema would import for IRIs, of which notebooks have none.
+sys.modules["rfc3987_syntax"] = None
 
 import torch.distributed as dist  # noqa: E402
 
+from examinations import examinations  # noqa: E402
 from snapshots import write_random_shards  # noqa: E402
+
+# The files that take longest, a minute of a core at most, in this order: none is left for the end.
+LONGEST = [f"test_{name}.py" for name in (
+    "check_right", "check_verdicts", "equivalence", "check_train", "predict", "smoke", "encore",
+    "new_milestone", "prelude", "sample", "tools", "generate", "comparison", "anatomy", "site",
+    "data", "run_milestone", "masks", "propagate", "diff_milestones", "lessons")]
+
+
+def pytest_collection_modifyitems(items):
+    """Several processes (-n) each take one file after the other (--dist loadfile)."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST
+               else len(LONGEST))
 
 
 def pytest_itemcollected(item):
@@ -27,6 +43,13 @@ def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     write_random_shards(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """See examinations.examinations."""
+    with examinations() as request:
+        yield request
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -468,8 +468,11 @@ def test_a_table_that_has_the_markers_gets_new_heads_once(tmp_path):
 
 
 class Code:
-    def __reduce__(self):
-        return os.system, ("touch /tmp/should-not-be-there",)
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):  # an unpickler that runs code makes the file
+        return Path.touch, (self.trace,)
 
 
 def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
@@ -496,11 +499,13 @@ def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
     del other["model"]["skip_weights"]
     torch.save(other, file)
     refused("is of another model; start from 04")
-    torch.save(dict(step=1, hyperparameters={}, model=Code()), file)
+    trace = tmp_path / "trace"
+    torch.save(dict(step=1, hyperparameters={}, model=Code(trace)), file)
     with pytest.raises(Exception, match="Weights only load failed"):
         start_of(module, tmp_path, hyperparameters(E0))
     with pytest.raises(UserError, match="holds pickled code, which is not run"):
         check_start(values)
+    assert not trace.exists()
     file.write_bytes(b"PK")
     with pytest.raises(UserError, match="is damaged, or no checkpoint"):
         check_start(values)
@@ -511,8 +516,8 @@ def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
 
 @every_rung
 def test_any_number_of_ranks_gives_the_same_losses(milestone, folder, tmp_path):
-    found = []
-    for world_size in (1, 2, 4):
+    found, world_sizes = [], (1, 2, 4) if milestone is RUNGS[-1] else (1, 2)
+    for world_size in world_sizes:
         options = run_options(folder, tmp_path / f"log{world_size}")
         results = start_ranks(world_size, losses_of, milestone.id, options)
         found.append(results[0][0])
@@ -520,15 +525,16 @@ def test_any_number_of_ranks_gives_the_same_losses(milestone, folder, tmp_path):
     assert found[0][0] - found[0][-1] > 0.3 and len(found[0]) == 3  # it learns
     for losses in found[1:]:
         assert losses == pytest.approx(found[0], abs=1e-4)
-    lines = (tmp_path / "log4" / "log.txt").read_text("utf-8").splitlines()
+    last = tmp_path / f"log{world_size}"
+    lines = (last / "log.txt").read_text("utf-8").splitlines()
     assert sum(line.startswith("rows:") for line in lines) == 1
-    log = read_log(tmp_path / "log4" / "log.txt")
+    log = read_log(last / "log.txt")
     assert log.rows["read"] == 37 and log.rows["waste"] <= log.rows["waste_alone"]
     trained = [step.train_loss for step in log.steps if step.train_loss]
     one = read_log(tmp_path / "log1" / "log.txt")
     assert trained == pytest.approx([step.train_loss for step in one.steps if step.train_loss],
                                     abs=2e-4)
-    kept = torch.load(tmp_path / "log4" / "checkpoint.pt", weights_only=True)
+    kept = torch.load(last / "checkpoint.pt", weights_only=True)
     assert kept["step"] == 4 and kept["hyperparameters"]["vocab_size"] == 260
 
 

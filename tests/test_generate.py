@@ -130,6 +130,8 @@ def test_reading_token_by_token_gives_the_logits_of_one_pass(milestone):
         (t, t + 1) for t in range(7, 16)]]
     torch.testing.assert_close(torch.cat(pieces, 1), model(tokens), rtol=0, atol=1e-4)
     assert {cache.filled for cache in caches} == {16}
+    with pytest.raises(AssertionError, match="a filled cache takes one token at a time"):
+        model(tokens[:, :2], caches=caches)
     # 2 L C T bytes of each sample
     stored = sum(t.nbytes for cache in caches for t in (cache.keys, cache.values))
     assert stored == 2 * (2 * len(model.blocks) * config.model_dim * 16 * 4)

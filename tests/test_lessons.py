@@ -226,17 +226,27 @@ def test_train_here_returns_the_log_and_prints_nothing(lesson, capsys):
 
 
 def test_train_is_cached(lesson, tmp_path, monkeypatch):
+    """Runs stand still here: that a plan trains is for test_comparison.py and others."""
+    plans = []
+
+    def run(plan, _):
+        plans.append(plan)
+        plan.out.mkdir()
+        (plan.out / "log.txt").write_text(
+            f"step:2/2 val_loss:{len(plans)} train_time:9ms step_avg:4.50ms\n", "utf-8")
+        (plan.out / "summary.json").touch()
+
     monkeypatch.setattr(lesson, "CACHE", tmp_path)
+    monkeypatch.setattr(lesson, "run", run)
     sizes = dict(train_steps=2, val_tokens=4096, kernel_warmup_steps=0)
-    first = lesson.train("01", **sizes)
-    runs = []
-    monkeypatch.setattr(lesson, "run", lambda *args: runs.append(args))
-    assert lesson.train("01", **sizes).val_curve == first.val_curve and not runs
-    (folder,) = tmp_path.iterdir()
-    (folder / "summary.json").unlink()  # as if it had been cut short
-    with pytest.raises(FileNotFoundError):
-        lesson.train("01", **sizes)
-    assert len(runs) == 1
+    curves = [lesson.train("01", **sizes).val_curve for _ in range(2)]
+    assert curves == [[(2, 1.0)]] * 2 and len(plans) == 1
+    assert (plans[0].script.milestone.id, plans[0].scale) == ("01", "tiny")
+    assert sizes.items() <= plans[0].hyperparameters.items()
+    (plans[0].out / "summary.json").unlink()  # as if it had been cut short
+    assert lesson.train("01", **sizes).val_curve == [(2, 2.0)]
+    assert lesson.train("01", **sizes, seed=1).val_curve == [(2, 3.0)]  # another run
+    assert plans[1].out == plans[0].out != plans[2].out and len(list(tmp_path.iterdir())) == 2
 
 
 # ---- run_lessons.py ----

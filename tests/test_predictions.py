@@ -90,13 +90,14 @@ def test_a_file_is_read(tmp_path):
 
 
 def test_staleness_is_found():
-    ids = [m.id for m in MANIFEST.milestones]
+    some = replace(MANIFEST, milestones=MANIFEST.milestones[:5])
+    ids = [m.id for m in some.milestones]
     stored = invented(*ids)
-    assert stale_entries(stored, MANIFEST) == []
+    assert stale_entries(stored, some) == []
     _, one, other, *_ = stored
     del stored[one]  # the table says that it is not predicted
     stored[other] = replace(stored[other], code="another")
-    assert stale_entries(stored, MANIFEST) == [
+    assert stale_entries(stored, some) == [
         f"{ids[2]}: the script has changed since it was predicted"]
 
 

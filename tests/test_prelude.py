@@ -423,9 +423,11 @@ def cells(table):
 
 
 def test_stated_speeds_are_far_from_their_stated_mfu():
-    table = cells(claims_table(MANIFEST.of_chain("prelude"), ()))
+    """test_tools.py counts all rungs again, and compares them with the table in the page."""
+    some = replace(MANIFEST, milestones=(RUNGS[0], RUNGS[-1]))
+    table = cells(claims_table(some, ()))
     assert table["p0_vanilla"] == ["50,000", "45 GB", "~8%", "0.5%", "0.5%", "not measured"]
-    assert table["p6d_padded_vocab"][3:5] == ["12.1%", "12.9%"] and len(table) == 7
+    assert table["p6d_padded_vocab"][3:5] == ["12.1%", "12.9%"]
 
 
 def test_counts_are_of_a_step():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from posixpath import dirname, join, normpath
 from threading import Thread
@@ -19,9 +19,12 @@ import pytest
 
 from speedrun.base.errors import UserError
 from speedrun.diff.html import coloured
+from speedrun.figures.generated import RESULTS, TINY
+from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.site.build import build
+from speedrun.site.charts import LETTER, both, ladder_chart
 from speedrun.site.pages import Site
 from speedrun.site.text import make_html, section
 
@@ -206,6 +209,15 @@ def test_blocks_that_differ_in_case_alone_have_two_pages(small):
     paths = [path.lower() for path in site.block_paths.values()]
     assert len(set(paths)) == len(paths) == 5
     assert all(re.fullmatch(r"blocks/[\w-]+\.html", path) for path in paths)
+
+
+def test_ids_below_the_ladder_do_not_touch():
+    own = load_manifest().of_chain("speedrun")
+    for chart in both(ladder_chart, load_ladder(REPOSITORY / RESULTS / TINY, own), own):
+        ends = [(x - len(label) * LETTER / 2, x + len(label) * LETTER / 2)
+                for x, label in chart.x_ticks]  # a label's middle stands below its point
+        assert len(ends) > 2
+        assert all(right < left for (_, right), (left, _) in pairwise(ends))
 
 
 def test_markdown_becomes_html():

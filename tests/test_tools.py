@@ -12,12 +12,13 @@ from PIL import Image
 import make_figures
 import test_predictions
 from speedrun.compare.plot import stored_hash
-from speedrun.figures import causes, readme, tables
+from speedrun.figures import attention_cost, causes, readme, tables
 from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
 from speedrun.history.records import load_records
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
+from speedrun.scripts import flops
 from speedrun.scripts.find import code_hash
 from test_ladder import line_of
 
@@ -186,6 +187,28 @@ def test_picture_is_small_and_wide(name):
     png = (REPOSITORY / "history" / name).read_bytes()
     assert len(png) < 200_000
     assert int.from_bytes(png[16:20], "big") == 1600
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted_once():
+    """What is counted of a milestone, FLOPs and tiles, is counted once, for copies of it, too."""
+    known = {}
+
+    def once(count, key):
+        def counted(what, *more):
+            name = count.__name__, key(what).parent.name, *map(repr, more)
+            if name not in known:
+                known[name] = count(what, *more)
+            return known[name]
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(flops, "training_flops_per_token", once(
+            flops.training_flops_per_token, Path))
+        patched.setattr(attention_cost, "count_tiles", once(
+            attention_cost.count_tiles, lambda module: Path(module.__file__)))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ Pretraining gave a model that continues text. This script fine-tunes it on conve
 and an assistant, so that it answers; it is the first of two programs that use a trained model.
 
 Parent:  e1 one shape
-Changed: an epoch's conversations are packed into rows, best-fit decreasing; half as many rows per
-         step, with about as many conversations. A token also sees its row's earlier conversations,
-         which is a fault
+Changed: an epoch's conversations are packed into rows, best-fit decreasing; a step has half the
+         rows, with about the same number of conversations. A token also sees its row's earlier
+         conversations, which is a fault
 Record:  none; a report on a vision-language model states 1.8 to 2 times the speed
 Run:     python tools/run_milestone.py 04 --scale tiny --save-checkpoint    (a model to start from)
          python tools/run_milestone.py ID --from RUN     (RUN is the folder that this printed)

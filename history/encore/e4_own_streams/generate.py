@@ -122,6 +122,7 @@ class CausalSelfAttention(nn.Module):
         first_v = v if first_v is None else first_v  # in the first layer, v stays v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         start = cache.filled if cache else 0
+        assert start == 0 or T == 1, "a filled cache takes one token at a time: no mask is made"
         q, k = (self.rotary(norm(t), start) for t in (q, k))  # unit RMS: |scores| <= sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
         if cache:

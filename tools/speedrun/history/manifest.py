@@ -236,22 +236,27 @@ class Manifest:
 
         Raises ManifestError, which names the nearest milestone, when there is none.
         """
-        names = {}
-        for m in self.milestones:
-            names |= {m.slug: m, re.sub(r"^0(?=\d)", "", m.id): m}
-        for m in self.milestones:  # the exact names win over a slug that looks like another's id
-            names |= {m.id: m, m.name: m}
         wanted = id.strip().lower()
-        if wanted in names:
-            return names[wanted]
-        near = nearest(wanted, names)
-        hint = f"; did you mean {names[near].name}?" if near else ""
+        if wanted in self._names:
+            return self._names[wanted]
+        near = nearest(wanted, self._names)
+        hint = f"; did you mean {self._names[near].name}?" if near else ""
         if not wanted or Path(id).is_file():
             kind = "that is a file" if wanted else "the name is empty"
             hint = f": {kind}; --help says what can be named here"
         elif ID.fullmatch(wanted):
             hint += f" (there is no folder {_shown(self.history)}/*/{wanted}_*)"
         raise ManifestError(f'no milestone "{id}"{hint}')
+
+    @cached_property
+    def _names(self):
+        """{what a milestone can be called: the milestone}."""
+        names = {}
+        for m in self.milestones:
+            names |= {m.slug: m, re.sub(r"^0(?=\d)", "", m.id): m}
+        for m in self.milestones:  # the exact names win over a slug that looks like another's id
+            names |= {m.id: m, m.name: m}
+        return names
 
     def of_chain(self, chain: str | None = None) -> "Manifest":
         """Return the manifest of one chain alone; of the first, where none is named."""

@@ -124,16 +124,18 @@ def _code_hash(source):
                 node.msg = None
             case ast.AST(body=[ast.Expr(ast.Constant()), *_]):
                 del node.body[0]
-    return hashlib.sha256(repr(_shape(tree)).encode()).hexdigest()[:16]
+    return hashlib.sha256(_shape(tree).encode()).hexdigest()[:16]
 
 
 def _shape(syntax):
-    """Syntax as nested lists, without empty fields: Python's versions differ in them."""
+    """Syntax as nested lists in text, without empty fields: Python's versions differ in them."""
     if isinstance(syntax, ast.AST):
-        return [type(syntax).__name__, *(
-            (name, _shape(value)) for name, value in ast.iter_fields(syntax)
-            if value not in (None, []))]
-    return [*map(_shape, syntax)] if isinstance(syntax, list) else repr(syntax)
+        fields = [f"('{name}', {_shape(value)})" for name, value in ast.iter_fields(syntax)
+                  if value is not None and value != []]
+        return f"[{', '.join([repr(type(syntax).__name__), *fields])}]"
+    if isinstance(syntax, list):
+        return f"[{', '.join(map(_shape, syntax))}]"
+    return repr(repr(syntax))
 
 
 def _hyperparameters(path):

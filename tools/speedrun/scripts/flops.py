@@ -29,8 +29,7 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, length_names(vars(args))[0])
     half = min(T, LONGEST_DENSE) // 2
-    per_token, per_pair = _solve(half, _forward_flops(module, args, half),
-                                 2 * half, _forward_flops(module, args, 2 * half))
+    per_token, per_pair = _solve(half, 2 * half, *_forward_flops(module, args, half, 2 * half))
     return 3 * (per_token + per_pair * _mean_visible(module, args, T))
 
 
@@ -59,15 +58,19 @@ def _plain(hyperparameters):
     return {name: on_a_cpu.get(name, value) for name, value in hyperparameters.items()}
 
 
-def _forward_flops(module, args, T):
+def _forward_flops(module, args, *lengths):
     math = sdpa_kernel(SDPBackend.MATH)  # matrix products, which the counter knows
-    with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
-        tokens = torch.zeros(1, T, dtype=torch.int64)
-        module.GPT(args).requires_grad_(False)(tokens, tokens)  # the counter examines it
-    return counter.get_total_flops()
+    with FakeTensorMode(), torch.no_grad(), math:
+        model, found = module.GPT(args).requires_grad_(False), []  # the counter examines it
+        for T in lengths:
+            tokens = torch.zeros(1, T, dtype=torch.int64)
+            with FlopCounterMode(display=False) as counter:
+                model(tokens, tokens)
+            found.append(counter.get_total_flops())
+    return found
 
 
-def _solve(T1, flops1, T2, flops2):
+def _solve(T1, T2, flops1, flops2):
     """a and b of a T + b T^2 from its values at two lengths."""
     b = (flops2 / T2 - flops1 / T1) / (T2 - T1)
     return flops1 / T1 - b * T1, b

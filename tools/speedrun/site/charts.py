@@ -177,7 +177,8 @@ def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart 
         points += [Point(frame.x(place), frame.y(loss), f"{loss:.4f}") for loss in own]
         mean = sum(own) / len(own)
         points.append(Point(frame.x(place), frame.y(mean), f"{m.id} {m.title}: {mean:.4f}", m))
-        if m.is_station or every == 1:
+        far = not ticks or frame.x(place) - ticks[-1][0] > 3 * LETTER  # else two ids would overlap
+        if far and (m.is_station or every == 1):
             ticks.append((frame.x(place), m.id))
     return frame.chart(
         title="Final validation loss of each milestone at the tiny scale", x_ticks=ticks,

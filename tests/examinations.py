@@ -1,0 +1,104 @@
+"""Examinations by speedrun.check for the tests of a file, in one process that imports torch once.
+
+conftest.py has the fixture, `ask`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from speedrun.check.screen import Outcome  # noqa: E402
+from speedrun.history.manifest import load_manifest  # noqa: E402
+
+MANIFEST = load_manifest()
+IDS = [milestone.id for milestone in MANIFEST.milestones]
+ROOT = IDS[0]
+
+
+def source_of(id):
+    """The text of a milestone's snapshot."""
+    return MANIFEST.get(id).script.read_text(encoding="utf-8")
+
+
+def edited(id, *edits):
+    """A snapshot's text with each (old, new) replaced, wherever it stands; old must occur."""
+    text = source_of(id)
+    for old, new in edits:
+        assert old in text, f"{id}: no {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
+def serve(folder):
+    """Answers requests, a line of JSON each, until there are no more."""
+    from speedrun.check import trace
+    from speedrun.check.examine import Examination, examine, in_words
+
+    known = {}
+
+    def examination(id, jobs):
+        """Of all jobs if it was made before; else of these, and of those that they depend on."""
+        if (id, ()) in known or (id, jobs) in known:
+            return known.get((id, ())) or known[id, jobs]
+        made = known[id, jobs] = Examination(
+            Path(folder), time.monotonic() + 7200, MANIFEST.get(id))
+        if jobs:
+            made.jobs = ["contract", "updates", *jobs]
+            with mock.patch("speedrun.check.kept.save"):  # what is kept has all jobs
+                assert made.wanted
+        return made
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        here = examination(request["id"], tuple(request.get("jobs", ())))
+        if "text" in request:
+            answer = [asdict(outcome) for outcome in examine(request["text"].encode(), here)]
+        elif "texts" in request:
+            found = here.first_differences(request["texts"], request.get("jobs", here.jobs))
+            answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
+        else:
+            answer = [job for job, seen in here.wanted.items()
+                      if seen.get(trace.ALL[job].what, [""])[0] == "error"]
+        print(json.dumps(answer), flush=True)
+
+
+@contextmanager
+def examinations():
+    """ask(id=..., text=...): the outcomes of a script; with texts=[...]: for each the first thing
+    in which it differs from the milestone, or None (jobs=[...]: in these jobs); with id alone: the
+    jobs in which the milestone's own script stops, so that nothing is compared in them."""
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen(
+            [sys.executable, __file__, folder], env=environment, encoding="utf-8",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+        def request(**what):
+            print(json.dumps(what), file=server.stdin, flush=True)
+            answer = json.loads(server.stdout.readline())
+            return [Outcome(**some) for some in answer] if "text" in what else answer
+
+        try:
+            yield request
+        finally:
+            server.stdin.close()
+            server.wait(30)
+
+
+def failures(outcomes):
+    """{block or look: all that is said of it} of what did not pass."""
+    return {o.key: f"{o.name} | {o.expected} | {o.got} | {o.meaning}" for o in outcomes
+            if not o.passed}
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
