@@ -18,12 +18,13 @@ from speedrun.scripts.sizes import length_names
 
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
+SIZE = 0.02  # of gradients from outside
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
 
 def updates(module, values, note, folder, **_):
     """A run from given weights whose optimizers get gradients from outside."""
-    spy, lines = Spy(gradients=True), []
+    spy, lines = Spy(gradients=SIZE), []
     try:
         lines = run(module, values, folder, spy)
     finally:
@@ -46,9 +47,15 @@ def updates(module, values, note, folder, **_):
     note.note("batches that wait when the model takes the third", "at most", early, (2, 0))
     note.note(f"batches that wait, or are kept, after {LATE}", "at most", late, (2, 0))
     note.fact("a thread starts after the first training pass", spy.started_late > 0)
+    note.note("weights that are views into a tensor with others", "at least",
+              len(spy.sharing()), 1.0)
     groups = [len(group["params"]) for optimizer in spy.steps for group in optimizer.param_groups]
     torch.save(dict(calls=[spy.calls[i] for i in sorted({0, len(spy.calls) - 1})], groups=groups),
                Path(folder).with_name(RUN))
+    with note.guard("a run with gradients of zero"):
+        spy = Spy(gradients=0.0)
+        run(module, {**values, "val_loss_every": 0}, f"{folder}_zero", spy)
+        note.note("the first move with gradients of zero", "tensors", spy.moves[1], 4e-3)
 
 
 def _note_run(note, spy, which, lines):
@@ -156,12 +163,12 @@ def ranks(module, values, note, folder, rank, **_):
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
               spy.meter.work["optimizers"] // steps, (1.8, 64))
+    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
     beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
     note.note(f"share of them while updates are sent, rank {rank}", "at least",
               round(beside, 2), 0.5)
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(spy.accompanied / max(spy.messages, 1), 2), 0.85)
-    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
     for what, tolerance in (("optimizers", (2.6, 64)), ("gradients and losses", (1.16, 64))):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
@@ -178,7 +185,7 @@ def more_ranks(module, values, note, folder, rank, world, **_):
     """Two steps with given gradients on ranks among which weights do not divide."""
     seq_len, val_seq_len = (values[name] for name in length_names(values))
     rows = 16 * world * -(-values["vocab_size"] // (16 * world))  # that divide among the ranks
-    spy = Spy(gradients=True)
+    spy = Spy(gradients=SIZE)
     run(module, {
         **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), rows),
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
