@@ -145,7 +145,7 @@ class Spy:
         self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
         self.modes = {phase: set() for phase in self.kinds}  # values of the model's `training`
         # of each call all numbers outside of tensors, the model's own and those that it is called
-        # with: compiled code is made for them
+        # with, and its tensors' shapes: compiled code is made for them
         self.settings = {phase: [] for phase in self.kinds}
         self.places = defaultdict(set)  # {name of one of the model's tables: its addresses}
         self.parts = []  # of the model, that run now: each is called by the one before it
@@ -213,8 +213,9 @@ class Spy:
                 self.ready.append(self.batches_ready(*given))
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
         held = [value for part in net.modules() for value in vars(part).values()]
-        self.settings[self.phase].append(tuple(
-            value for value in (*given, *held) if type(value) in (int, float)))
+        numbers = [value for value in (*given, *held) if type(value) in (int, float, bool)]
+        shapes = [value.shape for value in given if isinstance(value, torch.Tensor)]
+        self.settings[self.phase].append((*numbers, *shapes))
         for name, table in net.named_buffers():
             if table.ndim > 1:
                 self.places[name].add(table.data_ptr())

@@ -19,6 +19,7 @@ from speedrun.scripts.sizes import length_names
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
 SIZE = 0.02  # of gradients from outside
+STAGED = 6  # steps of a kernel warm-up that are in all stages
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
 
@@ -95,9 +96,11 @@ def training(module, values, note, folder, shards, **_):
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
     note.fact("the same seed gives the same weights", not _apart(weights[0], weights[-1]))
     spy = Spy()
-    warm_up = values.get("window_stages", 2)  # steps
+    warm_up, scheduled = values.get("window_stages", 2), values["train_steps"]  # steps
+    if values.keys() & load_glossary().of_kind("stage rate"):  # it reaches beyond those scheduled
+        warm_up, scheduled = STAGED, values["scheduled_steps"]
     lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
-                         "scheduled_steps": values["train_steps"],  # a warm-up sees all before it
+                         "scheduled_steps": scheduled,  # else a warm-up sees all before it
                          "train_loss_every": 2, "save_checkpoint": True, "compile": True},
                 folder, spy)
     settings = spy.settings["training pass"]
