@@ -99,10 +99,10 @@ def training(module, values, note, folder, shards, **_):
     warm_up, scheduled = values.get("window_stages", 2), values["train_steps"]  # steps
     if values.keys() & load_glossary().of_kind("stage rate"):  # it reaches beyond those scheduled
         warm_up, scheduled = STAGED, values["scheduled_steps"]
-    lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
-                         "scheduled_steps": scheduled,  # else a warm-up sees all before it
-                         "train_loss_every": 2, "save_checkpoint": True, "compile": True},
-                folder, spy)
+    changed = {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
+               "scheduled_steps": scheduled,  # else a warm-up sees all before it
+               "train_loss_every": 2, "save_checkpoint": True, "compile": True}
+    lines = run(module, changed, folder, spy)
     settings = spy.settings["training pass"]
     note.fact("sets of numbers in the model's calls that training has and the warm-up has not",
               len(set(settings) - set(settings[:warm_up])))
@@ -112,6 +112,11 @@ def training(module, values, note, folder, shards, **_):
     _note_run(note, spy, "after a kernel warm-up", lines)
     _note_checkpoint(note, spy, folder, "the checkpoint")
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
+    with note.guard("a run without a kernel warm-up"):
+        cold = Spy()
+        run(module, {**changed, "kernel_warmup_steps": 0}, f"{folder}_cold", cold)
+        note.fact("a kernel warm-up changes the weights at the end",
+                  _apart(_weights(spy), _weights(cold)))
     spy, record = Spy(), vars(module.Hyperparameters())
     if "train_files" not in record:  # the ids are of texts
         return
@@ -151,6 +156,9 @@ def ranks(module, values, note, folder, rank, **_):
     lines = run(module, {
         **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,
         "compile": True, "save_checkpoint": True}, folder, spy, meter=True)
+    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
+    if spy.forgotten:
+        return  # what else there is to see depends on which message came when
     _note_run(note, spy, f"on two ranks, rank {rank}", [] if rank else lines)
     sys.stdout.flush()
     printed = Path(folder).with_name(f"output{rank}").read_bytes().count(b"\nstep:")
@@ -166,7 +174,6 @@ def ranks(module, values, note, folder, rank, **_):
     steps = max(spy.steps.values(), default=1)
     note.note(f"matrix products of the optimizers on rank {rank} of 2, per step", "at most",
               spy.meter.work["optimizers"] // steps, (1.8, 64))
-    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
     beside = spy.meter.beside["optimizers"] / max(spy.meter.work["optimizers"], 1)
     note.note(f"share of them while updates are sent, rank {rank}", "at least",
               round(beside, 2), 0.5)
