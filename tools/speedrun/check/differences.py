@@ -152,9 +152,10 @@ def _tensors(wanted, seen, tolerance):
         return words
     pairs = {name: (a.float().flatten(), seen[name].float().flatten())
              for name, a in wanted.items()}
-    largest = max((a.norm().item() for a, _ in pairs.values()), default=0.0)
-    wrong = [name for name, (a, b) in pairs.items()  # `not` also where something is no number
-             if not (a - b).norm() <= tolerance * (a.norm() + 1e-4 * largest + 1e-12)]
+    largest = max((a.nan_to_num().norm().item() for a, _ in pairs.values()), default=0.0)
+    wrong = [name for name, (a, b) in pairs.items()  # `not` also where only one is no number
+             if not (a - b).where(~(a.isnan() & b.isnan()), 0).norm()
+             <= tolerance * (a.nan_to_num().norm() + 1e-4 * largest + 1e-12)]
     if wrong:
         a, b = pairs[wrong[0]]
         rms = [t.square().mean().sqrt().item() for t in (a, b)]

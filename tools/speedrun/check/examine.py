@@ -83,7 +83,7 @@ class Examination:
                    and name not in ("compile", *choices)]
         trials = {why: {name: value} for name, some in glossary.column("refused").items()
                   for why, value in some.items()} | BROKEN_INPUT
-        trials = {why: change for why, change in trials.items() if change.keys() & here.keys()}
+        trials = {why: change for why, change in trials.items() if next(iter(change)) in here}
         self.options = {
             "more ranks": dict(world=world), "precision": dict(machine=machine),
             "refusals": dict(machine=machine, paths=paths, trials=trials),

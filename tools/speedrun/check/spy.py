@@ -133,19 +133,19 @@ class Spy:
     """Watches a run of a script's main, from when it is made to when another spy is.
 
     filled: the model gets the weights of `fill` when it is made. gradients: the optimizers get
-    gradients from outside. stop: the run ends at the model's first call.
+    gradients from outside, of this size. stop: the run ends at the model's first call.
     """
 
     current: "Spy"
 
-    def __init__(self, filled=True, gradients=False, stop=False):
+    def __init__(self, filled=True, gradients=None, stop=False):
         self.filled, self.gradients, self.stop = filled, gradients, stop
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
         self.models, self.calls, self.losses, self.initial = [], [], [], None
         self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
         self.modes = {phase: set() for phase in self.kinds}  # values of the model's `training`
         # of each call all numbers outside of tensors, the model's own and those that it is called
-        # with: compiled code is made for them
+        # with, and its tensors' shapes: compiled code is made for them
         self.settings = {phase: [] for phase in self.kinds}
         self.places = defaultdict(set)  # {name of one of the model's tables: its addresses}
         self.parts = []  # of the model, that run now: each is called by the one before it
@@ -213,8 +213,9 @@ class Spy:
                 self.ready.append(self.batches_ready(*given))
             self.calls.append(tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs)))
         held = [value for part in net.modules() for value in vars(part).values()]
-        self.settings[self.phase].append(tuple(
-            value for value in (*given, *held) if type(value) in (int, float)))
+        numbers = [value for value in (*given, *held) if type(value) in (int, float, bool)]
+        shapes = [value.shape for value in given if isinstance(value, torch.Tensor)]
+        self.settings[self.phase].append((*numbers, *shapes))
         for name, table in net.named_buffers():
             if table.ndim > 1:
                 self.places[name].add(table.data_ptr())
@@ -359,10 +360,10 @@ class Spy:
         self.phase, self.optimizer = "optimizers", optimizer
         number = self.steps[optimizer] = self.steps.get(optimizer, 0) + 1
         for name, p in self.weights(optimizer):
-            if self.gradients:
-                # Not zero anywhere, of another size in each step, rows and columns alike.
+            if self.gradients is not None:
+                # Of another size in each step, rows and columns alike; nowhere zero, or everywhere.
                 p.grad = torch.empty_like(p) if p.grad is None else p.grad
-                p.grad.copy_(0.02 * number * draw(name, p, number))
+                p.grad.copy_(self.gradients * number * draw(name, p, number))
             self.before[name] = p.detach().clone()
 
     def after_step(self, optimizer):
@@ -374,6 +375,13 @@ class Spy:
             self.under_way.clear()
             for name, p in self.weights(optimizer):
                 self.moves[self.steps[optimizer]][name] = p.detach() - self.before[name]
+
+    def sharing(self):
+        """Names of the model's weights that are views into a tensor with other weights in it."""
+        places = defaultdict(list)  # {address of a tensor: weights}
+        for name, p in parameters_of(self.models[-1]).items():
+            places[p.untyped_storage().data_ptr()].append(name)
+        return [name for names in places.values() if len(names) > 1 for name in names]
 
     def states(self):
         """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)].

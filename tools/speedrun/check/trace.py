@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import inspect
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -54,7 +55,7 @@ class Observations(dict):
 
 def explain(error):
     """An exception as (text, line number or 0, text of the line): the last line of the script."""
-    what = " ".join(str(error).split())
+    what = re.sub(r"\[rank\d+\]:\[.+?\] ", "", " ".join(str(error).split()))  # rank and time
     text = f"{type(error).__name__}: {what}" if what else type(error).__name__
     if isinstance(error, SystemExit):
         text = f"it ends the process: sys.exit({error.code!r})"

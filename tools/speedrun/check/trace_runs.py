@@ -18,12 +18,14 @@ from speedrun.scripts.sizes import length_names
 
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
+SIZE = 0.02  # of gradients from outside
+STAGED = 6  # steps of a kernel warm-up that are in all stages
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
 
 def updates(module, values, note, folder, **_):
     """A run from given weights whose optimizers get gradients from outside."""
-    spy, lines = Spy(gradients=True), []
+    spy, lines = Spy(gradients=SIZE), []
     try:
         lines = run(module, values, folder, spy)
     finally:
@@ -46,9 +48,15 @@ def updates(module, values, note, folder, **_):
     note.note("batches that wait when the model takes the third", "at most", early, (2, 0))
     note.note(f"batches that wait, or are kept, after {LATE}", "at most", late, (2, 0))
     note.fact("a thread starts after the first training pass", spy.started_late > 0)
+    note.note("weights that are views into a tensor with others", "at least",
+              len(spy.sharing()), 1.0)
     groups = [len(group["params"]) for optimizer in spy.steps for group in optimizer.param_groups]
     torch.save(dict(calls=[spy.calls[i] for i in sorted({0, len(spy.calls) - 1})], groups=groups),
                Path(folder).with_name(RUN))
+    with note.guard("a run with gradients of zero"):
+        spy = Spy(gradients=0.0)
+        run(module, {**values, "val_loss_every": 0}, f"{folder}_zero", spy)
+        note.note("the first move with gradients of zero", "tensors", spy.moves[1], 4e-3)
 
 
 def _note_run(note, spy, which, lines):
@@ -88,11 +96,13 @@ def training(module, values, note, folder, shards, **_):
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
     note.fact("the same seed gives the same weights", not _apart(weights[0], weights[-1]))
     spy = Spy()
-    warm_up = values.get("window_stages", 2)  # steps
-    lines = run(module, {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
-                         "scheduled_steps": values["train_steps"],  # a warm-up sees all before it
-                         "train_loss_every": 2, "save_checkpoint": True, "compile": True},
-                folder, spy)
+    warm_up, scheduled = values.get("window_stages", 2), values["train_steps"]  # steps
+    if values.keys() & load_glossary().of_kind("stage rate"):  # it reaches beyond those scheduled
+        warm_up, scheduled = STAGED, values["scheduled_steps"]
+    changed = {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
+               "scheduled_steps": scheduled,  # else a warm-up sees all before it
+               "train_loss_every": 2, "save_checkpoint": True, "compile": True}
+    lines = run(module, changed, folder, spy)
     settings = spy.settings["training pass"]
     note.fact("sets of numbers in the model's calls that training has and the warm-up has not",
               len(set(settings) - set(settings[:warm_up])))
@@ -102,6 +112,11 @@ def training(module, values, note, folder, shards, **_):
     _note_run(note, spy, "after a kernel warm-up", lines)
     _note_checkpoint(note, spy, folder, "the checkpoint")
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
+    with note.guard("a run without a kernel warm-up"):
+        cold = Spy()
+        run(module, {**changed, "kernel_warmup_steps": 0}, f"{folder}_cold", cold)
+        note.fact("a kernel warm-up changes the weights at the end",
+                  _apart(_weights(spy), _weights(cold)))
     spy, record = Spy(), vars(module.Hyperparameters())
     if "train_files" not in record:  # the ids are of texts
         return
@@ -141,6 +156,9 @@ def ranks(module, values, note, folder, rank, **_):
     lines = run(module, {
         **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,
         "compile": True, "save_checkpoint": True}, folder, spy, meter=True)
+    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
+    if spy.forgotten:
+        return  # what else there is to see depends on which message came when
     _note_run(note, spy, f"on two ranks, rank {rank}", [] if rank else lines)
     sys.stdout.flush()
     printed = Path(folder).with_name(f"output{rank}").read_bytes().count(b"\nstep:")
@@ -161,7 +179,6 @@ def ranks(module, values, note, folder, rank, **_):
               round(beside, 2), 0.5)
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(spy.accompanied / max(spy.messages, 1), 2), 0.85)
-    note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
     for what, tolerance in (("optimizers", (2.6, 64)), ("gradients and losses", (1.16, 64))):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
@@ -178,7 +195,7 @@ def more_ranks(module, values, note, folder, rank, world, **_):
     """Two steps with given gradients on ranks among which weights do not divide."""
     seq_len, val_seq_len = (values[name] for name in length_names(values))
     rows = 16 * world * -(-values["vocab_size"] // (16 * world))  # that divide among the ranks
-    spy = Spy(gradients=True)
+    spy = Spy(gradients=SIZE)
     run(module, {
         **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), rows),
         "micro_batch_size": 1, "total_batch_size": world * seq_len,

@@ -43,9 +43,11 @@ BROKEN_INPUT = {
     "a file that is not a shard": {"train_files": "magic"},
     "a token beyond the vocabulary": {"train_files": "beyond"},
     "a shard with too few tokens": {"val_files": "short"},
-    "a shard with no target for a step's end": {"train_files": "exact"},
+    "a shard with no target for a step's end": {
+        "train_files": "exact", "train_seq_len": 16, "total_batch_size": 128},
     "no shard": {"train_files": "none"},
-    "a shard of very short documents": {"train_files": "crowded", "train_seq_len": 64},
+    "a shard of very short documents": {
+        "train_files": "crowded", "train_seq_len": 64, "total_batch_size": 128},
     "a conversation that is out of turn": {"train_file": "turns.jsonl"},
     "too few conversations for a step": {"train_file": "few.jsonl"},
     "no checkpoint": {"checkpoint": "none.pt"},
