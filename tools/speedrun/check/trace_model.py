@@ -77,7 +77,11 @@ def model(module, values, note, calls, machine, paths, **_):
     many = longer[:1].clone()  # documents, more than eight bits with a sign can count
     many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
     with note.guard("logits of many documents"), torch.no_grad():
-        logits = make(**lengths).eval()(many)
+        net = make(**lengths).eval()
+        with Spy().meter as meter:
+            logits = net(many)
+        note.note("numbers that the model multiplies by single weights", "at most", meter.scaled,
+                  (1.05, 0))
         note.note("logits of many documents", "tensors", {"logits": logits}, 1e-4)
     for field, value in [*((field, True) for field in machine), *paths]:
         _note_path(note, make, field, value, lengths, longer, many)
