@@ -101,6 +101,7 @@ class Meter(TorchDispatchMode):
         self.spy, self.readings = spy, Counter()  # {phase: numbers read from tensors}
         self.work, self.low = Counter(), Counter()  # {phase: operations}
         self.compiled, self.beside = Counter(), Counter()
+        self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
         self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
 
@@ -120,6 +121,8 @@ class Meter(TorchDispatchMode):
             self.beside[phase] += operations * bool(self.spy.under_way)
         elif name == "_local_scalar_dense":
             self.readings[phase] += 1
+        elif name == "mul" and any(getattr(arg, "ndim", 1) == 0 for arg in args):
+            self.scaled += out.numel()
         if func.namespace == "aten" and not func.is_view and "empty" not in name:
             if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
                 part = self.spy.parts[-1]

@@ -150,10 +150,17 @@ def schedules(module, values, note, **_):
                 steps = range(args.train_steps + 1)
                 some = [*steps[:: max(1, len(steps) // 997)], args.train_steps]
                 note.note(f"{name} over {whose}", "numbers", {
-                    f"{name}({step}) of {args.train_steps} steps": float(function(step, args))
-                    for step in some}, 1e-6)
+                    f"{name}({step}){place} of {args.train_steps} steps": value for step in some
+                    for place, value in _numbered(function(step, args))}, 1e-6)
                 whole = all(type(function(step, args)) is int for step in steps[:3])
                 note.fact(f"type of {name}", f"whole number: {whole}")
+
+
+def _numbered(value):
+    """[(its place in words, number)] of a number, or of a list of them."""
+    numbers = torch.as_tensor(value, dtype=torch.float64)
+    return [(f"[{i}]" if numbers.ndim else "", number)
+            for i, number in enumerate(numbers.flatten().tolist())]
 
 
 def refusals(module, values, note, folder, shards, machine, paths, trials, **_):

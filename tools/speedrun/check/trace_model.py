@@ -41,9 +41,7 @@ def model(module, values, note, calls, machine, paths, **_):
             note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 2e-5)
             note.fact("dtype of the loss", loss.dtype)
             loss.backward()
-            note.note(f"the gradient in {where}", "tensors", {
-                name: torch.zeros_like(p) if p.grad is None else p.grad
-                for name, p in parameters_of(net).items()}, 2e-3)
+            note.note(f"the gradient in {where}", "tensors", gradients_of(net), 2e-3)
     with note.guard("the tables at the record's lengths"):
         net = make(0, **{name: record[name] for name in length_names(record)})
         note.note("the tables at the record's lengths, without signs", "tables", {
@@ -77,7 +75,11 @@ def model(module, values, note, calls, machine, paths, **_):
     many = longer[:1].clone()  # documents, more than eight bits with a sign can count
     many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
     with note.guard("logits of many documents"), torch.no_grad():
-        logits = make(**lengths).eval()(many)
+        net = make(**lengths).eval()
+        with Spy().meter as meter:
+            logits = net(many)
+        note.note("numbers that the model multiplies by single weights", "at most", meter.scaled,
+                  (1.05, 0))
         note.note("logits of many documents", "tensors", {"logits": logits}, 1e-4)
     for field, value in [*((field, True) for field in machine), *paths]:
         _note_path(note, make, field, value, lengths, longer, many)
@@ -132,10 +134,16 @@ def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
         (gradients * loss).backward()
         note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
         note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
-            name: p.grad.float() for name, p in parameters_of(net).items() if p.ndim > 1}, 5e-2)
+            name: grad.float() for name, grad in gradients_of(net).items() if grad.ndim > 1}, 5e-2)
         counts = sum(meter.eight_bits.values(), Counter())
         note.fact(f"products of eight bits in {where}", counted(counts))
         return counts.total() > 0
+
+
+def gradients_of(net):
+    """{name: gradient} of a model's parameters, zero where a pass has not used one."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in parameters_of(net).items()}
 
 
 def as_loss(output):

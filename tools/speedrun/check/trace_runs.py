@@ -199,7 +199,8 @@ def more_ranks(module, values, note, folder, rank, world, **_):
     run(module, {
         **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), rows),
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
-        "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0}, folder, spy)
+        "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0,
+        "adam_every": 2}, folder, spy)  # so that Adam steps, too
     note.note(f"the weights after two steps on {world} ranks, rank {rank}", "tensors",
               _weights(spy), 4e-3)
 
