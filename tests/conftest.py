@@ -20,9 +20,9 @@ from snapshots import write_random_shards  # noqa: E402
 
 # The files that take longest, a minute of a core at most, in this order: none is left for the end.
 LONGEST = [f"test_{name}.py" for name in (
-    "check_right", "check_verdicts", "equivalence", "check_train", "predict", "smoke", "encore",
-    "new_milestone", "prelude", "sample", "tools", "generate", "comparison", "anatomy", "site",
-    "data", "run_milestone", "masks", "propagate", "diff_milestones", "lessons")]
+    "check_right", "check_verdicts", "smoke", "equivalence", "check_train", "encore", "predict",
+    "new_milestone", "lessons", "generate", "site", "data", "sample", "comparison", "prelude",
+    "run_milestone", "tools", "anatomy", "propagate", "masks", "diff_milestones")]
 
 
 def pytest_collection_modifyitems(items):

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from examinations import IDS, MANIFEST, ROOT, edited, source_of
-from ranks import run_tool
 from speedrun.base.errors import UserError
 from speedrun.check import command as commands
 from speedrun.check import hints, progress
@@ -94,8 +93,8 @@ if True:
     import pathlib, subprocess, sys
     child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])
     pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))
-    print('x' * 10_000_000)
-    sys.stderr.write('y' * 10_000_000 + '\\nlast words\\n')
+    print('x' * 1_000_000)
+    sys.stderr.write('y' * 1_000_000 + '\\nlast words\\n')
     sys.stderr.flush()
     open('stray.txt', 'w').close()
     os.kill(os.getpid(), 11)
@@ -532,7 +531,7 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
 
 def test_a_failing_check_is_told_in_plain_lines(script):
     script.write_text("def f(:\n", encoding="utf-8")
-    ended = run_tool(COMMAND, "01", "--script", script)
+    ended = command("01", "--script", script)
     assert ended.returncode == 1 and ended.stderr == ""
     lines = ended.stdout.splitlines()
     start = lines.index("  FAIL  syntax")

@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_check_verdicts.py
 """
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,9 +99,13 @@ def test_a_name_of_the_contract_that_is_missing(ask):
     assert "lr_multiplier(step, args), which tools call by this name" in found["lr_multiplier"]
 
 
-def test_a_name_that_is_defined_twice(ask):
-    text = source_of("02") + "\n\ndef norm(x):\n    return x\n"
-    assert "two blocks are called norm" in failures(ask(id="02", text=text))["blocks"]
+def test_a_name_that_is_defined_twice():
+    from speedrun.check.examine import examine
+
+    text, looks = source_of("02"), {"model": [Difference("a loss", "1", "2")]}
+    examination = SimpleNamespace(text=text, differing=lambda _: looks)
+    found = examine(f"{text}\n\ndef norm(x):\n    return x\n".encode(), examination)
+    assert "two blocks are called norm" in failures(found)["blocks"]
 
 
 @pytest.mark.parametrize("text, check, words", [

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import predict as command
+from ranks import warm_context
 from snapshots import MILESTONES, known_values, load_snapshot
 from speedrun import compat
 from speedrun.base.errors import UserError
@@ -30,6 +31,13 @@ from speedrun.scripts.find import find_script
 pytestmark = pytest.mark.skipif(bool(compat.missing()), reason=compat.missing() or "")
 compiles = pytest.mark.skipif(
     bool(compat.missing(compiled=True)), reason=compat.missing(compiled=True) or "")
+
+@pytest.fixture(scope="module", autouse=True)
+def the_tests_server():
+    """Runs are forks of the server that ranks are forks of. The first use starts it: begun here, it
+    would lack what ranks import, and each rank of the files that follow would import it anew."""
+    warm_context()
+
 
 H100 = CARDS["h100"]
 SMALL = dict(num_layers=2, micro_batch_size=8, total_batch_size=65_536)

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import operator
 import os
 import platform
 import re
@@ -366,12 +365,19 @@ def missing_names(tree: ast.AST, module: ModuleType) -> list[str]:
         if not isinstance(node, ast.Attribute):
             continue
         try:
-            owner = operator.attrgetter(ast.unparse(node.value))(module)
+            owner = _meant(node.value, module)
         except AttributeError:  # a local name, or a name in a missing module
             continue
         if isinstance(owner, ModuleType) and not hasattr(owner, node.attr):
             missing.add(f"{owner.__name__}.{node.attr}")
     return sorted(missing)
+
+
+def _meant(node, module):
+    """What a name of the module means, or one that follows dots; AttributeError for the rest."""
+    if isinstance(node, ast.Attribute):
+        return getattr(_meant(node.value, module), node.attr)
+    return getattr(module, node.id)
 
 
 def _brief(text):
