@@ -1,0 +1,338 @@
+"""What the residual stream and attention's inputs consist of since 10c: one skip, scalars on
+weights, keys of the previous token, gates on value embeddings.
+
+Run: .venv/bin/python -m pytest tests/test_streams.py
+"""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from snapshots import (
+    MANIFEST,
+    by_id,
+    declaring,
+    known_values,
+    load_snapshot,
+    micro_args,
+    micro_sizes,
+    record_layers,
+    train,
+    where,
+)
+from test_updates import having
+
+
+def record_model(module, random=False, **sizes):
+    """A narrow model with the record's layers, as at the start or with random weights."""
+    torch.manual_seed(0)
+    model = module.GPT(micro_sizes(module, **record_layers(module), **sizes))
+    for param in model.parameters():
+        if random and param.ndim >= 2:
+            torch.nn.init.normal_(param, std=0.2)
+    return model
+
+
+def watched(model):
+    """Lists that each call of the model fills: the inputs of all layers, and their outputs."""
+    inputs, outputs = [], []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda block, args: inputs.append(args[0]))
+        block.register_forward_hook(lambda block, args, out: outputs.append(out))
+    return inputs, outputs
+
+
+# ---- 10c: one skip ----
+
+
+def scalars_of(model):
+    """Views of a model's scalars by name: a vector for each of those that layers have."""
+    width, L = len(model.initial_scalars), len(model.blocks)
+    rows = model.scalars.detach()[: width * L].view(L, width)
+    named = dict(zip(model.initial_scalars, rows.unbind(1), strict=True))
+    if hasattr(model, "x0_weights"):
+        named["x0"] = model.x0_weights.detach()
+    _smear, named["backout"], named["skip"] = model.scalars.detach()[width * L :][:3]
+    return named
+
+
+@torch.no_grad()
+def silent_stream(module, model, monkeypatch):
+    """The stream as multiples of x0, while blocks add nothing: after each layer, and before the
+    last norm."""
+    inputs, outputs = watched(model)
+    normed, norm = [], module.norm
+    monkeypatch.setattr(module, "norm", lambda x: normed.append(x) or norm(x))
+    model(torch.randint(64, (2, 16)))
+    x0, multiples = inputs[0], []
+    for x in [*outputs, normed[-1]]:
+        multiples.append(((x * x0).sum() / x0.square().sum()).item())
+        torch.testing.assert_close(x, multiples[-1] * x0)
+    return multiples
+
+
+@where("GPT", known="silent")
+def test_the_stream_at_the_start(milestone, monkeypatch):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["silent"]
+    found = silent_stream(module, record_model(module), monkeypatch)
+    assert found[7] == pytest.approx(known["after_layer_7"], abs=2e-6)
+    assert found[10] == pytest.approx(known["after_layer_10"], abs=2e-6)
+    assert found[11] == pytest.approx(known["before_the_norm"], abs=2e-6)
+
+
+@where("GPT", "Block", known="silent")
+def test_the_skip_is_added_before_the_layers_own_scalars(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    model = record_model(module)
+    named = scalars_of(model)
+    named["x"].uniform_(0.5, 1.5)
+    named["x0"].uniform_(-1, 1)
+    named["backout"].fill_(0.3)
+    named["skip"].fill_(0.7)
+    x, expected = 1.0, []
+    for layer in range(11):
+        if layer == 6:
+            x = x + torch.tensor(0.7).sigmoid() * expected[3]
+        x = named["x"][layer] * x + named["x0"][layer]
+        expected.append(x)
+    expected.append(x - 0.3 * expected[7])
+    found = silent_stream(module, model, monkeypatch)
+    assert found == pytest.approx([float(x) for x in expected], rel=1e-5)
+
+
+@where("GPT", known="silent")
+@torch.no_grad()
+def test_a_closed_skip_is_no_skip(milestone):
+    module = load_snapshot(milestone)
+    model, tokens = record_model(module, random=True), torch.randint(64, (2, 16))
+    opened = model(tokens)
+    scalars_of(model)["skip"].fill_(-torch.inf)
+    closed = model(tokens)
+    model.args.skip_to = None  # no layer
+    assert closed.equal(model(tokens)) and not torch.allclose(closed, opened, atol=1e-3)
+
+
+# ---- 10e: scalars on weights ----
+
+SCALED = having('scalars["qkv"]', "CausalSelfAttention", "Block")
+scalars_on_weights = pytest.mark.parametrize("milestone", SCALED, ids=by_id)
+
+
+class Attention:
+    """A layer's attention, in float64, with random weights; its gates are half open."""
+
+    def __init__(self, module, **sizes):
+        torch.manual_seed(0)
+        self.attn = module.GPT(args := micro_sizes(module, **sizes)).double().blocks[0].attn
+        torch.nn.init.normal_(self.attn.c_qkvo, std=0.2)
+        self.x = torch.randn(2, 16, args.model_dim, dtype=torch.float64)
+        self.mask = torch.ones(16, 16, dtype=torch.bool).tril()
+        self.gate = torch.zeros(args.num_heads, args.gate_channels, dtype=torch.float64)
+
+    def __call__(self, qkv, output, values=None):
+        """Its output; values: value embeddings (B, T, C)."""
+        if values is not None:
+            values = values.unflatten(-1, (self.attn.num_heads, -1))
+        named = dict(x=self.x, value_embed=values, extra_values=values, gate=self.gate,
+                     scalars=dict(qkv=qkv, output=output), mask=self.mask)
+        asked = inspect.signature(self.attn.forward).parameters
+        return self.attn(**{name: named[name] for name in asked})
+
+
+@scalars_on_weights
+def test_scalars_have_the_gradients_of_scaled_activations(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    attention = Attention(module)
+    towards, values = torch.randn(2, *attention.x.shape, dtype=torch.float64)
+    u, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.5, 0.8))
+    (attention(u, w, values) * towards).sum().backward()
+    expected, linear = [u.grad, w.grad], F.linear
+    u, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.5, 0.8))
+    C = attention.x.size(-1)
+    scales = {3 * C: u, C: w}  # by the width of what is computed; gates have another
+
+    def scaled(x, weight):
+        return linear(x, weight) * scales.get(len(weight), 1)
+
+    monkeypatch.setattr(module.F, "linear", scaled)
+    (attention(1, 1, values) * towards).sum().backward()
+    torch.testing.assert_close(torch.stack(expected), torch.stack([u.grad, w.grad]))
+    assert min(map(abs, expected)) > 0.1
+
+
+@scalars_on_weights
+def test_a_negative_scalar_turns_values_alone(milestone):
+    attention = Attention(load_snapshot(milestone))
+    values = torch.randn_like(attention.x)
+    torch.testing.assert_close(attention(-0.5, 1.0), -attention(0.5, 1.0))
+    torch.testing.assert_close(attention(-0.5, 1.0, values), -attention(0.5, 1.0, -values))
+    # So the scalar acts on the token's own values; on queries and keys only through an epsilon.
+    torch.testing.assert_close(attention(1.0, 1.0) / 2, attention(0.5, 1.0), rtol=1e-4, atol=1e-6)
+
+
+@scalars_on_weights
+def test_scalars_of_one_are_plain_attention(milestone):
+    attention = Attention(module := load_snapshot(milestone))
+    B, T, C = attention.x.shape
+    weights = attention.attn.c_qkvo.detach().view(4, C, C)
+    q, k, v = ((attention.x @ weight.T).unflatten(-1, (attention.attn.num_heads, -1))
+               for weight in weights[:3])
+    q, k = (attention.attn.rotary(module.norm(t)) for t in (q, k))
+    y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True,
+                                       scale=attention.attn.rotary.scale)
+    expected = 0.5 * y.transpose(1, 2).flatten(2) @ weights[3].T  # gates are half open
+    torch.testing.assert_close(attention(1.0, 1.0).detach(), expected)
+    torch.testing.assert_close(attention(1.0, 1.0, 0 * attention.x).detach(), expected)
+
+
+# ---- 10f: keys of the previous token ----
+
+
+@where("offset_keys", known="offset_keys")
+def test_known_keys(milestone):
+    known = known_values(milestone.id)["offset_keys"]
+    numbers = 10 * torch.arange(128.0)  # tell channels apart
+    keys = torch.arange(4.0).view(1, 4, 1, 1).repeat(2, 1, 3, 1) + numbers
+    before = keys.clone()
+    found = load_snapshot(milestone).offset_keys(keys)
+    assert found.shape == keys.shape
+    for channels, kind in ((range(32), "rotating"), (range(32, 64), "fixed"),
+                           (range(64, 96), "rotating"), (range(96, 128), "fixed")):
+        for channel in channels:
+            values = found[..., channel] - numbers[channel]
+            assert (values == torch.tensor(known[kind]).view(1, 4, 1)).all()
+    assert keys.equal(before)
+
+
+@where("CausalSelfAttention", "Block", "GPT", known="offset_keys")
+@torch.no_grad()
+def test_keys_are_offset_in_layers_with_a_long_window(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    model, seen, offset = record_model(module, random=True), [], []
+    monkeypatch.setattr(module, "offset_keys",
+                        lambda k, found=module.offset_keys: offset.append(k) or found(k))
+
+    def noted(q, k, v, **more):
+        before, fixed = offset.pop().transpose(1, 2) if offset else k, torch.arange(k.size(-1))
+        fixed = fixed // (len(fixed) // 4) % 2 == 1  # second and fourth quarter
+        assert k[..., ~fixed].equal(before[..., ~fixed])
+        assert k[:, :, 0].equal(before[:, :, 0])
+        seen.append(k[:, :, 1:, fixed].equal(before[:, :, :-1, fixed]))
+        return q
+
+    monkeypatch.setattr(module.F, "scaled_dot_product_attention", noted)
+    model(torch.randint(64, (2, 16)))
+    layers = [layer for layer in range(11) if layer != 6]
+    assert [layer for layer, found in zip(layers, seen, strict=True) if found] == [3, 10]
+
+
+@where("CausalSelfAttention", known="offset_keys")
+@torch.no_grad()
+def test_a_repeated_token_finds_what_followed_it(milestone, monkeypatch):
+    module, attended = load_snapshot(milestone), []
+
+    def noted(q, k, v, attn_mask, scale):
+        scores = (scale * q @ k.mT).masked_fill(~attn_mask, -torch.inf)
+        attended.append(scores.softmax(-1)[0, 0, 15])  # by the last token
+        return v
+
+    monkeypatch.setattr(module.F, "scaled_dot_product_attention", noted)
+    for pattern, expected in (("LLLL", {6}), ("SSSS", {5, 15})):  # without the offset, itself
+        attention = Attention(module, num_heads=1, window_pattern=pattern)
+        C = attention.x.size(-1)
+        matches = torch.linalg.qr(torch.randn(C, C, dtype=torch.float64))[0]
+        matches[torch.arange(C) // (C // 4) % 2 == 0] = 0  # channels that rotate match nothing
+        attention.attn.c_qkvo.view(4, C, C)[:2] = matches
+        attention.x[:, 15] = attention.x[:, 5]  # ... A B ... A
+        attention.attn.rotary.scale = 1.0
+        attention(0.5, 1.0)
+        assert set((attended.pop() > 0.4).nonzero().flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("milestone", declaring("offset_keys")[:1], ids=by_id)
+def test_when_value_embeddings_begin_to_move(milestone, shards, tmp_path, monkeypatch):
+    # Adam first moves the head, after steps 0 and 1; step 2 then moves attention's outputs.
+    module, moving = load_snapshot(milestone), []
+    set_hyperparameters = module.set_hyperparameters
+
+    def noted(optimizers, step, args):
+        adam, _ = optimizers
+        tables = [param for param in adam.param_groups[0]["params"] if not param.any()]
+        moving.append(any(table.grad.any() for table in tables))
+        set_hyperparameters(optimizers, step, args)
+
+    monkeypatch.setattr(module, "set_hyperparameters", noted)
+    train(module, micro_args(milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=0,
+                             total_batch_size=64, val_tokens=32, kernel_warmup_steps=0))
+    assert moving == [False, False, False, True]
+    args = module.Hyperparameters()
+    due = [len(module.optimizers_due([None, None], step, args)) for step in range(args.train_steps)]
+    assert due.count(2) == 1045
+
+
+# ---- 11c: gates on value embeddings and on the skip ----
+
+GATED = having("value_gate", "Block", "GPT", "gates")
+gates = pytest.mark.parametrize("milestone", GATED, ids=by_id)
+
+
+@pytest.mark.parametrize("milestone", GATED[:1], ids=by_id)
+@torch.no_grad()
+def test_gates_change_nothing_at_the_start(milestone):
+    tokens, logits = torch.randint(64, (2, 16)), []
+    module, parent = load_snapshot(milestone), load_snapshot(MANIFEST.get(milestone.parent))
+    weights = record_model(parent, random=True).state_dict()
+    for one in (module, parent):
+        model = record_model(one)
+        added = model.load_state_dict(weights, strict=False).missing_keys
+        logits.append(model(tokens))
+        assert set(added) == ({"value_gates", "skip_gate"} if one is module else set())
+    assert logits[0].equal(logits[1])
+
+
+@gates
+@torch.no_grad()
+def test_a_gate_silences_or_doubles_one_heads_values(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    model, seen = record_model(module, random=True, num_heads=4), []
+    gates, tables = model.value_gates, record_layers(module)["value_embed_pattern"]
+    assert list(gates.shape) == [5, 4, model.args.gate_channels]
+    gates.zero_()
+    layers = [layer for layer, table in enumerate(tables) if table != "."]
+    for layer in layers:
+        model.blocks[layer].attn.register_forward_pre_hook(
+            lambda attn, args: seen.append(args[1].flatten(2).unflatten(2, (4, -1))))
+    tokens = torch.randint(64, (2, 16))
+    for size in (-1e6, 1e6):
+        for number, layer in enumerate(layers):
+            gates.zero_()[number, 2, 0] = size
+            norm = module.norm
+            monkeypatch.setattr(module, "norm", lambda x, norm=norm: norm(x).index_fill(
+                -1, torch.tensor([0]), 1.0))  # the first channel opens or closes the gate
+            model(tokens)
+            monkeypatch.setattr(module, "norm", norm)
+            for other, found in zip(layers, seen, strict=True):
+                table = model.value_embeds[tables[other]](tokens).unflatten(2, (4, -1))
+                factors = torch.ones(4, 1)
+                if other == layer:
+                    factors[2] = 0 if size < 0 else 2
+                torch.testing.assert_close(found, factors * table)
+            seen.clear()
+
+
+@gates
+@torch.no_grad()
+def test_the_skips_gate_reads_the_first_layers_input(milestone):
+    module = load_snapshot(milestone)
+    model = record_model(module, random=True)
+    model.skip_gate.normal_()
+    scalars_of(model)["skip"].fill_(0.7)
+    inputs, outputs = watched(model)
+    model(torch.randint(64, (2, 16)))
+    x0 = inputs[0]
+    gate = 2 * (x0[..., : model.skip_gate.size(1)] @ model.skip_gate.T).sigmoid()
+    assert gate.std() > 0.2
+    torch.testing.assert_close(
+        inputs[6], outputs[5] + torch.tensor(0.7).sigmoid() * gate * outputs[3])
