@@ -33,6 +33,7 @@ from speedrun.figures.prelude import (
     claims_table,
     counted_table,
     load_timings,
+    speed_table,
     stale_timings,
     timing_table,
 )
@@ -443,7 +444,9 @@ def test_counts_are_of_a_step():
 def timings(path, **times):
     """Timings of entries called by their labels, read from a file."""
     entries = [dict(label=label, milestone=MANIFEST.get(label.partition(" ")[0]).slug, code="old",
-                    runs=[dict(step_avg_ms=ms) for ms in some]) for label, some in times.items()]
+                    tokens_per_step=4096, runs=[
+                        dict(step_avg_ms=ms, val_curve=[[0, 9], [2, ms / 100]]) for ms in some])
+               for label, some in times.items()]
     path.write_text(json.dumps(dict(command="typed", entries=entries)), encoding="utf-8")
     return load_timings(path)
 
@@ -458,6 +461,8 @@ def test_gains_are_ratios_of_runs_side_by_side(tmp_path):
     without = timings(tmp_path / "b", **{
         "p1_autocast": [10, 10, 10], "p1_autocast bf16=False": [20, 15, 5]})
     assert cells(timing_table(added, without, some))["p1_autocast"][-1] == "1.50 (0.50–2.00)x"
+    assert cells(speed_table(added, some))["p1_autocast"] == [
+        "100 (50–200)", "40,960", "1.1667 ± 0.7638"]
     assert stale_timings(added, some) == [
         f"{id}: the script has changed since it was timed" for id in ("p0", "p1")]
     fresh = replace(added, codes={m.slug: code_hash(m.script) for m in some.milestones})

@@ -23,7 +23,10 @@ from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 
 RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
-TIMINGS = "prelude_added.json", "prelude_taken_out.json"  # gains added in turn, taken out in turn
+TIMINGS = {
+    "timings": ("prelude_added.json", "prelude_taken_out.json"),  # gains added, then taken out
+    "finetune_timings": ("encore_finetune.json",),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Sources:
     ladder: Comparison | None
     predictions: dict[str, StoredPrediction] | None
     timings: tuple[prelude.Timings, prelude.Timings] | None
+    finetune_timings: tuple[prelude.Timings] | None
     prelude: Manifest
     encore: Manifest
     prelude_ladder: Comparison | None
@@ -82,6 +86,8 @@ TABLES = (
         s.prelude, s.measured), needs="measured"),
     Table("history/encore/README.md", "finetune", lambda s: tables.rung_table(
         s.encore.of_program("finetune.py"))),
+    Table("history/encore/README.md", "timed", lambda s: prelude.speed_table(
+        *s.finetune_timings, s.encore.of_program("finetune.py")), needs="finetune_timings"),
     Table("history/encore/README.md", "generate", lambda s: tables.rung_table(
         s.encore.of_program("generate.py"))),
     Table("history/encore/README.md", "stated", lambda s: tables.stated_table(s.encore)),
@@ -162,17 +168,19 @@ def _read_sources(root):
             faults = [str(error)]
         errors += [f"{RESULTS}/{name}: {fault}; make it again: python tools/make_figures.py"
                    f" {option}" for fault in faults]
-    timings = []
-    for name in TIMINGS:
-        try:
-            timings.append(one := prelude.load_timings(root / RESULTS / name))
-            faults = [f"{fault}; make it again: {one.command}"
-                      for fault in prelude.stale_timings(one, history)]
-        except FileNotFoundError:
-            continue  # the table says that nobody has measured it
-        except (ValueError, OSError) as error:
-            faults = [str(error)]
-        errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]
+    for field, names in TIMINGS.items():
+        timings = []
+        for name in names:
+            try:
+                timings.append(one := prelude.load_timings(root / RESULTS / name))
+                faults = [f"{fault}; make it again: {one.command}"
+                          for fault in prelude.stale_timings(one, history)]
+            except FileNotFoundError:
+                continue  # the table stays as it is
+            except (ValueError, OSError) as error:
+                faults = [str(error)]
+            errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]
+        found[field] = tuple(timings) if len(timings) == len(names) else None
     try:
         found["measured"] = load_measurements(root / "history" / "measured")
     except (ValueError, OSError) as error:
@@ -183,6 +191,6 @@ def _read_sources(root):
         return ladder_of if ladder_of and ladder_of.entries else None
 
     return Sources(history, manifest, records, in_chain(manifest), found.get("predictions"),
-                   tuple(timings) if len(timings) == len(TIMINGS) else None,
-                   prelude_chain, history.of_chain("encore"), in_chain(prelude_chain),
+                   found["timings"], found["finetune_timings"], prelude_chain,
+                   history.of_chain("encore"), in_chain(prelude_chain),
                    found.get("measured")), errors

@@ -23,23 +23,28 @@ MB, GIB = 1e6, 2**30
 
 @dataclass(frozen=True)
 class Timings:
-    """What compare_milestones.py --json wrote: the command, the hash of each milestone's script,
-    and milliseconds per step, one for each repeat, {(slug, its settings): times}."""
+    """What compare_milestones.py --json wrote: the command; by slug the hash of each milestone's
+    script and its tokens per step, without padding; and for each repeat milliseconds per step and
+    the final loss, {(slug, its settings): values}."""
 
     command: str
     codes: dict[str, str]
+    tokens: dict[str, int]
     times: dict[tuple[str, str], list[float]]
+    losses: dict[tuple[str, str], list[float]]
 
 
 def load_timings(path: Path) -> Timings:
     """The Timings in a file. Raises OSError or ValueError, in one line."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        entries = found["entries"]
-        return Timings(found["command"], {e["milestone"]: e["code"] for e in entries}, {
-            (e["milestone"], e["label"].partition(" ")[2]): [r["step_avg_ms"] for r in e["runs"]]
-            for e in entries})
-    except (KeyError, TypeError) as error:
+        entries = {(e["milestone"], e["label"].partition(" ")[2]): e for e in found["entries"]}
+        return Timings(
+            found["command"], {slug: e["code"] for (slug, _), e in entries.items()},
+            {slug: e["tokens_per_step"] for (slug, _), e in entries.items()},
+            {key: [r["step_avg_ms"] for r in e["runs"]] for key, e in entries.items()},
+            {key: [r["val_curve"][-1][1] for r in e["runs"]] for key, e in entries.items()})
+    except (LookupError, TypeError) as error:
         raise ValueError(f"{path.name} is not what compare_milestones.py --json writes:"
                          f" {error!r}") from None
 
@@ -76,14 +81,30 @@ def timing_table(ladder: Timings, ablation: Timings, manifest: Manifest) -> str:
         own = ladder.times[m.slug, ""]
         parent = m.parent and ladder.times[manifest.get(m.parent).slug, ""]
         without = ablation.times.get((last.slug, m.ablate or ""))
-        tokens = manifest.overrides(m, "tiny")["total_batch_size"]
         rows.append([
-            m.name, _spread(own, "{:.0f}"), f"{1000 * tokens / statistics.median(own):,.0f}",
-            _ratio(parent, own) if parent else UNKNOWN,
+            *_speed(ladder, m), _ratio(parent, own) if parent else UNKNOWN,
             UNKNOWN if not m.ablate else "off here" if without is None
             else _ratio(without, ablation.times[last.slug, ""])])
     head = ["rung", "ms per step", "tokens/s", "against its parent", f"{last.id} without it"]
     return markdown(head, rows, right=head[1:])
+
+
+def speed_table(timings: Timings, manifest: Manifest) -> str:
+    """A Markdown table of step times and of final losses with their standard deviation."""
+    rows = []
+    for m in manifest.milestones:
+        losses = timings.losses[m.slug, ""]
+        rows.append([*_speed(timings, m),
+                     f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}"])
+    head = ["rung", "ms per step", "tokens/s without padding", "val loss"]
+    return markdown(head, rows, right=head[1:])
+
+
+def _speed(timings, milestone):
+    """The first cells of a row: the name, milliseconds per step, tokens per second."""
+    own = timings.times[milestone.slug, ""]
+    rate = 1000 * timings.tokens[milestone.slug] / statistics.median(own)
+    return milestone.name, _spread(own, "{:.0f}"), f"{rate:,.0f}"
 
 
 def _spread(values, form):
