@@ -266,7 +266,7 @@ def generate(model, prompt, config, args):
             for cache in caches:
                 cache.take([0] * args.num_samples)
         new = draw(logits, generator, args)
-        # The first token of all samples is drawn once: a fault, which own_streams mends.
+        # The first token of all samples is drawn once, a mistake that own_streams fixes.
         tokens = torch.cat((tokens, new[:, None]), 1).expand(args.num_samples, -1)
     return tokens[:, len(prompt) :]
 
