@@ -129,8 +129,8 @@ def check_rows(answer, lengths, capacity):
     told = f"Packing {shown} into rows of {capacity}"
     full = [row for row in rows if sum(row) > capacity]
     assert not full, (
-        f"{told}: your row {full[:1]} adds up to {sum(full[0])}, more than the {capacity} slots that"
-        " a row has")
+        f"{told}: your row {full[0]} adds up to {sum(full[0])}, more than the {capacity} slots of a"
+        " row")
     missing, extra = (Counter(lengths) - Counter(sum(rows, [])),
                       Counter(sum(rows, [])) - Counter(lengths))
     assert not missing and not extra, (
@@ -194,8 +194,8 @@ def check_pack(answer):
     packed = [[by_length[length].pop() for length in row] for row in rows]
     steps = len(packed) // 4
     ours, alone = end_loss(packed, steps), end_loss([[one] for one in found], steps)
-    print(f"{len(found)} conversations in {len(rows)} rows. After {steps} micro-batches of four rows"
-          f" each: loss {ours:.3f} with your rows, {alone:.3f} with a row for each conversation")
+    print(f"{len(found)} conversations in {len(rows)} rows. After {steps} micro-batches of four"
+          f" rows each: loss {ours:.3f} with your rows, {alone:.3f} with a row for each one")
 
 
 # ---- 3: a test for leaks ----
@@ -391,8 +391,8 @@ EXERCISES = {
         check=check_pack,
         hints=[
             "Which lengths are hard to place late, long or short ones?",
-            "A row with `sum(row) + length <= capacity` has room. Among these the fullest leaves the"
-            " smallest gap.",
+            "A row with `sum(row) + length <= capacity` has room. Among these the fullest leaves"
+            " the smallest gap.",
             "1. Sort, longest first. 2. For each length list the rows with room. 3. None? Append a"
             " new row. 4. Else append the length to the row with the largest sum.",
             "fitting = [row for row in rows if sum(row) + length <= capacity];"
