@@ -205,9 +205,15 @@ def make_muon(module, params, lr, bf16=False):
         shapes = dict.fromkeys(param.shape for param in params)
         params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
     switches = {name: False for name in ("compiled", "use_triton") if name in asked}
-    plain = {"neuron_beta": None, "weight_decay": 0.0}  # neither NorMuon nor decay
-    switches |= {name: value for name, value in plain.items() if name in asked}
-    return module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
+    if "neuron_beta" in asked:
+        switches["neuron_beta"] = 0.95
+        params = [dict(lr_factors=[1.0] * len(group["params"])) | group for group in params]
+    if "weight_decay" in asked:
+        switches["weight_decay"] = 0.0
+    muon = module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
+    if hasattr(muon, "even_out"):
+        muon.even_out = lambda updates, *_: updates  # plain Muon, without NorMuon
+    return muon
 
 
 def orthogonalizer(module):
@@ -223,10 +229,12 @@ def path(module, flex):
 
 
 def set_window(model, size):
-    """Gives the model another window; before 05 it has none."""
+    """Gives the model another window, window_end as the last validation has it; before 05 it has
+    none."""
     forward = type(model).forward
     if hasattr(model, "set_window"):
-        model.set_window(size)
+        asked = inspect.signature(model.set_window).parameters
+        model.set_window(size, **{"last": size == model.args.window_end} if "last" in asked else {})
     elif "window" in inspect.signature(forward).parameters:
         exact = hasattr(model.args, "window_growth")  # then it is a number
         model.forward = partial(forward, model, window=size if exact else torch.tensor(size))
@@ -272,10 +280,16 @@ def aligned_starts(tokens, T, bos_id):
     return starts
 
 
-def packed_rows(tokens, T, bos_id, longest):
-    """The packs of T + 1 tokens of a shard, from a walk over its tokens: each is taken if its
-    document began in this row and fewer than `longest` of it are there."""
-    rows, row, taken = [], [], None
+def pack(module, tokens, lengths, args):
+    """The rows of the module's packed_rows; all have the first of the lengths before 10d."""
+    grows = "lengths" in inspect.signature(module.packed_rows).parameters
+    return module.packed_rows(tokens, lengths if grows else next(lengths), args)
+
+
+def packed_rows(tokens, lengths, bos_id, longest):
+    """The packs of next(lengths) + 1 tokens of a shard, from a walk over its tokens: each is taken
+    if its document began in this row and fewer than `longest` of it are there."""
+    rows, row, taken, T = [], [], None, next(lengths)
     for token in tokens.tolist():
         if token == bos_id:
             taken = 0
@@ -284,15 +298,17 @@ def packed_rows(tokens, T, bos_id, longest):
             taken += 1
         if len(row) == T + 1:
             rows.append(row)
-            row, taken = [], None
+            row, taken, T = [], None, next(lengths)
     return rows
 
 
-def training_rows(milestone, tokens, T, args):
-    """The rows of T + 1 tokens on which a milestone trains, cut from a shard without its loader."""
+def training_rows(milestone, tokens, lengths, args):
+    """The rows of next(lengths) + 1 tokens, which only packs may vary, on which a milestone trains,
+    cut from a shard without its loader."""
     known = known_values(milestone.id)
     if known.get("packed"):
-        return packed_rows(tokens, T, args.bos_id, args.max_document_len)
+        return packed_rows(tokens, lengths, args.bos_id, args.max_document_len)
+    T = next(lengths)
     starts = range(0, len(tokens) - T, T)
     if known.get("aligned"):
         starts = aligned_starts(tokens, T, args.bos_id)

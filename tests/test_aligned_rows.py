@@ -4,6 +4,8 @@ gets which.
 Run: .venv/bin/python -m pytest tests/test_aligned_rows.py
 """
 
+import inspect
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +18,7 @@ from snapshots import (
     by_id,
     declaring,
     load_snapshot,
+    pack,
     packed_rows,
     token_batches,
     training_rows,
@@ -75,9 +78,9 @@ def test_rows_are_dealt_in_order_and_no_step_spans_two_shards(milestone, tmp_pat
     expected = []
     for name, steps in (("a_1", 2), ("a_2", 1)):  # and a few rows more, which are no step
         tokens = shard(600, np.flatnonzero(rng.random(600) < 0.3))
-        rows = training_rows(milestone, tokens, 8, ARGS)
+        rows = training_rows(milestone, tokens, itertools.repeat(8), ARGS)
         end = next(n for n in range(600) if len(
-            training_rows(milestone, tokens[:n], 8, ARGS)) == 8 * steps + 3)
+            training_rows(milestone, tokens[:n], itertools.repeat(8), ARGS)) == 8 * steps + 3)
         shard_files.write(tmp_path / f"{name}.bin", tokens[:end])
         expected += rows[: 8 * steps]
     expected += expected[:8]  # then round again
@@ -110,6 +113,7 @@ def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refuse
 @where("packed_rows")
 def test_packs_follow_the_definition(milestone):
     module, rng = load_snapshot(milestone), np.random.default_rng(0)
+    grows = "lengths" in inspect.signature(module.packed_rows).parameters  # then rows may differ
     for length, documents in [
             (60, [0, 20, 40]), (60, [3, 4, 5, 59]),  # documents of one token, the last one too
             (60, [0]), (60, []), (8, range(8)),
@@ -118,8 +122,10 @@ def test_packs_follow_the_definition(milestone):
         for T in (1, 8, 30):
             for longest in (1, 5, T, T + 1, T + 2, 100):
                 args = SimpleNamespace(bos_id=BOS, max_document_len=longest)
-                found = [row.tolist() for row in module.packed_rows(tokens, T, args)]
-                assert found == packed_rows(tokens, T, BOS, longest), (length, T, longest)
+                lengths = (T, 2 * T) if grows else (T,)
+                rows = pack(module, tokens, itertools.cycle(lengths), args)
+                expected = packed_rows(tokens, itertools.cycle(lengths), BOS, longest)
+                assert [row.tolist() for row in rows] == expected, (length, T, longest)
 
 
 @where("token_batches", known="packed")

@@ -19,6 +19,7 @@ from snapshots import (
     known_values,
     load_snapshot,
     micro_sizes,
+    pack,
     set_window,
     token_batches,
     where,
@@ -95,7 +96,8 @@ def test_where_the_documents_of_known_packs_begin(milestone, module):
     tokens[known["packed"]["documents"]] = BOS
     args = SimpleNamespace(bos_id=BOS, max_document_len=known["packed"]["longest"])
     T = known["packed"]["row"]
-    rows = [torch.from_numpy(row)[None, :-1] for row in module.packed_rows(tokens, T, args)]
+    rows = [torch.from_numpy(row)[None, :-1]
+            for row in pack(module, tokens, itertools.repeat(T), args)]
     assert [[start for start in module.document_starts(row, args).tolist() if start < T]
             for row in rows] == known["packed_starts"]
 

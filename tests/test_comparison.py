@@ -224,7 +224,8 @@ def test_a_picture_of_runs_without_finite_losses(tmp_path):
 
 @pytest.mark.parametrize("milestone", tried(declaring("Model", "Hyperparameters")), ids=by_id)
 def test_flops_of_the_records(milestone):
-    args, known = load_snapshot(milestone).Hyperparameters(), known_values(milestone.id)
+    module, known = load_snapshot(milestone), known_values(milestone.id)
+    args = module.Hyperparameters()
     T, rows = getattr(args, length_names(vars(args))[0]), getattr(args, "vocab_multiple", 1)
     V = math.ceil(args.vocab_size / rows) * rows
     windows, exact = [known["record"].get("window", T)], False
@@ -244,7 +245,10 @@ def test_flops_of_the_records(milestone):
     attentions, mlps = (args.num_layers - (f"layer_without_{part}" in known["record"])
                         for part in ("attention", "mlp"))
     gates = 6 * known["record"].get("gate_channels", 0)  # a layer's weights
-    weights = (attentions * 4 + mlps * 8) * 768**2 + attentions * gates + V * 768
+    gated = attentions  # and from 11c on value embeddings, by layer
+    gated += sum(table != "." for table in args.value_embed_pattern) if hasattr(
+        module, "gates") else 0
+    weights = (attentions * 4 + mlps * 8) * 768**2 + gated * gates + V * 768
     expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 

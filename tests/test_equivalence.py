@@ -87,13 +87,20 @@ def expected_blocks(folder, steps, milestone):
     B, T = MICRO["micro_batch_size"], MICRO["seq_len"]
     step_rows = SIZES["total_batch_size"] // T
     args = micro_args(milestone, folder, None)
-    cuts = []  # the rows of each step, with the last targets
-    for file in sorted(folder.glob("*_train_*")):
-        rows = training_rows(milestone, shard_files.read(file), T, args)
-        cuts += [rows[i : i + step_rows] for i in range(0, len(rows) - step_rows + 1, step_rows)]
-    assert len(cuts) < steps, "the test must go past the last shard's end"
-    for step in range(steps):
-        rows = np.array(cuts[step % len(cuts)], dtype=np.int64)
+    grows = hasattr(load_snapshot(milestone), "train_seq_len")  # in thirds of the schedule
+    lengths = [T * min(3, 1 + 3 * step // args.scheduled_steps) if grows else T
+               for step in range(2 * steps)]
+    cuts, rounds = [], 0  # the rows of each step, with the last targets
+    while len(cuts) < steps:
+        rounds += 1
+        for file in sorted(folder.glob("*_train_*")):
+            rows = training_rows(milestone, shard_files.read(file), (
+                length for length in lengths[len(cuts) :] for _ in range(step_rows)), args)
+            cuts += [rows[i : i + step_rows]
+                     for i in range(0, len(rows) - step_rows + 1, step_rows)]
+    assert rounds > 1, "the test must go past the last shard's end"
+    for some in cuts[:steps]:
+        rows = np.array(some, dtype=np.int64)
         for i in range(0, step_rows, B):
             yield batch_hash(rows[i : i + B, :-1], rows[i : i + B, 1:])
 

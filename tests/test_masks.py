@@ -257,7 +257,8 @@ def test_both_masks_have_the_same_loss(milestone):
 def test_windows_need_one_graph_or_one_for_each_stage(milestone):
     stages, module = {}, load_snapshot(milestone)
     if hasattr(module.GPT, "set_window"):  # rotary tables change with them
-        stages = dict(window_start=16, window_growth=16, window_stages=2, window_end=64)
+        stages = dict(window_start=16, window_growth=16, window_end=64)
+        stages |= {"window_stages": 2} if hasattr(module.Hyperparameters, "window_stages") else {}
     graphs = []
 
     def count(graph, example_inputs):
@@ -289,12 +290,13 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
         graphs.append("sigmoid" in graph.code and torch.is_grad_enabled())
         return graph.forward
 
-    stages, steps = 3, 6  # one stage more than torch would compile
+    stages, steps = 3, 6  # one stage more than torch would compile; there may not be others
+    staged = {"window_stages": stages} if hasattr(module.Hyperparameters, "window_stages") else {}
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     args = micro_args(
         milestone, shards, tmp_path / "log", compile=True, kernel_warmup_steps=0, val_loss_every=0,
-        window_start=2, window_growth=2, window_stages=stages, train_steps=steps,
-        scheduled_steps=steps)
+        total_batch_size=256,
+        window_start=2, window_growth=2, train_steps=steps, scheduled_steps=steps, **staged)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=stages - 1):
         train(module, args)
@@ -318,12 +320,14 @@ def replace_masks(module, monkeypatch, mask):
 def test_how_far_each_layer_sees(milestone, monkeypatch):
     module, args = load_snapshot(milestone), load_snapshot(milestone).Hyperparameters()
     model = module.GPT(micro_sizes(module, **record_layers(module), tile_size=4))
+    for table in model.value_embeds.parameters():
+        torch.nn.init.normal_(table)
     seen = []
 
     def attend(self, x, value_embed, *scalars_and_window):
         tables = [table(inputs) for table in model.value_embeds.values()]
         found = [j for j, table in enumerate(tables) if value_embed is not None
-                 and value_embed.equal(table)]
+                 and value_embed.flatten(2).equal(table)]
         seen.append([scalars_and_window[-1], *found])
         return torch.zeros_like(x)
 
@@ -377,27 +381,48 @@ def test_window_is_never_empty(milestone):
 
 
 @where("window_size", "warm_up", known="small_windows")
-def test_the_warm_up_meets_all_windows_of_the_run(milestone):
+def test_the_warm_up_meets_all_that_the_run_needs(milestone):
     module, seen = load_snapshot(milestone), []
+    grows = hasattr(module, "train_seq_len")  # then the warm-up loads the batch of a step itself
 
     class Model(torch.nn.Linear):
         def set_window(self, window):
             self.window = window
 
-        def forward(self, inputs, targets, window=None):
-            seen.append(window or self.window)
+        def forward(self, inputs, targets, *how, **named):
+            how = *how, *named.values()
+            if hasattr(self, "window"):
+                how = self.window, *how
+            # of the targets' weights only their number is compiled in
+            seen.append((*(len(x) if torch.is_tensor(x) and x.ndim else x for x in how),
+                         inputs.size(1)))
             return self.weight.sum()
+
+    def needed(step, args):
+        """What a model is compiled for."""
+        yield module.window_size(step, args)
+        if hasattr(module, "last_tied_step"):
+            yield step <= module.last_tied_step(args)
+        if hasattr(module, "target_weights"):
+            yield len(module.target_weights(step, args))
+        yield module.train_seq_len(step, args) if grows else 1
+
+    def batches(args, first=0):
+        length = module.train_seq_len(first, args) if grows else 1
+        return itertools.repeat((torch.empty(1, length), None))
 
     model = Model(1, 1)
     optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
-    for scheduled_steps in (*range(5, 40), 1670):  # fewer do not have all windows
+    for scheduled_steps in (*range(12 if grows else 5, 40), 1670):  # fewer do not have all of it
         args = module.Hyperparameters(
             scheduled_steps=scheduled_steps, train_steps=scheduled_steps + 40)
         seen.clear()
+        load = partial(batches, args)
         module.warm_up(torch.compile(model, disable=True), optimizers,
-                       itertools.repeat((None, None)), args)
-        assert sorted(seen) == seen and len(seen) == args.kernel_warmup_steps == 6
-        assert set(seen) == {module.window_size(step, args) for step in range(args.train_steps)}
+                       load if grows else load(), args)
+        windows = [window for window, *_ in seen]
+        assert sorted(windows) == windows and len(seen) == args.kernel_warmup_steps == 6
+        assert set(seen) == {tuple(needed(step, args)) for step in range(args.train_steps)}
 
 
 @where("window_size", "train", known="window")
@@ -414,6 +439,8 @@ def test_training_and_validation_use_the_window_of_the_step(
     if is_staged(module):  # of five steps the third and the fifth are later stages
         sizes = dict(window_start=2, window_growth=4, scheduled_steps=4)
         expected = [2, 2, 6, 6], [2, 6, 10]
+        if hasattr(module, "stage"):  # each of three, and a step after them
+            sizes["scheduled_steps"], expected = 3, ([2, 6, 10, 12], [2, 10, 10])
         for end in ("window_end", "long_window_end"):  # in the last validation
             if hasattr(module.Hyperparameters, end):
                 sizes[end] = expected[1][-1] = expected[1][-1] + 2
@@ -421,7 +448,7 @@ def test_training_and_validation_use_the_window_of_the_step(
         sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(
         milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=2,
-        kernel_warmup_steps=0, micro_batch_size=32, **sizes))
+        kernel_warmup_steps=0, micro_batch_size=8, total_batch_size=256, **sizes))
     each = 2 if hasattr(module.Hyperparameters, "window_pattern") else 1  # the long one first
     training, validating = (
         [w for grad, w in seen if grad == phase][::each] for phase in (True, False))

@@ -4,6 +4,7 @@ refuses by itself, an assertion says.
 Run: .venv/bin/python -m pytest tests/test_smoke.py
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -178,7 +179,7 @@ def test_a_file_that_is_no_whole_shard(milestone, content, shards, tmp_path):
 @pytest.mark.parametrize("overrides, words", [
     (dict(train_files="none/*.bin"),
      rf"no none/\*\.bin (of >{STEP} tokens|with {STEP // 32} rows of 32 tokens)"),
-    (dict(val_tokens=STEP * 64),
+    (dict(val_tokens=STEP * 64, total_batch_size=STEP // 4),  # the warm-up's rows are there
      rf"no .*_val_\*\.bin (of >{STEP * 64} tokens|with {STEP * 64 // 16} rows of 16 tokens)"),
 ])
 def test_no_shard_for_a_step(milestone, overrides, words, shards, tmp_path):
@@ -196,7 +197,7 @@ def test_a_token_beyond_the_vocabulary(milestone, shards, tmp_path):
         position = starts[20] + 5  # in the third step of eight rows
         if known.get("packed"):  # the last target of the 21st pack
             position = bisect_left(range(len(tokens)), 21, key=lambda end: len(
-                training_rows(milestone, tokens[:end], T, args))) - 1
+                training_rows(milestone, tokens[:end], itertools.repeat(T), args))) - 1
         tokens[position] = 64
         return tokens
 
