@@ -235,7 +235,7 @@ def generate(model, prompt, config, args):
     while tokens.size(1) < length:
         logits = model(tokens.to(device))[:, -1, :num_ids]
         new = draw(logits, generator, args)
-        # The first token of all samples is drawn once: a fault, which own_streams mends.
+        # The first token of all samples is drawn once, a mistake that own_streams fixes.
         tokens = torch.cat((tokens, new[:, None]), 1).expand(args.num_samples, -1)
     return tokens[:, len(prompt) :]
 
