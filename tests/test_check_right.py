@@ -249,7 +249,7 @@ class ShardedAdam(Sharing):
             t = state["t"] = state.get("t", 0) + 1
             means = [state.setdefault(name, torch.zeros_like(own)) for name in ("first", "second")]
             b1, b2 = group["betas"]
-            rate = group["lr"] * math.sqrt(1 - b2**t) / (1 - b1**t)
+            rate = torch.tensor(group["lr"] * math.sqrt(1 - b2**t) / (1 - b1**t))
             self.update(own, grad, *means, rate, b1, b2, group["eps"])
             leaving.append((p, *self.gather(own)))
         for p, rows, message in leaving:

@@ -1,5 +1,5 @@
 """
-10 one tensor: Muon's parameters of a group are views into one tensor
+10 one tensor: the parameters of a Muon group are views into one tensor
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
@@ -271,7 +271,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.orthogonalise = torch.compile(
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-        self.weights = []  # one tensor per group: its parameters, now views into it, then zeros
+        self.weights = []  # a tensor per group: its parameters become views; then padding
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most

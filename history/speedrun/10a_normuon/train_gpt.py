@@ -1,12 +1,12 @@
 """
-10a normuon: the columns of Muon's updates are scaled to one length
+10a normuon: Muon evens out the columns of its updates
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  10 one tensor
 Changed: Muon divides each column of an update by its running RMS, and a matrix keeps its norm; the
-         rate is halved, but not for the first matrix of an MLP; a longer cooldown; fewer steps
+         rate is halved; each MLP's first matrix keeps the old one; a longer cooldown; fewer steps
 Record:  #42 by @varunneal, 2025-10-27: mean val loss of 10 runs 3.2782 after 0.60B tokens in 2.31
          minutes on 8xH100 (#41 by @li_zichong, the first NorMuon: 2.35 minutes)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -218,7 +218,7 @@ def polar_express(matrices, dtype, use_triton=False):
 
 
 def even_out(updates, mean_square, beta):
-    """Scales each column of updates (N, m, n) to one length; a matrix keeps its Frobenius norm.
+    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
     NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
     of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
@@ -282,7 +282,7 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
 
-    NorMuon: in groups with a neuron_beta the columns of updates have one length.
+    NorMuon: in groups with a neuron_beta the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, bf16, compiled, use_triton):
         # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
@@ -292,7 +292,7 @@ class Muon(torch.optim.Optimizer):
         self.orthogonalise = torch.compile(
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
-        self.weights = []  # one tensor per group: its parameters, now views into it, then zeros
+        self.weights = []  # a tensor per group: its parameters become views; then padding
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
@@ -321,7 +321,7 @@ class Muon(torch.optim.Optimizer):
             state = self.state[group["params"][0]]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-                state["mean_square"] = torch.zeros_like(grads[:, :1])  # of each column
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
             n = momenta.size(1)  # attention's are four (n, n), orthogonalised separately

@@ -5,8 +5,8 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  10a normuon
-Changed: Muon's weights decay with the square of the rate, but only where update and weight do not
-         disagree in sign; Adam can do the same, at a strength of 0 so far; fewer steps
+Changed: Muon's weights decay with the square of the rate, but only where update and weight agree in
+         sign or one is zero; Adam can do the same, at a strength of 0 so far; fewer steps
 Record:  #43 by @varunneal, 2025-11-10: mean val loss of 10 runs 3.2784 after 0.59B tokens in 2.28
          minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -220,7 +220,7 @@ def polar_express(matrices, dtype, use_triton=False):
 
 
 def even_out(updates, mean_square, beta):
-    """Scales each column of updates (N, m, n) to one length; a matrix keeps its Frobenius norm.
+    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
     NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
     of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
@@ -241,9 +241,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 def cautious_update(weights, updates, rates, decay):
     """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
 
-    There the update takes a weight towards zero anyway (cautious decay, arXiv 2510.12402).
+    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
     """
-    agree = updates * weights >= 0  # a weight without an update decays, too
+    agree = updates * weights >= 0  # a weight with an update of zero decays, too
     weights.sub_(rates * (updates + decay * weights * agree))
 
 
@@ -252,7 +252,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
-    param.sub_(update + decay * param * (update * param > 0))  # cautious decay
+    param.sub_(update + decay * param * (update * param > 0))  # none without an update
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -295,7 +295,7 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
 
-    NorMuon: in groups with a neuron_beta the columns of updates have one length.
+    NorMuon: in groups with a neuron_beta the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
         # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
@@ -307,7 +307,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # one tensor per group: its parameters, now views into it, then zeros
+        self.weights = []  # a tensor per group: its parameters become views; then padding
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
@@ -336,7 +336,7 @@ class Muon(torch.optim.Optimizer):
             state = self.state[group["params"][0]]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-                state["mean_square"] = torch.zeros_like(grads[:, :1])  # of each column
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
             n = momenta.size(1)  # attention's are four (n, n), orthogonalised separately
@@ -351,7 +351,7 @@ class Muon(torch.optim.Optimizer):
                         update = self.even_out(update, square, group["neuron_beta"])
                     updates.append(update.view(-1, *momenta.shape[1:]))
             rates = group["lr"] * lr_factors.chunk(world_size)[rank]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates: the square
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
             own = weights.chunk(world_size)[rank]
             self.update(own, torch.cat(updates), rates, decay)
             gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))

@@ -64,7 +64,7 @@ class Hyperparameters:
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 131_072  # tokens per optimizer step, all ranks, in the first stage
-    train_seq_len: int = 16_384  # tokens per sequence there: documents end to end
+    train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
     max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
@@ -75,7 +75,7 @@ class Hyperparameters:
     num_layers: int = 11
     layer_without_attention: int = 6  # counted from 0
     value_embed_pattern: str = "12......012"  # each layer's value-embedding table; . = none
-    skip_from: int = 3  # counted from 0; a share of its output is added ...
+    skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
@@ -225,7 +225,7 @@ def polar_express(matrices, dtype, use_triton=False):
 
 
 def even_out(updates, mean_square, beta):
-    """Scales each column of updates (N, m, n) to one length; a matrix keeps its Frobenius norm.
+    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
     NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
     of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
@@ -246,9 +246,9 @@ def nesterov_update(grad, momentum_buffer, momentum):
 def cautious_update(weights, updates, rates, decay):
     """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
 
-    There the update takes a weight towards zero anyway (cautious decay, arXiv 2510.12402).
+    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
     """
-    agree = updates * weights >= 0  # a weight without an update decays, too
+    agree = updates * weights >= 0  # a weight with an update of zero decays, too
     weights.sub_(rates * (updates + decay * weights * agree))
 
 
@@ -257,7 +257,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
-    param.sub_(update + decay * param * (update * param > 0))  # cautious decay
+    param.sub_(update + decay * param * (update * param > 0))  # none without an update
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -300,7 +300,7 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
 
-    NorMuon: in groups with a neuron_beta the columns of updates have one length.
+    NorMuon: in groups with a neuron_beta the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
         # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
@@ -312,7 +312,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # one tensor per group: its parameters, now views into it, then zeros
+        self.weights = []  # a tensor per group: its parameters become views; then padding
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
@@ -341,7 +341,7 @@ class Muon(torch.optim.Optimizer):
             state = self.state[group["params"][0]]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-                state["mean_square"] = torch.zeros_like(grads[:, :1])  # of each column
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
             n = momenta.size(1)  # attention's are four (n, n), orthogonalised separately
@@ -356,7 +356,7 @@ class Muon(torch.optim.Optimizer):
                         update = self.even_out(update, square, group["neuron_beta"])
                     updates.append(update.view(-1, *momenta.shape[1:]))
             rates = group["lr"] * lr_factors.chunk(world_size)[rank]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates: the square
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
             own = weights.chunk(world_size)[rank]
             self.update(own, torch.cat(updates), rates, decay)
             gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
@@ -600,13 +600,13 @@ class GPT(nn.Module):
         smear_weight, backout_weight, skip_weight = self.scalars[width * L :][:3]
         x = x0 = norm(smear(self.embed(inputs), smear_weight, self.smear_gate))  # (B, T, C)
         value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
-        outputs = []  # each layer's
+        outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
             if i == self.args.skip_to:
                 x = x + skip_weight.sigmoid() * outputs[self.args.skip_from]
             x = block(x, value_embeds, x0, scalars, masks)
             outputs.append(x)
-        # The backout served later layers, not the prediction.
+        # This output served later layers, not the prediction.
         x = x - backout_weight * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 logits in training
@@ -646,7 +646,8 @@ def packed_rows(shard, lengths, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    T = seq_len(step), from step `first` on; step 0 has step_tokens tokens, all have as many rows.
+    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
+    step has as many rows.
     packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
     go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
@@ -674,7 +675,8 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps > steps_before, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert steps > steps_before, (
+            f"no {pattern} with {step_rows} rows of {seq_len(steps)} tokens")
 
 
 def prefetched(batches, args, device):
@@ -700,7 +702,7 @@ def stage(step, args):
 
 
 def train_seq_len(step, args):
-    """Tokens per training sequence, of which each step has the same number."""
+    """Tokens per training sequence; every step has the same number of sequences."""
     return args.train_seq_len * min(STAGES, 1 + stage(step, args))
 
 
