@@ -6,7 +6,7 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  10d batch schedule
 Changed: one scalar multiplies the weights of queries, keys and values, another the output's; value
-         embeddings are added as they are; attention and output matrices move 2 and 4 times as far
+         embeddings are added as they are; attention moves twice as far, an MLP's output 4 times
 Record:  #48 by @ChrisJMcCormick, 2025-12-11: mean val loss of 10 runs 3.2777 after 0.57B tokens in
          2.17 minutes on 8xH100 (#47 by @roeeshenberg: 2.19 minutes)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -90,7 +90,7 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # and for the second one
+    mlp_out_lr_factor: float = 4.0  # the same for the second one
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_weight_decay: float = 1.2  # times the square of the rate
     muon_momentum_start: float = 0.85

@@ -90,7 +90,7 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # and for the second one
+    mlp_out_lr_factor: float = 4.0  # the same for the second one
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_weight_decay: float = 1.2  # times the square of the rate
     muon_momentum_start: float = 0.85
@@ -487,7 +487,7 @@ def offset_keys(k):
     repeats what followed the same token earlier. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
-    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token has its own
+    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
     return torch.stack((rotating, fixed), dim=-2).flatten(-3)
 
 

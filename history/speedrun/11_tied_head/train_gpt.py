@@ -90,13 +90,13 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # and for the second one
+    mlp_out_lr_factor: float = 4.0  # the same for the second one
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_weight_decay: float = 1.2  # times the square of the rate
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
-    head_lr: float = 0.008  # of the embedding, too
+    head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     adam_beta1: float = 0.65
@@ -274,7 +274,7 @@ class ShardedAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
-                    continue  # the embedding, while it is tied
+                    continue  # a tied embedding has none
                 assert len(param) % world_size == 0, (
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 grad = torch.empty_like(param.grad[: len(param) // world_size])
@@ -301,7 +301,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def duplicate(self, source, target):
-        """Gives the parameter `target` the values of `source`, and its state."""
+        """Copies the values of the parameter `source`, and its state, to `target`."""
         target.copy_(source)
         self.state[target] = deepcopy(self.state[source])
 
@@ -496,7 +496,7 @@ def offset_keys(k):
     repeats what followed the same token earlier. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
-    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token has its own
+    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
     return torch.stack((rotating, fixed), dim=-2).flatten(-3)
 
 

@@ -90,13 +90,13 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # and for the second one
+    mlp_out_lr_factor: float = 4.0  # the same for the second one
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_weight_decay: float = 1.2  # times the square of the rate
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
-    head_lr: float = 0.008  # of the embedding, too
+    head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     gate_lr: float = 0.008
@@ -266,7 +266,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam in which each rank computes its share of a parameter's rows; all of them if `whole`."""
+    """Adam: each rank updates its share of a parameter's rows, or all in groups with `whole`."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -278,7 +278,7 @@ class ShardedAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
-                    continue  # the embedding, while it is tied
+                    continue  # a tied embedding has none
                 assert group["whole"] or len(param) % world_size == 0, (
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 if group["whole"]:
@@ -310,7 +310,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def duplicate(self, source, target):
-        """Gives the parameter `target` the values of `source`, and its state."""
+        """Copies the values of the parameter `source`, and its state, to `target`."""
         target.copy_(source)
         self.state[target] = deepcopy(self.state[source])
 
@@ -504,7 +504,7 @@ def offset_keys(k):
     repeats what followed the same token earlier. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
-    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token has its own
+    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
     return torch.stack((rotating, fixed), dim=-2).flatten(-3)
 
 
@@ -823,7 +823,7 @@ def make_optimizers(model, args):
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
-    small_betas = args.small_beta1, args.small_beta2  # noisy gradients, but slow paths
+    small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
     value_params = [*model.value_embeds.parameters()]
     table_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
