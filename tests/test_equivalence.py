@@ -76,9 +76,10 @@ def fail_or_wait():
     time.sleep(60)
 
 
-def blocks_of(records, kind, number):
-    """The hashes of a stream's blocks, in the order micro_step * world_size + rank."""
-    by_rank = [run["streams"][kind][number] for run in records]
+def blocks_of(records, kind, number, most=None):
+    """The hashes of a stream's blocks, in the order micro_step * world_size + rank; of each rank
+    `most` at most."""
+    by_rank = [run["streams"][kind][number][:most] for run in records]
     return list(itertools.chain.from_iterable(zip(*by_rank, strict=True)))
 
 
@@ -110,9 +111,11 @@ def test_every_world_size_sees_the_same_tokens(recorded, short_shards, milestone
     expected = list(expected_blocks(short_shards, MICRO["train_steps"], milestone))
     ahead = default_hyperparameters(milestone.script).get("prefetched_batches", 0)  # not trained on
     for world_size, records in recorded.items():
-        found = blocks_of(records, "train", 1)  # stream 0 is the kernel warm-up's
-        assert found[: len(expected)] == expected, f"world size {world_size}"
-        assert len(found) == len(expected) + ahead * world_size
+        each = len(expected) // world_size
+        found = blocks_of(records, "train", 1, each)  # stream 0 is the kernel warm-up's
+        assert found == expected, f"world size {world_size}"
+        for run in records:  # the thread that reads ahead may not be done when the run is
+            assert each <= len(run["streams"]["train"][1]) <= each + ahead
 
 
 @tried_snapshots
@@ -171,7 +174,8 @@ def test_a_systems_milestone_has_its_parents_losses(milestone, losses_of):
 def test_eight_ranks_have_the_losses_of_one(milestone, shards, tmp_path):
     losses = []
     for world_size in (1, 8):
-        overrides = micro_overrides(milestone, shards, tmp_path / str(world_size))
+        overrides = micro_overrides(
+            milestone, shards, tmp_path / str(world_size), total_batch_size=512)
         losses += [run["losses"] for run, _ in start_ranks(
             world_size, record, milestone.id, overrides)]
     assert losses[0][0] - losses[0][-1] > 0.5 and len(losses) == 9
