@@ -279,7 +279,7 @@ def epoch_rows(conversations, args, epoch=0):
 def pad(rows, args):
     """Inputs and targets (B, T) of the rows; the padding has no effect: it is causally after a
     row's tokens, and its targets do not count."""
-    shape = args.micro_batch_size, args.seq_len  # rows that are missing are padding, too
+    shape = args.micro_batch_size, args.seq_len  # always, so that the model is compiled once
     inputs, targets = torch.full(shape, args.bos_id), torch.full(shape, IGNORED)
     for i, row in enumerate(rows):
         own_inputs, own_targets = map(torch.cat, zip(*row, strict=True))

@@ -277,7 +277,7 @@ def pack(conversations, capacity):
     """Rows of conversations with at most `capacity` tokens, by best-fit decreasing: the longest
     first, each into the fullest row that still holds it."""
     rows, space = [], []  # space: (slots left, row), ascending
-    for conversation in sorted(conversations, key=lambda c: len(c[0]), reverse=True):  # is stable
+    for conversation in sorted(conversations, key=lambda c: len(c[0]), reverse=True):
         size = len(conversation[0])
         fullest = bisect_left(space, (size, 0))
         if fullest == len(space):
@@ -300,7 +300,7 @@ def epoch_rows(conversations, args, epoch=0):
 def pad(rows, args):
     """Inputs and targets (B, T) of the rows; the padding has no effect: it is causally after a
     row's tokens, and its targets do not count."""
-    shape = args.micro_batch_size, args.seq_len  # rows that are missing are padding, too
+    shape = args.micro_batch_size, args.seq_len  # always, so that the model is compiled once
     inputs, targets = torch.full(shape, args.bos_id), torch.full(shape, IGNORED)
     for i, row in enumerate(rows):
         own_inputs, own_targets = map(torch.cat, zip(*row, strict=True))

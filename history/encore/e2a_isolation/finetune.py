@@ -111,10 +111,10 @@ class Rotary(nn.Module):
 
 
 def document_mask(inputs, bos_id):
-    """Which key a query sees, (B, 1, T, T): one of the same conversation that is not after it."""
+    """Whether a query sees a key, (B, 1, T, T): if the key is in its conversation, not after it."""
     T = inputs.size(1)
     assert T <= 16_384, f"a dense mask of {T} x {T} slots is too large; lower seq_len"
-    document = (inputs == bos_id).cumsum(1)  # (B, T); a slot of padding is one of its own
+    document = (inputs == bos_id).cumsum(1)  # (B, T); padding is bos_id: a document per slot
     return (document[:, :, None] == document[:, None]).tril()[:, None]
 
 
@@ -285,7 +285,7 @@ def pack(conversations, capacity):
     """Rows of conversations with at most `capacity` tokens, by best-fit decreasing: the longest
     first, each into the fullest row that still holds it."""
     rows, space = [], []  # space: (slots left, row), ascending
-    for conversation in sorted(conversations, key=lambda c: len(c[0]), reverse=True):  # is stable
+    for conversation in sorted(conversations, key=lambda c: len(c[0]), reverse=True):
         size = len(conversation[0])
         fullest = bisect_left(space, (size, 0))
         if fullest == len(space):
@@ -308,7 +308,7 @@ def epoch_rows(conversations, args, epoch=0):
 def pad(rows, args):
     """Inputs and targets (B, T) of the rows; the padding has no effect: it is causally after a
     row's tokens, and its targets do not count."""
-    shape = args.micro_batch_size, args.seq_len  # rows that are missing are padding, too
+    shape = args.micro_batch_size, args.seq_len  # always, so that the model is compiled once
     inputs, targets = torch.full(shape, args.bos_id), torch.full(shape, IGNORED)
     for i, row in enumerate(rows):
         own_inputs, own_targets = map(torch.cat, zip(*row, strict=True))

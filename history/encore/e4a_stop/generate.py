@@ -239,7 +239,7 @@ def decode(ids, config):
 
 # ------------------------------------------- Generation -------------------------------------------
 def random_stream(seed, sample):
-    """The random numbers of one sample, independent of those of other samples and seeds."""
+    """A generator for one sample, independent of those of other samples and seeds."""
     mixed = np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0]))
 

@@ -239,8 +239,7 @@ def token_bytes(id, config):
 
 
 class Writer:
-    """Prints answers while they are drawn: a lone sample's text at once, of several each at its
-    end."""
+    """Prints answers: one sample's text as it is drawn, or each of several when it ends."""
     def __init__(self, config, num_samples):
         self.config = config
         decoder = codecs.getincrementaldecoder("utf-8")  # keeps the bytes of half a character
@@ -257,7 +256,7 @@ class Writer:
 
 # ------------------------------------------- Generation -------------------------------------------
 def random_stream(seed, sample):
-    """The random numbers of one sample, independent of those of other samples and seeds."""
+    """A generator for one sample, independent of those of other samples and seeds."""
     mixed = np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0]))
 

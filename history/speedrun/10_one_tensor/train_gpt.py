@@ -271,7 +271,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.orthogonalise = torch.compile(
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-        self.weights = []  # a tensor per group: its parameters become views; then padding
+        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most

@@ -307,7 +307,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # a tensor per group: its parameters become views; then padding
+        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()

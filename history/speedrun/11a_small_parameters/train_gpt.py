@@ -103,7 +103,7 @@ class Hyperparameters:
     smear_gate_lr: float = 8e-5
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
-    small_beta1: float = 0.9  # for gates and scalars
+    small_beta1: float = 0.9  # for gates and scalars, but not for x0_weights
     small_beta2: float = 0.99
     adam_eps: float = 8e-8  # the record's 1e-8, times 8: ranks are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
@@ -330,7 +330,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # a tensor per group: its parameters become views; then padding
+        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
