@@ -46,10 +46,14 @@ def log_steps(cases):
         for param in model.parameters():
             param.grad = torch.ones_like(param)
         if name == "Muon":
-            optimizer = make_muon(module, model.blocks.parameters(), lr=0.1)
-            messages = len({param.shape for param in model.blocks.parameters()})
+            params = [*model.blocks.parameters()]
+            messages = len({param.shape for param in params})
+            if messages == 1:  # no gates: two groups, as main has them
+                params, messages = [dict(params=params[:4]), dict(params=params[4:])], 2
+            optimizer = make_muon(module, params, lr=0.1)
         else:
-            tables = [param for key, param in model.named_parameters() if "blocks." not in key]
+            tables = [param for key, param in model.named_parameters()
+                      if "blocks." not in key and len(param) % 2 == 0]  # no gate of one row
             optimizer = module.ShardedAdam([dict(params=tables, lr=0.1)], betas=(0.8, 0.95),
                                            eps=1e-8, compiled=False)
             messages = len(tables)
