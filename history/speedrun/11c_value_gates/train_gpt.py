@@ -108,7 +108,7 @@ class Hyperparameters:
     skip_gate_lr: float = 4e-4
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
-    small_beta1: float = 0.9  # for gates and scalars, but not for x0_weights
+    small_beta1: float = 0.9  # for gates and scalars, without x0_weights
     small_beta2: float = 0.99
     adam_eps: float = 8e-8  # the record's 1e-8, times 8: ranks are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
