@@ -238,7 +238,12 @@ def test_flops_of_the_records(milestone):
         if exact:
             short = [table["short"][n - 1] + 1 for n in numbers]
         windows = [w for kind, *_ in kinds for w in (windows if kind == "long" else short)]
-    visible = sum(w * T - w * (w - 1) / 2 for w in windows) / len(windows) / T
+    lengths = [T] * len(windows)
+    if grown := known.get("stages"):
+        lengths = [grown["rows"][bisect(grown["changes"], s) - 1]
+                   for s in range(args.train_steps)] * len(kinds)
+    visible = sum(w * t - w * (w - 1) / 2 for w, t in zip(windows, lengths, strict=True))
+    visible /= sum(lengths)
     tile = known["record"].get("tile_size")
     if tile and not exact:  # in the last tile of a window half is seen
         visible -= sum((T - w) / T for w in windows) / len(windows) * (tile - 1) / 2
