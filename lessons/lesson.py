@@ -315,11 +315,10 @@ def tiny_curves(*ids: str) -> Panel:
     def panel(axes):
         entries = tiny_entries(*ids)
         for entry, style in zip(entries.values(), _styles(len(entries)), strict=True):
-            scale = entry.tokens_per_step / 1e6
             for one in entry.runs:
-                points = [(step * scale, loss) for step, loss in one.val_curve]
+                points = [(entry.tokens(step) / 1e6, loss) for step, loss in one.val_curve]
                 axes.plot(*zip(*points, strict=True), color=style["color"], lw=0.6, alpha=0.6)
-            points = [(step * scale, loss) for step, loss in entry.curve]
+            points = [(entry.tokens(step) / 1e6, loss) for step, loss in entry.curve]
             axes.plot(*zip(*points, strict=True), label=entry.label, **style)
             print(f"{entry.label} ends at", *(f"{loss:.4f}" for loss in entry.final_losses))
         tops = [entry.curve[len(entry.curve) // 4][1] for entry in entries.values()]
@@ -340,7 +339,7 @@ def official_curves(*ids: str) -> Panel:
             if not m.val_loss:
                 continue
             curve = m.curve or [(m.train_steps, m.val_loss)]
-            points = [(step * m.tokens_per_step / 1e9, loss) for step, loss in curve]
+            points = [(m.tokens_after(step) / 1e9 if step else 0, loss) for step, loss in curve]
             if not m.curve:
                 style |= dict(linestyle="", marker="x")
             label = f"{m.name} (#{m.record.number})" if m.curve else f"end of {m.name}"
