@@ -79,7 +79,7 @@ def small(clone):
     """Options that make a run small, on shards of its own."""
     folder = clone / "runs" / "shards"
     folder.mkdir(parents=True)
-    write_random_shards(folder)
+    write_random_shards(folder, train_lengths=(30_000,))  # a batch may grow
     sizes = micro_of(LAST, train_steps=2, val_loss_every=0, save_checkpoint=True)
     settings = [f"--set={option[2:]}" for option in as_options(sizes)]
     return ["--data", folder, *settings]
