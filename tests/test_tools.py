@@ -240,8 +240,9 @@ def snapshot(root: Path) -> dict:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, capsys):
+def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, tmp_path, capsys):
     assert make_figures.main(["--check"], root=copy) == 0
+    copy = shutil.copytree(copy, tmp_path / "edited")  # a folder's manifest is read once
     listing = copy / "history" / "records.json"
     listing.write_text(listing.read_text("utf-8").replace("31.4", "31.5"), encoding="utf-8")
     entry = copy / "history" / "speedrun" / "01_muon" / "milestone.toml"
@@ -249,7 +250,6 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, capsys):
     (copy / "README.md").unlink()
     (copy / "history" / "records.png").unlink()
     before = snapshot(copy)
-    load_manifest.cache_clear()
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
     seen = capsys.readouterr()
