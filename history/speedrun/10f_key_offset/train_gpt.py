@@ -663,7 +663,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
     T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
-    step has as many rows.
+    step has the same number of rows.
     packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
     go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """

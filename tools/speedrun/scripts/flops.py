@@ -94,5 +94,5 @@ def _mean_visible(module, args, T):
              for pair in zip(lengths, short if kind == "S" else windows, strict=True)]
     if hasattr(args, "window_growth"):  # exact windows, which do not count the token itself
         reach, tile = [(length, window + 1) for length, window in reach], 1
-    # each step has as many sequences
+    # each step has the same number of sequences
     return sum(visible_pairs(*pair, tile) for pair in reach) / sum(length for length, _ in reach)
