@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +26,7 @@ from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.site.build import build
-from speedrun.site.charts import LETTER, both, ladder_chart
+from speedrun.site.charts import LETTER, both, curve_chart, ladder_chart
 from speedrun.site.pages import Site
 from speedrun.site.text import make_html, section
 
@@ -220,6 +221,19 @@ def test_ids_below_the_ladder_do_not_touch():
                 for x, label in chart.x_ticks]  # a label's middle stands below its point
         assert len(ends) > 2
         assert all(right < left for (_, right), (left, _) in pairwise(ends))
+
+
+def test_equal_losses_are_drawn():
+    own = load_manifest().of_chain("speedrun")
+    ladder = load_ladder(REPOSITORY / RESULTS / TINY, own)
+    one = replace(ladder, entries=[replace(ladder.entries[0], runs=ladder.entries[0].runs[:1])])
+    assert [len(chart.points) for chart in both(ladder_chart, one, own)] == [2, 2]  # run and mean
+
+
+def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
+    chart = curve_chart(load_manifest().get("10d"), None, 700)
+    assert chart.points[-1].text == "10d: 3.2781 at 0.57B tokens"
+    assert "10d: 3.6889 at 0.17B tokens" in [p.text for p in chart.points]  # at step 1,000
 
 
 def test_markdown_becomes_html():

@@ -136,17 +136,14 @@ def curve_chart(milestone: Milestone, parent: Milestone | None, width: float) ->
     if not milestone.curve:
         return None
     shown = [m for m in (parent, milestone) if m and m.curve]
-    per_step = [m.tokens and m.tokens / m.train_steps for m in shown]
-    if None in per_step:
-        per_step = [1] * len(shown)
-    curves = [[(step * each, loss) for step, loss in m.curve]
-              for m, each in zip(shown, per_step, strict=True)]
+    in_tokens = all(m.tokens for m in shown)
+    curves = [[(m.tokens_after(step) or 0 if in_tokens else step, loss) for step, loss in m.curve]
+              for m in shown]
     end = max(curve[-1][0] for curve in curves)
     late = [loss for curve in curves for x, loss in curve if x > 0.12 * end]
     low, high = min(late), max(late)
     frame = Frame(width, 320 if width > 600 else 260, (0, end),
                   (low - 0.04 * (high - low), high + 0.04 * (high - low)))
-    in_tokens = per_step[0] > 1
     place = "{:.2f}B tokens" if in_tokens else "step {:,.0f}"
     size, letter = (1e9, "B") if in_tokens else (1, "")
     points = [Point(frame.x(x), y, f"{m.id}: {loss:.4f} at {place.format(x / size)}",
@@ -169,7 +166,7 @@ def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart 
     if not entries:
         return None
     losses = [loss for entry in entries for loss in entry.final_losses]
-    room = 0.06 * (max(losses) - min(losses))
+    room = 0.06 * (max(losses) - min(losses)) or 0.01  # all may be equal
     frame = Frame(width, 300, (-0.5, len(entries) - 0.5), (min(losses) - room, max(losses) + room))
     points, ticks, every = [], [], max(1, round(len(entries) * 36 / width))
     for place, entry in enumerate(entries):
