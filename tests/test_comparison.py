@@ -250,7 +250,7 @@ def test_flops_of_the_records(milestone):
     attentions, mlps = (args.num_layers - (f"layer_without_{part}" in known["record"])
                         for part in ("attention", "mlp"))
     gates = 6 * known["record"].get("gate_channels", 0)  # a layer's weights
-    gated = attentions  # and from 11c on value embeddings, by layer
+    gated = attentions  # and from 11d on value embeddings, by layer
     gated += sum(table != "." for table in args.value_embed_pattern) if hasattr(
         module, "gates") else 0
     weights = (attentions * 4 + mlps * 8) * 768**2 + gated * gates + V * 768

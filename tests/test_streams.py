@@ -272,7 +272,7 @@ def test_when_value_embeddings_begin_to_move(milestone, shards, tmp_path, monkey
     assert due.count(2) == 1045
 
 
-# ---- 11c: gates on value embeddings and on the skip ----
+# ---- 11d: gates on value embeddings and on the skip ----
 
 GATED = having("value_gate", "Block", "GPT", "gates")
 gates = pytest.mark.parametrize("milestone", GATED, ids=by_id)

@@ -1,10 +1,10 @@
 """
-11c value gates: each head has a gate for the value embedding
+11d value gates: each head has a gate for the value embedding
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  11b multi token
+Parent:  11c shifted cap
 Changed: gates scale each head's value embedding, and the skip, by 0 to 2; Adam's decay is 5 times
          as strong for value embeddings, and 150 times for embedding and head; fewer steps
 Record:  #56 by @ChrisJMcCormick, 2025-12-31: mean val loss of 10 runs 3.2789 after 0.48B tokens in
