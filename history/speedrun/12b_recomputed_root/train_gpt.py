@@ -7,8 +7,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 Parent:  12a paired heads
 Changed: the MLP has its own backward pass, which takes the ReLU from the root of its square; so one
          tensor per layer need not be stored
-Record:  part of #87 by @cong_ml with the AI system Recursive, 2026-06-11, told here before its turn;
-         it has no figures of its own
+Record:  part of #87 by @cong_ml with the AI system Recursive, 2026-06-11, brought forward: this
+         step has no figures of its own
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
@@ -624,7 +624,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
-        return SquaredReLUMLP.apply(x.flatten(0, 1), self.c_fc, self.c_proj).view_as(x)
+        return SquaredReLUMLP.apply(x.flatten(0, -2), self.c_fc, self.c_proj).view_as(x)
 
 
 def smear(x, weight, gate):
