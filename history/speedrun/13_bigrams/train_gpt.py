@@ -682,9 +682,19 @@ def smear(x, weight, gate):
 
 
 def bigram_hashes(inputs, rows):
-    """Table rows (B, T) of each token with the previous one, of any document; many share a row."""
+    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
     hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
     return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
+
+
+class BigramEmbed(nn.Module):
+    """A learned vector for each token and the previous one, initially zero."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.bigram_rows, args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to (B, T, C)
+        return F.embedding(bigram_hashes(inputs, len(self.weight)), self.weight)
 
 
 class Block(nn.Module):
@@ -748,8 +758,7 @@ class GPT(nn.Module):
                                            for name in sorted(set(tables) - {"."})})
         for table in self.value_embeds.values():
             nn.init.zeros_(table.weight)
-        self.bigram_embed = nn.Embedding(args.bigram_rows, args.model_dim)
-        nn.init.zeros_(self.bigram_embed.weight)
+        self.bigram_embed = BigramEmbed(args)
         longest = max(STAGES * args.train_seq_len, args.val_seq_len)
         # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
@@ -796,7 +805,7 @@ class GPT(nn.Module):
         x = F.embedding(inputs, table)  # (B, T, C)
         x = x0 = norm(smear(x, smear_weight, self.smear_gate))
         value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
-        bigrams = self.bigram_embed(bigram_hashes(inputs, self.args.bigram_rows))
+        bigrams = self.bigram_embed(inputs)
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
             if i == self.args.skip_to:

@@ -682,10 +682,35 @@ def smear(x, weight, gate):
     return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
+class ValueEmbeds(nn.Module):
+    """The value residual (arXiv 2410.17897), with values from a table per layer, all in one."""
+    def __init__(self, args):
+        super().__init__()
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.tables = len(self.layers), args.vocab_size
+        self.weight = nn.Parameter(torch.zeros(math.prod(self.tables), args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
+        tables = self.weight.unflatten(0, self.tables)
+        return dict(zip(self.layers, tables[:, inputs], strict=True))  # one lookup for all
+
+
 def bigram_hashes(inputs, rows):
-    """Table rows (B, T) of each token with the previous one, of any document; many share a row."""
+    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
     hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
     return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
+
+
+class BigramEmbed(nn.Module):
+    """A learned vector for each token and the previous one, initially zero."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.bigram_rows, args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to (B, T, C)
+        return F.embedding(bigram_hashes(inputs, len(self.weight)), self.weight)
 
 
 class Block(nn.Module):
@@ -741,14 +766,8 @@ class GPT(nn.Module):
         table = self.lm_head.weight.detach().clone()
         self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        # The value residual (arXiv 2410.17897), with values from a learned table per layer.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
-        self.value_layers = [i for i, table in enumerate(tables) if table != "."]
-        self.value_embeds = nn.Embedding(len(self.value_layers) * args.vocab_size, args.model_dim)
-        nn.init.zeros_(self.value_embeds.weight)
-        self.bigram_embed = nn.Embedding(args.bigram_rows, args.model_dim)
-        nn.init.zeros_(self.bigram_embed.weight)
+        self.value_embeds = ValueEmbeds(args)
+        self.bigram_embed = BigramEmbed(args)
         longest = max(STAGES * args.train_seq_len, args.val_seq_len)
         # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
@@ -757,7 +776,7 @@ class GPT(nn.Module):
         self.attention_gates = nn.Parameter(torch.zeros(
             len(self.attention_layers), args.num_heads, args.gate_channels))
         self.value_gates = nn.Parameter(torch.zeros(
-            len(self.value_layers), args.num_heads, args.gate_channels))
+            len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0, bigram=args.bigram_scale)
         scalars = [*self.initial_scalars.values()] * args.num_layers
@@ -789,13 +808,12 @@ class GPT(nn.Module):
                          for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
         smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
-        value_gates = dict(zip(self.value_layers, self.value_gates, strict=True))
+        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, table)  # (B, T, C)
         x = x0 = norm(smear(x, smear_weight, self.smear_gate))
-        tables = self.value_embeds.weight.unflatten(0, (-1, self.args.vocab_size))
-        value_embeds = dict(zip(self.value_layers, tables[:, inputs], strict=True))  # one lookup
-        bigrams = self.bigram_embed(bigram_hashes(inputs, self.args.bigram_rows))
+        value_embeds = self.value_embeds(inputs)
+        bigrams = self.bigram_embed(inputs)
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
             if i == self.args.skip_to:
