@@ -1032,19 +1032,23 @@ class Log:
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
 
 
-def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+def muon_groups(model, args):
+    """Muon's two groups: half of all attentions' and MLPs' matrices in each."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
-    muon_groups = [
+    return [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions),
              pair_rows=2 * args.model_dim // args.num_heads),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
     small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
@@ -1066,7 +1070,7 @@ def make_optimizers(model, args):
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
-        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
              neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
              compiled=args.compile, use_triton=args.use_triton),
     ]
