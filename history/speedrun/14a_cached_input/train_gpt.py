@@ -798,11 +798,8 @@ class GPT(nn.Module):
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
-            self.value_embeds.bfloat16()
-            self.bigram_embed.bfloat16()
-            self.lm_head.bfloat16()
-            self.blocks.bfloat16()  # matrices and rotary tables
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
@@ -811,15 +808,19 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
+    def cut_scalars(self):
+        # Those of each layer, by name, then the model's.
+        L, width = len(self.blocks), len(self.initial_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
+        return layer_scalars, *self.scalars[width * L :]
+
     def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
-        smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
+        layer_scalars, smear_weight, backout_weight, skip_weight = self.cut_scalars()
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
