@@ -298,8 +298,8 @@ if find_spec("triton"):
                 tl.store(grads + row * V + column, grad, mask=column < V)
 
 
-def loss_and_grads(logits, targets, weights, cap, with_grads, use_triton=False):
-    """Losses (N,) of logits (N, V), and the gradients (N, V) of their sum, or None.
+def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, use_triton=False):
+    """Losses (N,) of logits (N, V), and the gradients (N, V) of their sum; None without a dtype.
 
     A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. They see
     the logits through a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
@@ -307,7 +307,7 @@ def loss_and_grads(logits, targets, weights, cap, with_grads, use_triton=False):
     height, shift, width = cap
     if use_triton:
         losses = torch.empty(len(logits), device=logits.device)
-        grads = torch.empty_like(logits) if with_grads else None
+        grads = torch.empty_like(logits, dtype=grad_dtype) if grad_dtype else None
         loss_kernel[(len(logits),)](logits, targets, weights, losses, grads, logits.size(1),
                                     height, shift, width, targets.size(1))
         return losses, grads
@@ -316,11 +316,11 @@ def loss_and_grads(logits, targets, weights, cap, with_grads, use_triton=False):
     share = torch.sigmoid((logits.float() + shift) / width)
     log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # cannot overflow
     losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
-    if not with_grads:
+    if not grad_dtype:
         return losses, None
     grads = weights.sum(-1, keepdim=True) * (height * share - log_sums).exp()
     grads = grads.scatter_add(1, targets, -weights) * height / width * share * (1 - share)
-    return losses, grads.to(logits.dtype)
+    return losses, grads.to(grad_dtype)
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
@@ -777,7 +777,7 @@ class CappedLoss(torch.autograd.Function):
     """The sum of the losses of logits (N, V); its gradients are computed in the same visit."""
     @staticmethod
     def forward(ctx, logits, targets, weights, cap, use_triton):
-        losses, grads = loss_and_grads(logits, targets, weights, cap, True, use_triton)
+        losses, grads = loss_and_grads(logits, targets, weights, cap, logits.dtype, use_triton)
         ctx.save_for_backward(grads)
         return losses.sum()
 
@@ -873,7 +873,8 @@ class GPT(nn.Module):
         if self.training:
             total = CappedLoss.apply(logits, targets, weights, cap, self.args.use_triton)
             return total / len(logits)
-        return loss_and_grads(logits, targets, weights, cap, False, self.args.use_triton)[0].mean()
+        losses, _ = loss_and_grads(logits, targets, weights, cap, use_triton=self.args.use_triton)
+        return losses.mean()
 
 
 # ---------------------------------------------- Data ----------------------------------------------
