@@ -86,9 +86,9 @@ class Hyperparameters:
     gate_init: float = 0.25  # initial gates of heads
     skip_init: float = 0.5  # initial coefficient of the skip
     late_layer: int = 4  # from here on, coefficients come from this layer's input; before, from x0
+    gate_scale: float = 0.1  # initial factor of these coefficients
     composed_window: int = 112  # tokens that the mixture of heads sees, itself included
     composed_block: int = 128  # queries that are computed together
-    gate_scale: float = 0.1  # initial factor of these coefficients
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     cached_layer: int = 7  # later attentions read its output
