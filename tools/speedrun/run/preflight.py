@@ -77,8 +77,8 @@ def check_values(
         if type(layers) is int and len(pattern) < layers:
             raise UserError(f"{name}={pattern} has fewer letters than num_layers={layers}; change"
                             " one of them")
-        if "." not in (defaults.get(name) or "."):  # every layer of this script needs one
-            alphabet = alphabet.replace(".", "")
+        default = defaults.get(name) or alphabet  # a script knows the letters of its own, and digits
+        alphabet = "".join(c for c in alphabet if c in default or c.isdigit())
         if foreign := "".join(dict.fromkeys(c for c in pattern if c not in alphabet)):
             raise UserError(f"{name}={pattern} holds {foreign}; its letters are {alphabet}")
     for name, length in zip(("total_batch_size", "val_tokens"), length_names(values), strict=True):

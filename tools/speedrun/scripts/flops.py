@@ -91,7 +91,7 @@ def _mean_visible(module, args, T):
     kinds = [kind for layer, kind in enumerate(pattern[: args.num_layers]) if layer != without]
     short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
     reach = [pair for kind in kinds
-             for pair in zip(lengths, short if kind == "S" else windows, strict=True)]
+             for pair in zip(lengths, windows if kind == "L" else short, strict=True)]
     if hasattr(args, "window_growth"):  # exact windows, which do not count the token itself
         reach, tile = [(length, window + 1) for length, window in reach], 1
     # each step has the same number of sequences
