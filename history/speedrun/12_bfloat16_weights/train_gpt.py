@@ -4,7 +4,7 @@
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  11c value gates
+Parent:  11d value gates
 Changed: hidden matrices are stored and sent in bfloat16; the rank that updates a matrix keeps its
          float32 numbers' lower 16 bits, so no update is lost; Adam has a first beta for head and
          embedding, and one for value embeddings; a smaller epsilon; more steps
@@ -647,7 +647,8 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to, "a skip leads forwards: lower skip_from"
+        assert args.skip_from < args.skip_to < args.num_layers, (
+            "the skip should lead to a later layer: lower skip_from or skip_to")
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2

@@ -725,7 +725,8 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to, "a skip leads forwards: lower skip_from"
+        assert args.skip_from < args.skip_to < args.num_layers, (
+            "the skip should lead to a later layer: lower skip_from or skip_to")
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
