@@ -331,7 +331,7 @@ def test_the_order_of_the_folders_is_that_of_the_chain():
         assert ids == sorted(ids)
         timed = [m for m in here if m.minutes]
         for one, after in pairwise(timed):
-            assert after.minutes < one.minutes or after.record == one.record, after.id
+            assert after.minutes < one.minutes or after.record.number <= one.record.number, after.id
 
 
 @every_script
@@ -359,10 +359,12 @@ def test_a_record_is_covered_by_neighbours():
         covering = [m for m in MILESTONES if record in m.covered]
         assert all(b.parent == a.id or a.part_of == record.number  # a part may come early
                    for a, b in pairwise(covering)), record.number
-    last = max(number for m in MILESTONES for number in m.records)
+    last = max(m.records[0] for m in MILESTONES if m.records)  # further ones of a step come early
     missing = [r.number for r in RECORDS_HERE[:last]
                if not any(r in m.covered for m in MILESTONES)]
-    assert missing == [7]  # 03's script under another PyTorch
+    # Of no milestone: 03's script under another PyTorch, and PyTorch 2.10; the bigrams' hash on the
+    # GPU, where 13 computes it; tuned tiles of Triton's, where ours are tried at the start.
+    assert missing == [7, 66, 68, 69]
 
 
 def test_records_are_whole_and_in_order():
