@@ -144,7 +144,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # in Muon
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # kernels
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
@@ -213,6 +213,50 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
     symmetric_kernel[grid](x.contiguous(), addend, out, M, K, alpha, beta)
+    return out
+
+
+if find_spec("triton"):
+    @triton.autotune(key=["N", "K"], configs=[
+        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=64), num_warps=warps, num_stages=stages)
+        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)])
+    @triton.jit
+    def relu2_kernel(a, b, post, out, M, N, K,
+                     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post)."""
+        # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
+        tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached b
+            tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
+        i = tile_row * ROWS + tl.arange(0, ROWS)[:, None]
+        j = tile_column * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            columns = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
+            total = tl.dot(rows, columns, total, input_precision="ieee")
+
+        inside = (i < M) & (j < N)
+        place = i.to(tl.int64) * N + j  # M N may exceed 2^31
+        if post is None:
+            total = tl.maximum(total, 0.0)
+            total *= total
+        else:
+            total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def relu2_product(a, b, post=None, use_triton=False):
+    """relu(a b)^2 for a (M, K) and b (K, N); given post (M, N), 2 a b sqrt(post)."""
+    if not use_triton:
+        product = a @ b
+        return F.relu(product).square() if post is None else 2 * product * post.sqrt()
+    (M, K), N = a.shape, b.size(1)
+    out = a.new_empty(M, N)
+    def grid(tile):
+        return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
+    relu2_kernel[grid](a.contiguous(), b.contiguous(), post, out, M, N, K)
     return out
 
 
@@ -600,6 +644,23 @@ class CausalSelfAttention(nn.Module):
         return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])
 
 
+class SquaredReLUMLP(torch.autograd.Function):
+    """relu(x w_in)^2 w_out', for x (N, C), w_in and w_out (C, 4C)."""
+    @staticmethod
+    def forward(ctx, x, w_in, w_out, use_triton):
+        post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
+        ctx.save_for_backward(x, w_in, w_out, post)
+        ctx.use_triton = use_triton
+        return post @ w_out.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w_in, w_out, post = ctx.saved_tensors
+        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of what is stored.
+        grad_pre = relu2_product(grad, w_out, post, ctx.use_triton)  # (N, 4C)
+        return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None
+
+
 class MLP(nn.Module):
     """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
     def __init__(self, args):
@@ -608,9 +669,11 @@ class MLP(nn.Module):
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
         self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
+        self.use_triton = args.use_triton
 
     def forward(self, x):
-        return F.relu(x @ self.c_fc).square() @ self.c_proj.T
+        y = SquaredReLUMLP.apply(x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton)
+        return y.view_as(x)
 
 
 def smear(x, weight, gate):
@@ -618,10 +681,35 @@ def smear(x, weight, gate):
     return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
+class ValueEmbeds(nn.Module):
+    """The value residual (arXiv 2410.17897), with values from a table per layer, all in one."""
+    def __init__(self, args):
+        super().__init__()
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.tables = len(self.layers), args.vocab_size
+        self.weight = nn.Parameter(torch.zeros(math.prod(self.tables), args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
+        tables = self.weight.unflatten(0, self.tables)
+        return dict(zip(self.layers, tables[:, inputs], strict=True))  # one lookup for all
+
+
 def bigram_hashes(inputs, rows):
-    """Table rows (B, T) of each token with the previous one, of any document; many share a row."""
+    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
     hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
     return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
+
+
+class BigramEmbed(nn.Module):
+    """A learned vector for each token and the previous one, initially zero."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.bigram_rows, args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to (B, T, C)
+        return F.embedding(bigram_hashes(inputs, len(self.weight)), self.weight)
 
 
 class Block(nn.Module):
@@ -677,14 +765,8 @@ class GPT(nn.Module):
         table = self.lm_head.weight.detach().clone()
         self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        # The value residual (arXiv 2410.17897), with values from a learned table per layer.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
-        self.value_layers = [i for i, table in enumerate(tables) if table != "."]
-        self.value_embeds = nn.Embedding(len(self.value_layers) * args.vocab_size, args.model_dim)
-        nn.init.zeros_(self.value_embeds.weight)
-        self.bigram_embed = nn.Embedding(args.bigram_rows, args.model_dim)
-        nn.init.zeros_(self.bigram_embed.weight)
+        self.value_embeds = ValueEmbeds(args)
+        self.bigram_embed = BigramEmbed(args)
         longest = max(STAGES * args.train_seq_len, args.val_seq_len)
         # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
@@ -693,7 +775,7 @@ class GPT(nn.Module):
         self.attention_gates = nn.Parameter(torch.zeros(
             len(self.attention_layers), args.num_heads, args.gate_channels))
         self.value_gates = nn.Parameter(torch.zeros(
-            len(self.value_layers), args.num_heads, args.gate_channels))
+            len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0, bigram=args.bigram_scale)
         scalars = [*self.initial_scalars.values()] * args.num_layers
@@ -701,11 +783,8 @@ class GPT(nn.Module):
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
-            self.value_embeds.bfloat16()
-            self.bigram_embed.bfloat16()
-            self.lm_head.bfloat16()
-            self.blocks.bfloat16()  # matrices and rotary tables
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
@@ -725,13 +804,12 @@ class GPT(nn.Module):
                          for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
         smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
-        value_gates = dict(zip(self.value_layers, self.value_gates, strict=True))
+        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, table)  # (B, T, C)
         x = x0 = norm(smear(x, smear_weight, self.smear_gate))
-        tables = self.value_embeds.weight.unflatten(0, (-1, self.args.vocab_size))
-        value_embeds = dict(zip(self.value_layers, tables[:, inputs], strict=True))  # one lookup
-        bigrams = self.bigram_embed(bigram_hashes(inputs, self.args.bigram_rows))
+        value_embeds = self.value_embeds(inputs)
+        bigrams = self.bigram_embed(inputs)
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
             if i == self.args.skip_to:
