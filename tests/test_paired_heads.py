@@ -153,7 +153,7 @@ def test_documents_are_twice_as_long_for_the_kernel(milestone):
 @pairing
 def test_each_slot_has_a_position(milestone):
     module = load_snapshot(milestone)
-    args = micro_sizes(module, train_seq_len=40, val_seq_len=16, num_layers=2)
+    args = micro_sizes(module, train_seq_len=40, val_seq_len=16)
     rotary = module.GPT(args).rotary
     assert len(rotary.cos) == 2 * 3 * 40
     record = module.Hyperparameters()

@@ -136,7 +136,7 @@ class Attention:
         if values is not None:
             values = values.unflatten(-1, (self.attn.num_heads, -1))
         named = dict(x=self.x, value_embed=values, extra_values=values, gate=self.gate,
-                     scalars=dict(qkv=qkv, output=output), mask=self.mask)
+                     scalars=dict(qkv=qkv, output=output, own_value=None), mask=self.mask)
         asked = inspect.signature(self.attn.forward).parameters
         return self.attn(**{name: named[name] for name in asked})
 
