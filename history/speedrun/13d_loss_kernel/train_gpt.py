@@ -311,9 +311,10 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, use_triton=Fa
         loss_kernel[(len(logits),)](logits, targets, weights, losses, grads, logits.size(1),
                                     height, shift, width, targets.size(1))
         return losses, grads
-    weights = weights * (targets >= 0)  # (N, K)
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
+    share = torch.sigmoid((logits.to(dtype) + shift) / width)
+    weights = weights.to(dtype) * (targets >= 0)  # (N, K)
     targets = targets.clamp(min=0)
-    share = torch.sigmoid((logits.float() + shift) / width)
     log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # cannot overflow
     losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
     if not grad_dtype:
