@@ -83,6 +83,7 @@ def test_one_tensor_less_is_kept(milestone):
         with torch.autograd.graph.saved_tensors_hooks(
                 lambda t: found.update({t.untyped_storage().data_ptr(): t}) or t, lambda t: t):
             kept.append(function(*inputs))  # so that no place is used twice
+        assert not any(map(torch.is_tensor, getattr(kept[-1].grad_fn, "__dict__", {}).values()))
         wide = [t for t in found.values() if t.numel() == 64 * 20]
         return len(wide), sum(t.nbytes for t in found.values())
 
