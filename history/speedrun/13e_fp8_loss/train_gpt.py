@@ -74,7 +74,10 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
     layer_without_attention: int = 6  # counted from 0
-    value_embed_pattern: str = "12......012"  # each layer's value-embedding table; . = none
+    value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
+    bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
+    bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
+    value_embed_init: float = 0.01  # initial standard deviation
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
@@ -85,28 +88,29 @@ class Hyperparameters:
     fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
     num_heads: int = 6
     model_dim: int = 768
-    qkv_init: float = 1.0  # initial standard deviation, times sqrt(model_dim)
+    qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
+    output_init: float = 0.5  # the same for attention's output
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.023  # roughly an update's singular values
-    attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
+    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # the same for the second one
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_weight_decay: float = 1.2  # times the square of the rate
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
-    value_embed_lr: float = 0.6
+    value_embed_lr: float = 0.6  # for the bigrams, too
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     skip_gate_lr: float = 4e-4
-    value_embed_beta1: float = 0.75
+    value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
     adam_beta1: float = 0.65  # for x0_weights
     adam_beta2: float = 0.95  # for all of these
@@ -114,16 +118,16 @@ class Hyperparameters:
     small_beta2: float = 0.99
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
-    value_embed_decay_factor: float = 5.0
+    value_embed_decay_factor: float = 5.0  # for the bigrams, too
     head_decay_factor: float = 150.0  # for the embedding, too
     adam_every: int = 2  # optimizer steps per Adam step
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
-    train_steps: int = 1775
-    scheduled_steps: int = 1735  # the schedules, and the last of three stages, end here
+    train_steps: int = 1547
+    scheduled_steps: int = 1507  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5
-    cooldown_frac: float = 0.5
+    cooldown_frac: float = 0.55
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
@@ -652,7 +656,8 @@ class CausalSelfAttention(nn.Module):
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
-        init_uniform(weights, args.qkv_init)[3] = 0
+        init_uniform(weights[:3], args.qkv_init)
+        init_uniform(weights[3], args.output_init)
         self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # as c_fc and c_proj, for Muon
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -722,24 +727,57 @@ def smear(x, weight, gate):
     return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
+class ValueEmbeds(nn.Module):
+    """The value residual (arXiv 2410.17897), with values from a table per layer, all in one."""
+    def __init__(self, args):
+        super().__init__()
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.tables = len(self.layers), args.vocab_size
+        rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
+        self.weight = nn.Parameter(rows)
+
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
+        tables = self.weight.unflatten(0, self.tables)
+        return dict(zip(self.layers, tables[:, inputs], strict=True))  # one lookup for all
+
+
+def bigram_hashes(inputs, rows):
+    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
+    hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
+    return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
+
+
+class BigramEmbed(nn.Module):
+    """A learned vector for each token and the previous one, initially zero."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.bigram_rows, args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to (B, T, C)
+        return F.embedding(bigram_hashes(inputs, len(self.weight)), self.weight)
+
+
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its MLP adds nothing initially, because its output starts at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
         self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
-        self.value_table = args.value_embed_pattern[layer]
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embeds, x0, scalars, gate, value_gate, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0
+    def forward(self, x, value_embed, x0, bigrams, scalars, gate, value_gate, masks):
+        x = scalars["x"] * x + scalars["x0"] * x0 + scalars["bigram"] * bigrams
         if self.attn is not None:
             normed = norm(x)
             extra_values = None
             if value_gate is not None:  # factors from 0 to 2, initially 1
-                extra_values = value_embeds[self.value_table].unflatten(2, (len(value_gate), -1))
-                extra_values = 2 * gates(normed, value_gate)[..., None] * extra_values
+                half = value_gate.size(1) // 2  # half of the gate's channels come from the table
+                channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
+                extra_values = value_embed.unflatten(2, (len(value_gate), -1))
+                extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
             x = x + self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
         x = x + self.mlp(norm(x))
         return x
@@ -803,13 +841,8 @@ class GPT(nn.Module):
         table = self.lm_head.weight.detach().clone()
         self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        # The value residual (arXiv 2410.17897), with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
-        self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
-        for table in self.value_embeds.values():
-            nn.init.zeros_(table.weight)
+        self.value_embeds = ValueEmbeds(args)
+        self.bigram_embed = BigramEmbed(args)
         longest = max(STAGES * args.train_seq_len, args.val_seq_len)
         # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
@@ -817,20 +850,18 @@ class GPT(nn.Module):
         self.attention_layers = [i for i, block in enumerate(self.blocks) if block.attn is not None]
         self.attention_gates = nn.Parameter(torch.zeros(
             len(self.attention_layers), args.num_heads, args.gate_channels))
-        self.value_layers = [i for i in self.attention_layers if tables[i] != "."]
+        assert args.gate_channels % 2 == 0, "gate_channels is odd: half come from a value table"
         self.value_gates = nn.Parameter(torch.zeros(
-            len(self.value_layers), args.num_heads, args.gate_channels))
+            len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0)
+        self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0, bigram=args.bigram_scale)
         scalars = [*self.initial_scalars.values()] * args.num_layers
         scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
-            self.value_embeds.bfloat16()
-            self.lm_head.bfloat16()
-            self.blocks.bfloat16()  # matrices and rotary tables
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
@@ -850,18 +881,19 @@ class GPT(nn.Module):
                          for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
         smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
-        value_gates = dict(zip(self.value_layers, self.value_gates, strict=True))
+        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, table)  # (B, T, C)
         x = x0 = norm(smear(x, smear_weight, self.smear_gate))
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        value_embeds = self.value_embeds(inputs)
+        bigrams = self.bigram_embed(inputs)
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
             if i == self.args.skip_to:
                 skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
                 x = x + skip_weight.sigmoid() * skip
-            x = block(x, value_embeds, x0, scalars, attention_gates.get(i), value_gates.get(i),
-                      masks)
+            x = block(x, value_embeds.get(i), x0, bigrams, scalars, attention_gates.get(i),
+                      value_gates.get(i), masks)
             outputs.append(x)
         # This output served later layers, not the prediction.
         x = x - backout_weight * outputs[self.args.backout_layer]
@@ -1051,10 +1083,10 @@ def make_optimizers(model, args):
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
     small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
-    value_params = [*model.value_embeds.parameters()]
+    lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
-        dict(params=value_params, lr=args.value_embed_lr,
+        dict(params=lookup_params, lr=args.value_embed_lr,
              betas=(args.value_embed_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
         dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
