@@ -119,26 +119,30 @@ def test_forms_fit_an_h100(milestone, rows, columns, warps, with_addend):
 
 
 def resources(milestone, rows, columns, warps, with_addend):
-    """Registers of a thread, bytes it spills and bytes of shared memory of the kernel's form in
-    bfloat16, assembled for sm_90 by the ptxas that comes with Triton."""
+    """What symmetric_kernel needs on an H100, see `assembled`."""
+    types = dict(x="*bf16", addend="*bf16", out="*bf16", M="i32", K="i32", alpha="fp32",
+                 beta="fp32")
+    sizes = dict(ROWS=rows, COLUMNS=columns, DEPTH=64)
+    return assembled(load_snapshot(milestone).symmetric_kernel.fn, types,
+                     sizes if with_addend else sizes | dict(addend=None), warps)
+
+
+def assembled(kernel, types, constants, warps, stages=3, gpu=90):
+    """Registers of a thread, bytes it spills and bytes of shared memory of a kernel's form,
+    assembled for sm_90, or another, by the ptxas that comes with Triton. types: of all arguments
+    but the constants, whose place is the kernel's own."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel, sizes = load_snapshot(milestone).symmetric_kernel.fn, dict(ROWS=rows, COLUMNS=columns,
-                                                                       DEPTH=64)
-    types = dict(x="*bf16", addend="*bf16", out="*bf16", M="i32", K="i32", alpha="fp32",
-                 beta="fp32") | dict.fromkeys(sizes, "constexpr")
-    constants = sizes
-    if not with_addend:
-        types["addend"], constants = "constexpr", sizes | dict(addend=None)
+    types = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values())
-               if kind in ("*bf16", "i32")}
+               if kind.startswith("*") or kind == "i32"}
     with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory() as folder:
         patched.setenv("TRITON_CACHE_DIR", folder)
         compiled = triton.compile(
-            ASTSource(kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32),
-            options=dict(num_warps=warps, num_stages=3))
+            ASTSource(kernel, types, constants, aligned), target=GPUTarget("cuda", gpu, 32),
+            options=dict(num_warps=warps, num_stages=stages))
         file = Path(folder, "kernel.cubin")
         file.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

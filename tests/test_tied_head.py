@@ -177,12 +177,15 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
     adam, muon = module.make_optimizers(model, args)
     tables, values = (getattr(args, name, 1) for name in (
         "head_decay_factor", "value_embed_decay_factor"))
+    head, lookup = (0.65, 0.95), (0.65, 0.95)
+    if hasattr(args, "head_beta1"):  # since 12
+        head, lookup = (0.5, 0.95), (0.75, 0.95)
     expected = dict(
         scalars=(0.04, (0.9, 0.99), 0), x0_weights=(0.04, (0.65, 0.95), 0),
         smear_gate=(8e-5, (0.9, 0.99), 0), skip_gate=(4e-4, (0.9, 0.99), 0),
         attention_gates=(0.008, (0.9, 0.99), 1), value_gates=(0.008, (0.9, 0.99), 1),
-        lm_head=(0.008, (0.65, 0.95), tables), embed=(0.008, (0.65, 0.95), tables),
-        value_embeds=(0.6, (0.65, 0.95), values))
+        lm_head=(0.008, head, tables), embed=(0.008, head, tables),
+        value_embeds=(0.6, lookup, values), bigram_embed=(0.6, lookup, values))
     names, seen = {id(param): name for name, param in model.named_parameters()}, set()
     for group in adam.param_groups:
         for param in group["params"]:

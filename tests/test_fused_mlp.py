@@ -1,0 +1,251 @@
+"""The MLP's own backward pass since 12b, which takes the ReLU from the root of its square, and the
+kernel of 12c: run by Triton's interpreter, assembled for three GPUs.
+
+Run: .venv/bin/python -m pytest tests/test_fused_mlp.py
+"""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from snapshots import (
+    MANIFEST,
+    by_id,
+    declaring,
+    known_values,
+    load_snapshot,
+    micro_args,
+    micro_sizes,
+    train,
+    where,
+)
+from test_gpu import environment_with_gpus, has_gpu
+from test_kernels import assembled, needs_triton, whole
+
+of_its_own = where("SquaredReLUMLP", "MLP", known="root")
+SHRUNK = 8  # times smaller than the script's are tiles in the interpreter, which is slow
+SHAPES = [(25, 18, 40), (16, 8, 16), (1, 3, 5)]  # (M, K, N)
+TILES = 9 if "RUN_SLOW" in os.environ else 1  # how many sizes of tiles are tried
+
+
+def apply(module, x, w_in, w_out, use_triton=False):
+    """The MLP of x (N, C) as the module computes it."""
+    switch = [use_triton] * (len(inspect.signature(module.SquaredReLUMLP.forward).parameters) - 4)
+    return module.SquaredReLUMLP.apply(x, w_in, w_out, *switch)
+
+
+def plain(x, w_in, w_out):
+    """The same by its formula."""
+    return (x @ w_in).relu().square() @ w_out.T
+
+
+def factors(dtype, *shape, N=7, C=5):
+    """x (N, C), both matrices (C, 4C), and a gradient of the output."""
+    torch.manual_seed(0)
+    return [torch.randn(*size, dtype=dtype, requires_grad=True)
+            for size in ((N, C), (C, 4 * C), (C, 4 * C), (N, C))]
+
+
+# ---- the root ----
+
+
+@of_its_own
+def test_gradients_are_autograds(milestone):
+    module = load_snapshot(milestone)
+    *inputs, grad = factors(torch.float64)
+    y, expected = apply(module, *inputs), plain(*inputs)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+    for found, other in zip(torch.autograd.grad(y, inputs, grad),
+                            torch.autograd.grad(expected, inputs, grad), strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-13, atol=1e-13)
+    x, w_in, w_out, grad = (t.detach() for t in (*inputs, grad))
+    pre = torch.tensor([[-3.0, -0.0, 0.0, 2.0]]).double()  # x w_in; the slope is 0 up to 0
+    x = torch.ones(1, 1, dtype=torch.float64)
+    w_in = pre.clone().requires_grad_()
+    (found,) = torch.autograd.grad(apply(module, x, w_in, torch.ones_like(pre)), w_in, x)
+    assert found.tolist() == [[0, 0, 0, 4]]
+
+
+@of_its_own
+def test_one_tensor_less_is_kept(milestone):
+    module, kept = load_snapshot(milestone), []
+    *inputs, _ = factors(torch.float32, N=64)
+
+    def bytes_of(function):
+        found = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: found.update({t.untyped_storage().data_ptr(): t}) or t, lambda t: t):
+            kept.append(function(*inputs))  # so that no place is used twice
+        assert not any(map(torch.is_tensor, getattr(kept[-1].grad_fn, "__dict__", {}).values()))
+        wide = [t for t in found.values() if t.numel() == 64 * 20]
+        return len(wide), sum(t.nbytes for t in found.values())
+
+    (count, size), (plain_count, plain_size) = (
+        bytes_of(lambda *t: apply(module, *t)), bytes_of(plain))
+    assert (count, plain_count) == (1, 2)
+    assert plain_size - size == 4 * 64 * 20  # (N, 4C) in float32
+
+
+@of_its_own
+def test_the_root_in_bfloat16(milestone):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["root"]
+    relu = torch.tensor(known["relu"]).bfloat16()
+    assert relu.item() == known["relu"]
+    assert relu.square().item() == pytest.approx(known["square"], abs=5e-9)
+    assert relu.square().float().sqrt().item() == pytest.approx(known["root"], abs=5e-8)
+    # All numbers with 8 bits from 1 to 4, whose square has an even and an odd exponent, and others.
+    relu = torch.cat([torch.arange(128, 256) * 2.0**e for e in (-7, -6, -40, 20)]).bfloat16()
+    assert relu.unique().numel() == 4 * 128
+    one = torch.ones(1, 1, dtype=torch.bfloat16)
+    x = relu[:, None].clone().requires_grad_()
+    half = torch.full_like(x, 0.5)
+    (root,) = torch.autograd.grad(apply(module, x, one, one), x, half)  # 2 times 0.5 times the root
+    assert root.dtype == torch.bfloat16
+    errors = (root[:, 0].double() / relu.double() - 1).abs()
+    assert errors.max() <= 2**-8  # 2^-9 of the square's rounding, as much of the root's own
+    exact = relu.square().double().sqrt() / relu.double() - 1
+    assert 0 < exact.abs().max() <= 2**-9
+
+
+@of_its_own
+def test_the_model_computes_so(milestone, monkeypatch):
+    module, seen = load_snapshot(milestone), []
+    mlp = module.MLP(args := micro_sizes(module)).double()
+    for weight in mlp.parameters():
+        torch.nn.init.normal_(weight)
+    x = torch.randn(2, 3, args.model_dim, dtype=torch.float64)
+    torch.testing.assert_close(mlp(x), plain(x, mlp.c_fc, mlp.c_proj))
+    torch.testing.assert_close(mlp(x.transpose(0, 1)), mlp(x).transpose(0, 1))  # not contiguous
+    backward = module.SquaredReLUMLP.backward
+    monkeypatch.setattr(module.SquaredReLUMLP, "backward", staticmethod(
+        lambda ctx, grad: seen.append(grad.shape) or backward(ctx, grad)))
+    mlp(x).sum().backward()
+    assert seen == [(6, args.model_dim)]
+
+
+@pytest.mark.parametrize("milestone", declaring("SquaredReLUMLP"), ids=by_id)
+def test_losses_are_the_parents(milestone, shards, tmp_path):
+    sizes = dict(total_batch_size=128, val_tokens=64, val_loss_every=5)
+    parent = MANIFEST.get(milestone.parent)
+    expected, found = (train(load_snapshot(m), micro_args(m, shards, tmp_path / m.id, **sizes))
+                       for m in (parent, milestone))
+    assert found == pytest.approx(expected, abs=1e-4) and expected[0] - expected[-1] > 0.5
+
+
+# ---- the kernel ----
+
+
+@cache
+def interpreted(milestone_id):
+    """What the kernel does, in a process in which Triton's interpreter is the compiler."""
+    environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
+    ended = subprocess.run([sys.executable, __file__, milestone_id], env=environment,
+                           capture_output=True, encoding="utf-8")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads(ended.stdout)
+
+
+def interpret(milestone):
+    """Prints how far the kernel's products are from its specification's, in each form of different
+    tiles, and how far gradients through it are from exact ones. Only float32, see test_kernels."""
+    module, found = load_snapshot(milestone), dict(products=[], gradients=[])
+    torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
+    torch.manual_seed(0)
+    product = module.relu2_product
+    forms = {str(form.kwargs): form for form in module.relu2_kernel.configs}
+    for form in [*forms.values()][:TILES]:
+        form.kwargs = {name: size // SHRUNK for name, size in form.kwargs.items()}
+        module.relu2_kernel.configs = [form]
+        for M, K, N in SHAPES:
+            a, b, post = whole(M, K), whole(K, N), whole(M, N).abs().square()
+            if K == 3:  # not contiguous
+                a, b = (t.T.contiguous().T for t in (a, b))
+            for more in ({}, dict(post=post)):
+                expected = product(a, b, **more)
+                out = product(a, b, **more, use_triton=True)
+                found["products"].append([(out - expected).abs().max().item(),
+                                          out.shape == (M, N), expected.abs().max().item()])
+    *inputs, grad = factors(torch.float32, N=19, C=12)
+    expected = torch.autograd.grad(plain(*(t.double() for t in inputs)), inputs, grad.double())
+    for one, other in zip(torch.autograd.grad(apply(module, *inputs, use_triton=True), inputs,
+                                              grad), expected, strict=True):
+        found["gradients"].append([(one - other).abs().max().item(), other.abs().max().item()])
+    print(json.dumps(found))
+
+
+@needs_triton
+@where("relu2_kernel", "relu2_product")
+def test_the_kernels_products_are_its_specifications(milestone):
+    found = interpreted(milestone.id)
+    assert len(found["products"]) >= 2 * len(SHAPES)
+    for error, shaped, size in found["products"]:
+        assert error == 0 and shaped and size > 1  # whole numbers: exact on every processor
+    for error, size in found["gradients"]:
+        assert error < 1e-5 * size
+
+
+@where("relu2_kernel", "relu2_product")
+def test_the_specification(milestone):
+    product = load_snapshot(milestone).relu2_product
+    torch.manual_seed(0)
+    a, b, post = torch.randn(4, 3), torch.randn(3, 5), torch.rand(4, 5)
+    torch.testing.assert_close(product(a, b), F.relu(a @ b) ** 2)
+    torch.testing.assert_close(product(a, b, post), 2 * (a @ b) * post.sqrt())
+
+
+FORMS = [(90, 128, 8, 3, None), (90, 128, 8, 3, "post")]
+MORE = [(gpu, columns, warps, stages, post) for gpu in (80, 90, 100)
+        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)
+        for post in (None, "post")]
+
+
+@needs_triton
+@where("relu2_kernel")
+@pytest.mark.parametrize("gpu, columns, warps, stages, post", [
+    *FORMS, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE if form not in FORMS)])
+def test_forms_fit(milestone, gpu, columns, warps, stages, post):
+    kernel = load_snapshot(milestone).relu2_kernel
+    (form,) = [form for form in kernel.configs if (
+        form.kwargs["COLUMNS"], form.num_warps, form.num_stages) == (columns, warps, stages)]
+    types = dict(a="*bf16", b="*bf16", post="*bf16", out="*bf16", M="i32", N="i32", K="i32")
+    registers, stack, shared = assembled(
+        kernel.fn, types, form.kwargs | ({} if post else dict(post=None)), warps, stages, gpu)
+    assert 0 < registers <= 255
+    if gpu != 80:  # what an A100 has is not tuned for
+        assert 0 < shared <= 232_448
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.skipif(not has_gpu(), reason="no CUDA device")
+@where("relu2_kernel", "relu2_product")
+def test_on_a_gpu(milestone):
+    environment = environment_with_gpus() | dict(PYTHONPATH=os.pathsep.join(sys.path))
+    ended = subprocess.run([sys.executable, __file__, milestone.id], env=environment,
+                           capture_output=True, encoding="utf-8")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+def launch(milestone):
+    """Compares the kernel in bfloat16 with products in float32."""
+    product = load_snapshot(milestone).relu2_product
+    torch.manual_seed(0)
+    for M, K, N in ((2048, 768, 3072), (1000, 80, 208)):
+        a, b = (torch.randn(size, device="cuda").bfloat16() for size in ((M, K), (K, N)))
+        a /= K**0.5
+        post = torch.rand(M, N, device="cuda").bfloat16()
+        for more in ({}, dict(post=post)):
+            expected = product(a.float(), b.float(), **{k: t.float() for k, t in more.items()})
+            out = product(a, b, **more, use_triton=True)
+            torch.testing.assert_close(out.float(), expected, rtol=2**-7, atol=1e-3)
+
+
+if __name__ == "__main__":
+    (interpret if "TRITON_INTERPRET" in os.environ else launch)(MANIFEST.get(sys.argv[1]))
