@@ -380,7 +380,7 @@ def join_parts(pairs, whole, others):
     """The inverse of `cut_parts`."""
     n = whole.size(2)
     squares = torch.cat((pairs.view(-1, 2, n, n), whole.view(-1, 2, n, n)), dim=1)
-    return torch.cat((squares.view(-1, n, 4 * n), others))
+    return torch.cat((squares.view(-1, *others.shape[1:]), others))
 
 
 def even_out(updates, mean_square, beta):
