@@ -119,6 +119,15 @@ def value_tables(record, num_layers):
     return half + half[::-1]
 
 
+def value_tables_of(model):
+    """The tables (V, C) of value embeddings, in the order of their letters; from 13a on they are
+    rows of one tensor."""
+    embeds = model.value_embeds
+    if hasattr(embeds, "weight"):
+        return [*embeds.weight.unflatten(0, (-1, model.args.vocab_size))]
+    return [table.weight for table in embeds.values()]
+
+
 def sized(sizes, fields):
     """The sizes, with seq_len under the names by which a script of these fields knows it, with the
     value embeddings of so many layers, and with backout_layer in their second half."""

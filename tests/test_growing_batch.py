@@ -52,7 +52,7 @@ class Watched:
         masks = self.module.attention_masks
 
         def noted(inputs, windows, training, args, **slots):
-            if "L" in windows:  # paired heads have a call of their own
+            if "L" in windows:  # not those of paired heads
                 self.calls.append((training, inputs.size(1), windows["L"], windows["S"]))
             return masks(inputs, windows, training, args, **slots)
 

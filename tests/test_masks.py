@@ -26,6 +26,7 @@ from snapshots import (
     set_window,
     train,
     tried,
+    value_tables_of,
     where,
 )
 from speedrun.figures import attention_cost
@@ -305,7 +306,8 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
 
 def replace_masks(module, monkeypatch, mask):
     """A model's masks become mask(inputs, window)."""
-    def masks(inputs, windows, training, args):
+    def masks(inputs, windows, training, args, slots=1):
+        inputs = inputs.repeat_interleave(slots, dim=1)  # of paired heads
         return {kind: mask(inputs, window) for kind, window in windows.items()}
 
     if hasattr(module, "attention_masks"):
@@ -325,7 +327,7 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     seen = []
 
     def attend(self, x, value_embed, *scalars_and_window):
-        tables = [table(inputs) for table in model.value_embeds.values()]
+        tables = [table[inputs] for table in value_tables_of(model)]
         found = [j for j, table in enumerate(tables) if value_embed is not None
                  and value_embed.flatten(2).equal(table)]
         seen.append([scalars_and_window[-1], *found])

@@ -28,7 +28,8 @@ def windows(module, args):
 def layers(args):
     """The layers' features, as sets of layer numbers."""
     count = range(args.num_layers)
-    kinds = {kind: {i for i in count if args.window_pattern[i] == kind} for kind in "SL"}
+    kinds = {kind: {i for i in count if args.window_pattern[i] == kind}
+             for kind in sorted({*args.window_pattern})}
     tables = {name: {i for i in count if args.value_embed_pattern[i] == name}
               for name in set(args.value_embed_pattern) - {"."}}
     return set(count) - {args.layer_without_attention}, kinds, tables
@@ -39,13 +40,22 @@ def of_layers(module, args):
     attending, kinds, tables = layers(args)
     yield "a layer has no attention", len(attending) == args.num_layers - 1
     for kind, found in kinds.items():
-        yield f"several layers attend with the window {kind}", len(found & attending) > 1
+        yield f"layers attend with the window {kind}", (
+            len(found & attending) > (kind != "P"))  # several, or one with paired heads
     yield "the first layer has a short window, the last a long one", (
-        0 in kinds["S"] and args.num_layers - 1 in kinds["L"])
-    yield "a table serves one layer, another two", set(map(len, tables.values())) == {1, 2}
-    yield "a shared table serves both ends", any(
-        len(found) == 2 and min(found) < args.num_layers // 2 <= max(found)
-        for found in tables.values())
+        0 not in kinds["L"] and args.num_layers - 1 in kinds["L"])
+    if hasattr(module, "pair_heads"):
+        yield "heads are paired or not where windows are short", kinds.keys() == set("LPS")
+    if hasattr(module, "ValueEmbeds"):
+        yield "each table serves one layer", set(map(len, tables.values())) == {1}
+        found = set().union(*tables.values())
+        yield "both ends have several tables, or one", (
+            len({i < args.num_layers // 2 for i in found}) == 2 and len(found) > 2)
+    else:
+        yield "a table serves one layer, another two", set(map(len, tables.values())) == {1, 2}
+        yield "a shared table serves both ends", any(
+            len(found) == 2 and min(found) < args.num_layers // 2 <= max(found)
+            for found in tables.values())
     yield "some layers have no table", bool(attending - set().union(*tables.values()))
     yield "all layers with a table attend", set().union(*tables.values()) <= attending
     yield "layers follow the backout", args.backout_layer < args.num_layers - 1
@@ -58,6 +68,8 @@ def of_layers(module, args):
         yield "it skips a layer", args.skip_to - args.skip_from > 1
     if hasattr(module, "offset_keys"):
         yield "channels rotate and stay", args.model_dim // args.num_heads >= 8
+    if hasattr(module, "bigram_hashes"):
+        yield "bigrams share rows", args.vocab_size < args.bigram_rows < args.vocab_size**2
     yield "gates read a part of the channels", args.gate_channels < args.model_dim
     yield "a layer has several heads", args.num_heads > 1
 
