@@ -83,7 +83,8 @@ def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
         full=lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
         where=torch.where, trans=lambda x: x.T, range=range, static_range=range,
         exp=torch.exp, log=torch.log, sqrt=torch.sqrt, rsqrt=torch.rsqrt, abs=torch.abs,
-        maximum=torch.maximum, minimum=torch.minimum,
+        maximum=lambda a, b: torch.maximum(*map(torch.as_tensor, (a, b))),
+        minimum=lambda a, b: torch.minimum(*map(torch.as_tensor, (a, b))),
         sum=lambda x, axis=None: x.sum() if axis is None else x.sum(axis),
         max=lambda x, axis=None: x.max() if axis is None else x.amax(axis),
         multiple_of=lambda x, *_: x, max_contiguous=lambda x, *_: x,
@@ -131,9 +132,10 @@ def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
             sizes = {name: size // SHRUNK if type(size) is int and size >= 2 * SHRUNK else size
                      for name, size in form.items()}
             rows, batch, *rest = counts(sizes | values)
+            copies = {name: tensor.clone() for name, tensor in before.items()}
             if all(tensor.size(0) == batch for tensor in before.values()):
                 batch = min(batch, 2)
-            copies = {name: tensor[:batch].clone() for name, tensor in before.items()}
+                copies = {name: tensor[:batch] for name, tensor in copies.items()}
             run(self.function, (rows, batch, *rest), values | copies, sizes)
             return all(torch.allclose(copy, values[name][: len(copy)], 1e-3, 1e-4, equal_nan=True)
                        for name, copy in copies.items())

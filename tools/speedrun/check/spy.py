@@ -386,6 +386,14 @@ class Spy:
             places[p.untyped_storage().data_ptr()].append(name)
         return [name for names in places.values() if len(names) > 1 for name in names]
 
+    def with_bits(self):
+        """Names of the weights for whose group an optimizer keeps integers, one per weight."""
+        return [name for optimizer in self.steps for group in optimizer.param_groups
+                if any(isinstance(value, torch.Tensor) and value.ndim
+                       and not value.is_floating_point()
+                       for p in group["params"] for value in optimizer.state.get(p, {}).values())
+                for name, p in self.weights(optimizer) if any(p is q for q in group["params"])]
+
     def states(self):
         """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)].
 
