@@ -263,6 +263,76 @@ def relu2_product(a, b, post=None, use_triton=False):
     return out
 
 
+if find_spec("triton"):
+    @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
+                                         for columns in (1024, 2048, 4096) for warps in (4, 8)])
+    @triton.jit
+    def loss_kernel(logits, targets, weights, losses, grads, V, height, shift, width,
+                    grad_scale, limit, K: tl.constexpr, COLUMNS: tl.constexpr):
+        """Stores the loss of a row of logits and, unless grads is None, its gradients."""
+        # logits and grads (N, V), targets (N, K), weights (K,) are contiguous.
+        row = tl.program_id(0).to(tl.int64)  # N V may exceed 2^31
+        logits += row * V
+        targets += row * K
+        total = tl.zeros((COLUMNS,), dtype=tl.float32)
+        for start in range(0, V, COLUMNS):  # no maximum is needed: capped, V e^height fit float32
+            column = start + tl.arange(0, COLUMNS)
+            logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
+            capped = height * tl.sigmoid((logit + shift) / width)
+            total += tl.where(column < V, tl.exp(capped), 0.0)
+        log_sum = tl.log(tl.sum(total))
+
+        loss, total_weight = 0.0, 0.0
+        for k in tl.static_range(K):
+            target = tl.load(targets + k)  # -1: none
+            weight = tl.where(target >= 0, tl.load(weights + k), 0.0)
+            picked = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+            loss += weight * (log_sum - height * tl.sigmoid((picked + shift) / width))
+            total_weight += weight
+        tl.store(losses + row, loss)
+
+        if grads is not None:
+            for start in range(0, V, COLUMNS):  # the row is still in the cache
+                column = start + tl.arange(0, COLUMNS)
+                logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
+                share = tl.sigmoid((logit + shift) / width)
+                grad = total_weight * tl.exp(height * share - log_sum)
+                for k in tl.static_range(K):
+                    grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
+                grad *= height / width * share * (1 - share)  # the cap's slope
+                grad = tl.minimum(tl.maximum(grad_scale * grad, -limit), limit)  # as in quantize
+                tl.store(grads + row * V + column, grad.to(grads.dtype.element_ty),
+                         mask=column < V)
+
+
+def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
+                   use_triton=False):
+    """Losses (N,) of logits (N, V), and their sum's gradients (N, V) times grad_scale, or None.
+
+    A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. They see
+    the logits through a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
+    """
+    height, shift, width = cap
+    if use_triton:
+        losses = torch.empty(len(logits), device=logits.device)
+        grads = torch.empty_like(logits, dtype=grad_dtype) if grad_dtype else None
+        limit = torch.finfo(grad_dtype or logits.dtype).max
+        loss_kernel[(len(logits),)](logits, targets, weights, losses, grads, logits.size(1),
+                                    height, shift, width, grad_scale, limit, targets.size(1))
+        return losses, grads
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
+    share = torch.sigmoid((logits.to(dtype) + shift) / width)
+    weights = weights.to(dtype) * (targets >= 0)  # (N, K)
+    targets = targets.clamp(min=0)
+    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # cannot overflow
+    losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
+    if not grad_dtype:
+        return losses, None
+    grads = weights.sum(-1, keepdim=True) * (height * share - log_sums).exp()
+    grads = grads.scatter_add(1, targets, -weights) * height / width * share * (1 - share)
+    return losses, quantize(grads, grad_scale, grad_dtype)
+
+
 # ------------------------------------------- Optimizer -------------------------------------------
 # a, b, c per step, optimal for the singular values after the previous step (arXiv 2505.16932)
 POLAR_EXPRESS = [
@@ -503,41 +573,14 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
-class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
-    @staticmethod
-    def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
-        weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
-        ctx.save_for_backward(x8, weight8)
-        ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x8, weight8 = ctx.saved_tensors
-        x_scale, weight_scale, grad_scale = ctx.scales
-        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
-        grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
-        grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
-            x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
-        return grad_x, grad_weight, None, None, None
-
-
 class Head(nn.Module):
-    """Linear map to the logits, initially small; computed in FP8 in training if use_fp8."""
+    """Linear map to the logits, initially small."""
     def __init__(self, args):
         super().__init__()
         self.weight = nn.Parameter(0.005 * torch.randn(args.vocab_size, args.model_dim))
-        self.use_fp8 = args.use_fp8
-        self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
 
-    def forward(self, x):  # (B, T, C)
-        if not (self.use_fp8 and self.training):
-            return F.linear(x, self.weight.to(x.dtype))
-        return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
+    def forward(self, x):  # (..., C)
+        return F.linear(x, self.weight.to(x.dtype))
 
 
 class Rotary(nn.Module):
@@ -760,22 +803,46 @@ class Block(nn.Module):
         return keep[1] * x + add[1] * self.mlp(norm(x))
 
 
-def cross_entropy(logits, targets, weights):
-    """Mean over tokens of the weighted cross-entropies with the next len(weights) tokens.
+def next_targets(targets, count):
+    """The next `count` targets (B T, count) of each token: -1 for those beyond the end of a row."""
+    padded = F.pad(targets, (0, count - 1), value=-1)
+    return padded.unfold(1, count, 1).flatten(0, 1).contiguous()
 
-    Multi-token prediction (arXiv 2404.19737), from one head. logits (B, T, V) are capped, so
-    exponentials cannot overflow. targets (B, T): the loss is 0 for those beyond the end of a row.
+
+class CappedLoss(torch.autograd.Function):
+    """The sum of the losses of x (N, C) and the head's weight (V, C); in FP8 if scales are given.
+
+    FP8: arXiv 2209.05433. The gradients of the logits are computed with the losses.
     """
-    count = len(weights)
-    targets = F.pad(targets, (0, count - 1), value=-1).unfold(1, count, 1)  # (B, T, count)
-    log_sums = logits.float().exp().sum(-1).log()  # (B, T)
-    ids = torch.arange(logits.size(-1), device=logits.device)
-    loss = 0.0
-    for target, weight in zip(targets.unbind(-1), weights, strict=True):
-        is_target = ids == target[..., None]
-        target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)
-        loss = loss + weight * torch.where(target >= 0, log_sums - target_logits, 0)
-    return loss.mean()
+    @staticmethod
+    def forward(ctx, x, weight, targets, target_weights, cap, scales, use_triton):
+        ctx.scales, ctx.dtype = scales, x.dtype
+        if scales is None:
+            logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
+        else:
+            x_scale, weight_scale, grad_scale = scales
+            x = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+            weight = quantize(weight, weight_scale, torch.float8_e4m3fn)
+            logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
+            # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+            grad_dtype = torch.float8_e5m2
+        losses, grads = loss_and_grads(
+            logits, targets, target_weights, cap, grad_dtype, grad_scale, use_triton)
+        ctx.save_for_backward(x, weight, grads)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, grads = ctx.saved_tensors
+        if ctx.scales is None:
+            grad_x, grad_weight = grads @ weight, grads.T @ x
+        else:
+            x_scale, weight_scale, grad_scale = ctx.scales
+            grad_x = fp8_product(
+                grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)  # (N, C)
+            grad_weight = fp8_product(  # computed transposed, which is faster
+                x.T.contiguous(), x_scale, grads.T.contiguous(), grad_scale, torch.float32).T
+        return grad * grad_x, grad * grad_weight, None, None, None, None, None
 
 
 class GPT(nn.Module):
@@ -787,6 +854,9 @@ class GPT(nn.Module):
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
+        self.cap = args.cap_height, args.cap_shift, args.cap_width
+        scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
+        self.fp8_scales = scales if args.use_fp8 else None
         self.lm_head = Head(args)
         table = self.lm_head.weight.detach().clone()
         self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
@@ -808,17 +878,13 @@ class GPT(nn.Module):
         scalars = [*self.initial_scalars.values()] * args.num_layers
         scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
         self.scalars = nn.Parameter(torch.tensor(scalars))
-        # Of attention and MLP; a layer multiplies the stream by 1.1 initially.
         self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))
-        self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))
+        self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
-            self.value_embeds.bfloat16()
-            self.bigram_embed.bfloat16()
-            self.lm_head.bfloat16()
-            self.blocks.bfloat16()  # matrices and rotary tables
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
@@ -827,15 +893,19 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
+    def cut_scalars(self):
+        # Those of each layer, by name, then the model's.
+        L, width = len(self.blocks), len(self.initial_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
+        return layer_scalars, *self.scalars[width * L :]
+
     def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
-        smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
+        layer_scalars, smear_weight, backout_weight, skip_weight = self.cut_scalars()
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
@@ -860,12 +930,22 @@ class GPT(nn.Module):
             outputs.append(x)
         # This output served later layers, not the prediction.
         x = x - backout_weight * outputs[self.args.cached_layer]
-        logits = self.lm_head(norm(x))  # (B, T, V)
-        logits = logits if self.training else logits.float()  # bfloat16 logits in training
-        # A softcap (arXiv 2408.00118), shifted: logits lie between 0 and cap_height.
-        logits = (logits + self.args.cap_shift) / self.args.cap_width
-        logits = self.args.cap_height * torch.sigmoid(logits)
-        return logits if targets is None else cross_entropy(logits, targets, target_weights)
+        return self.logits_or_loss(norm(x), targets, target_weights)
+
+    def logits_or_loss(self, x, targets, target_weights):
+        cap = height, shift, width = self.cap
+        if targets is None:
+            return height * torch.sigmoid((self.lm_head(x).float() + shift) / width)  # (B, T, V)
+        weights = torch.as_tensor(target_weights, device=x.device)
+        targets = next_targets(targets, len(weights))
+        x = x.flatten(0, 1)  # (B T, C)
+        if self.training:
+            total = CappedLoss.apply(x, self.lm_head.weight, targets, weights, cap,
+                                     self.fp8_scales, self.args.use_triton)
+            return total / len(x)
+        losses, _ = loss_and_grads(
+            self.lm_head(x), targets, weights, cap, use_triton=self.args.use_triton)
+        return losses.mean()
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -1032,19 +1112,23 @@ class Log:
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
 
 
-def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+def muon_groups(model, args):
+    """Muon's two groups: half of all attentions' and MLPs' matrices in each."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
-    muon_groups = [
+    return [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions),
              pair_rows=2 * args.model_dim // args.num_heads),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
     small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
@@ -1066,7 +1150,7 @@ def make_optimizers(model, args):
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
-        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
              neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
              compiled=args.compile, use_triton=args.use_triton),
     ]
