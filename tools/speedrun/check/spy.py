@@ -167,6 +167,7 @@ class Spy:
         self.masks = []  # of each call of flex_attention
         self.tiles = 0  # that its mask lists
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
+        self.wide = Counter()  # tensors that these address in 64 bits
         self.forms = defaultdict(set)  # {phase: whether their forms agree}
         self.packs = False  # whether varlen_attn was called
         self.activated = []  # FlashAttention that takes the place of torch's own
@@ -292,8 +293,9 @@ class Spy:
                               f"{', and some are listed twice' * twice}")
         return function(*args, **kwargs)
 
-    def launch(self, same):
-        """A kernel in Triton was started; same: see kernels.modules."""
+    def launch(self, same, wide):
+        """A kernel in Triton was started; same, wide: see kernels.modules."""
+        self.wide[self.phase] += wide
         self.launches[self.phase] += 1
         self.forms[self.phase].add(same)
 

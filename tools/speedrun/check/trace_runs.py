@@ -293,6 +293,8 @@ def _switched(module, values, note, folder, machine):
         for phase, count in spy.launches.items():
             note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
                       count, 1.0)
+            note.note(f"tensors that they address in 64 bits in the {phase} with {field}=True",
+                      "at least", spy.wide[phase], 1.0)
             if None not in spy.forms[phase]:
                 given = "one" if all(spy.forms[phase]) else "several"
                 note.note(f"results of Triton's kernels by the {phase} with {field}=True",
