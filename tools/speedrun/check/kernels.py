@@ -55,6 +55,8 @@ def _load(pointer, mask=None, other=0.0, **_):
 def _store(pointer, value, mask=None, **_):
     elements, index, mask = pointer.elements(mask)
     value = torch.as_tensor(value, dtype=elements.dtype).expand(index.shape)
+    if elements.itemsize == 1:  # PyTorch cannot index numbers of eight bits
+        elements, value = elements.view(torch.uint8), value.contiguous().view(torch.uint8)
     elements[index[mask]] = value[mask]
 
 
@@ -149,8 +151,7 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
                 batch = min(batch, 2)
                 copies = {name: tensor[:batch] for name, tensor in copies.items()}
             run(self.function, (rows, batch, *rest), values | copies, sizes)
-            return all(torch.allclose(copy, values[name][: len(copy)], 1e-3, 1e-4, equal_nan=True)
-                       for name, copy in copies.items())
+            return all(_close(copy, values[name][: len(copy)]) for name, copy in copies.items())
 
     def jit(function=None, **_):
         return Kernel(function) if function else jit
@@ -164,6 +165,13 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
         next_power_of_2=lambda n: 2 ** math.ceil(math.log2(n)),
         Config=lambda kwargs, *_, **__: SimpleNamespace(kwargs=kwargs))
     return {"triton": top, "triton.language": language}
+
+
+def _close(a, b):
+    """Whether two results are the same but for rounding; in eight bits it is seldom but coarse."""
+    if a.itemsize == 1:
+        return bool((a.float() - b.float()).norm() <= 0.02 * b.float().norm())
+    return torch.allclose(a, b, 1e-3, 1e-4, equal_nan=True)
 
 
 def shrunk(size):

@@ -155,6 +155,7 @@ class Spy:
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.optimizer, self.compiling = None, set()  # weights whose optimizer calls compiled code
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
+        self.received = {}  # {weight: gradient in its optimizer's first step}
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
         self.messages = self.accompanied = 0  # of optimizers; beside how many something is computed
@@ -370,6 +371,8 @@ class Spy:
                 p.grad = torch.empty_like(p) if p.grad is None else p.grad
                 p.grad.copy_(self.gradients * number * draw(name, p, number))
             self.before[name] = p.detach().clone()
+            if number == 1 and p.grad is not None:
+                self.received[name] = p.grad.detach().clone()
 
     def after_step(self, optimizer):
         """Keeps how the weights have moved."""

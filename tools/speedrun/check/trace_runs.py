@@ -282,11 +282,13 @@ def _switched(module, values, note, folder, machine):
     with triton():
         del sys.modules[module.__name__]
         module = load_snapshot(module.__file__)
+    together = {field: True for field in machine if field != "bf16"}
     for field in machine:
         spy = Spy()
         with note.guard(f"a run with {field}=True"):
-            run(module, {**values, field: True, "compile": True, "train_steps": 1,
-                         "val_loss_every": 0}, f"{folder}_{field}", spy, meter=True)
+            lines = run(module, {
+                **values, field: True, "compile": True, "train_steps": 1, "val_loss_every": 0,
+                "train_loss_every": 1, "adam_every": 1}, f"{folder}_{field}", spy, meter=True)
         for phase in spy.kinds:
             note.fact(f"products of eight bits in the {phase} with {field}=True",
                       counted(spy.meter.eight_bits[phase]))
@@ -299,8 +301,22 @@ def _switched(module, values, note, folder, machine):
                 given = "one" if all(spy.forms[phase]) else "several"
                 note.note(f"results of Triton's kernels by the {phase} with {field}=True",
                           "in common", {"tiles of all sizes give": given})
+                note.note(f"the gradients with {field}=True", "tables", spy.received, 1e-2)
                 note.note(f"the weights after a step with {field}=True", "tables",
                           _weights(spy), 2e-2)
+                note.note(f"the log of a run with {field}=True", "log", lines)
+        if spy.launches["training pass"] and len(together) > 1:  # kernels of the model
+            _note_together(module, values, note, folder, together)
+
+
+def _note_together(module, values, note, folder, switches):
+    """The gradients where all these switches are on: a kernel may compute in eight bits."""
+    what = f"the gradients with all of {', '.join(switches)}"
+    spy = Spy()
+    with note.guard(what):
+        run(module, {**values, **switches, "compile": True, "train_steps": 1, "val_loss_every": 0,
+                     "adam_every": 1}, f"{folder}_together", spy)
+        note.note(what, "tables", spy.received, 5e-2)
 
 
 def _joined(names):
