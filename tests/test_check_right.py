@@ -20,6 +20,7 @@ from speedrun.scripts.find import find_script
 
 MILESTONES = MANIFEST.milestones
 SAMPLE = 25  # every 25th slip is tried in the default run
+LAST = MANIFEST.of_chain().milestones[-1].id
 CASES = [(milestone, slip) for milestone in MILESTONES for slip in load_guide(milestone).slips]
 
 # ---- other wordings ----
@@ -497,6 +498,19 @@ SEEN_BY_ONE_LOOK = [
     ("09", "training", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
      "sets of Python numbers in calls of compiled functions, each compiled by itself"),
     ("09", "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
+                           "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
+    (LAST, "precision", [("(upper | remainders.int() & 0xFFFF)", "(upper + remainders.int())")],
+     "the sum of 12 small moves with bf16=True"),
+    (LAST, "precision", [("            total = tl.maximum(total, 0.0)\n", "")],
+     "the weights after a step with use_triton=True"),
+    (LAST, "model", [("ctx.save_for_backward(x, w_in, w_out, post)",
+                      "ctx.save_for_backward(x, w_in, w_out, post, F.relu(x @ w_in))"),
+                     ("x, w_in, w_out, post = ctx", "x, w_in, w_out, post, _ = ctx")],
+     "bytes that the MLPs keep for the backward pass of call 1 of the model"),
+    (LAST, "training", [("init_uniform(weights[:3], args.qkv_init)", "weights[:3] = init_uniform("
+                         "torch.empty_like(weights[0]), args.qkv_init)")],
+     "numbers that the initial weights have, each counted once"),
+    (LAST, "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
                            "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
     ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],
      "a run with the record's token ids"),

@@ -12,18 +12,22 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-SHRUNK = 8  # times smaller than they are, tiles are tried that matrices of a few rows do not fill
+SHRUNK, LARGE = 8, 64  # tiles are tried that are so many times smaller, or more if they are large:
+# matrices of a few rows fill several of them
 
 
 class Pointer:
-    """An address in a tensor's memory, or a tensor of them: `index` counts elements."""
+    """An address in a tensor's memory, or a tensor of them: `index` counts elements.
 
-    def __init__(self, tensor: torch.Tensor, index: torch.Tensor | int = 0):
-        self.tensor, self.index = tensor, index
+    `wide` gets the tensor's address where an index has 64 bits.
+    """
+
+    def __init__(self, tensor: torch.Tensor, wide: set, index: torch.Tensor | int = 0):
+        self.tensor, self.wide, self.index = tensor, wide, index
         self.dtype = SimpleNamespace(element_ty=tensor.dtype)
 
     def __add__(self, offset):
-        return Pointer(self.tensor, self.index + offset)
+        return Pointer(self.tensor, self.wide, self.index + offset)
 
     __radd__ = __add__
 
@@ -34,6 +38,8 @@ class Pointer:
         """
         index, mask = torch.broadcast_tensors(
             torch.as_tensor(self.index), torch.as_tensor(True if mask is None else mask))
+        if index.dtype == torch.int64 and torch.is_tensor(self.index):
+            self.wide.add(self.tensor.data_ptr())
         outside = mask & ((index < 0) | (index >= self.tensor.numel()))
         if outside.any():
             raise IndexError(f"a kernel's address {int(index[outside][0])} in a tensor of "
@@ -49,6 +55,8 @@ def _load(pointer, mask=None, other=0.0, **_):
 def _store(pointer, value, mask=None, **_):
     elements, index, mask = pointer.elements(mask)
     value = torch.as_tensor(value, dtype=elements.dtype).expand(index.shape)
+    if elements.itemsize == 1:  # PyTorch cannot index numbers of eight bits
+        elements, value = elements.view(torch.uint8), value.contiguous().view(torch.uint8)
     elements[index[mask]] = value[mask]
 
 
@@ -68,22 +76,27 @@ def _cdiv(a, b):
     return -(-a // b)
 
 
-def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
+def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleType]:
     """Stand-ins for triton and triton.language, by name; kernels of what imports them run.
 
-    launched(same) is called then; same: whether tiles of all sizes that are tuned give one result,
-    or None where the kernel uses something of the language that is not here.
+    launched(same, wide) is called then; same: whether tiles of all sizes that are tuned give one
+    result, or None where the kernel uses something of the language that is not here; wide: how many
+    tensors it addresses in 64 bits.
     """
     place = SimpleNamespace(ids=(), sizes=())
     language = ModuleType("triton.language")
     vars(language).update(
-        program_id=lambda axis: place.ids[axis], num_programs=lambda axis: place.sizes[axis],
+        program_id=lambda axis: torch.tensor([place.ids[axis]], dtype=torch.int32),
+        num_programs=lambda axis: place.sizes[axis],
         load=_load, store=_store, dot=_dot, swizzle2d=_swizzle2d, cdiv=_cdiv, constexpr=int,
-        arange=torch.arange, zeros=lambda shape, dtype: torch.zeros(shape, dtype=dtype),
+        arange=partial(torch.arange, dtype=torch.int32),
+        zeros=lambda shape, dtype: torch.zeros(shape, dtype=dtype),
         full=lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
         where=torch.where, trans=lambda x: x.T, range=range, static_range=range,
         exp=torch.exp, log=torch.log, sqrt=torch.sqrt, rsqrt=torch.rsqrt, abs=torch.abs,
-        maximum=torch.maximum, minimum=torch.minimum,
+        sigmoid=torch.sigmoid,
+        maximum=lambda a, b: torch.maximum(*map(torch.as_tensor, (a, b))),
+        minimum=lambda a, b: torch.minimum(*map(torch.as_tensor, (a, b))),
         sum=lambda x, axis=None: x.sum() if axis is None else x.sum(axis),
         max=lambda x, axis=None: x.max() if axis is None else x.amax(axis),
         multiple_of=lambda x, *_: x, max_contiguous=lambda x, *_: x,
@@ -91,12 +104,14 @@ def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
             torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)})
 
     def run(function, counts, values, sizes):
-        """All programs of a grid; values: {name: argument}."""
-        place.sizes = counts
-        given = {name: Pointer(value) if isinstance(value, torch.Tensor) else value
+        """All programs of a grid; values: {name: argument}. Returns the number of tensors that they
+        address in 64 bits."""
+        place.sizes, wide = counts, set()
+        given = {name: Pointer(value, wide) if isinstance(value, torch.Tensor) else value
                  for name, value in values.items()}
         for place.ids in itertools.product(*map(range, counts)):
             function(**given, **sizes)
+        return len(wide)
 
     class Kernel:
         def __init__(self, function, forms=()):
@@ -118,25 +133,25 @@ def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
             before = {name: value.clone() for name, value in values.items()
                       if isinstance(value, torch.Tensor)}
             try:
-                run(self.function, counts(sizes | values), values, sizes)
+                wide = run(self.function, counts(sizes | values), values, sizes)
                 same = tuple(before) in self.seen or all(
                     self.agrees(counts, values, before, form) for form in self.forms)
                 self.seen.add(tuple(before))
             except (AttributeError, TypeError, NotImplementedError):
-                same = None
-            launched(same)
+                same, wide = None, 0
+            launched(same, wide)
 
         def agrees(self, counts, values, before, form):
             """Whether a form with smaller tiles makes of the first matrices what is there now."""
-            sizes = {name: size // SHRUNK if type(size) is int and size >= 2 * SHRUNK else size
+            sizes = {name: shrunk(size) if type(size) is int and size >= 2 * SHRUNK else size
                      for name, size in form.items()}
             rows, batch, *rest = counts(sizes | values)
+            copies = {name: tensor.clone() for name, tensor in before.items()}
             if all(tensor.size(0) == batch for tensor in before.values()):
                 batch = min(batch, 2)
-            copies = {name: tensor[:batch].clone() for name, tensor in before.items()}
+                copies = {name: tensor[:batch] for name, tensor in copies.items()}
             run(self.function, (rows, batch, *rest), values | copies, sizes)
-            return all(torch.allclose(copy, values[name][: len(copy)], 1e-3, 1e-4, equal_nan=True)
-                       for name, copy in copies.items())
+            return all(_close(copy, values[name][: len(copy)]) for name, copy in copies.items())
 
     def jit(function=None, **_):
         return Kernel(function) if function else jit
@@ -150,6 +165,19 @@ def modules(launched: Callable[[bool | None], None]) -> dict[str, ModuleType]:
         next_power_of_2=lambda n: 2 ** math.ceil(math.log2(n)),
         Config=lambda kwargs, *_, **__: SimpleNamespace(kwargs=kwargs))
     return {"triton": top, "triton.language": language}
+
+
+def _close(a, b):
+    """Whether two results are the same but for rounding; in eight bits it is seldom but coarse."""
+    if a.itemsize == 1:
+        return bool((a.float() - b.float()).norm() <= 0.02 * b.float().norm())
+    return torch.allclose(a, b, 1e-3, 1e-4, equal_nan=True)
+
+
+def shrunk(size):
+    """A tile's size, SHRUNK times smaller, and again while it is large."""
+    size //= SHRUNK
+    return shrunk(size) if size > LARGE else size
 
 
 def as_compiled(mask):

@@ -98,7 +98,7 @@ def _compile(model=None, *, disable=False, **options):
 def triton():
     """Puts something in the place of Triton, which a CPU has no use for and may lack: what a script
     imports meanwhile has kernels that run, and the current spy sees each launch."""
-    made = modules(lambda same: Spy.current.launch(same))
+    made = modules(lambda *seen: Spy.current.launch(*seen))
     for module in made.values():
         module.__spec__ = ModuleSpec(module.__name__, None)
     with mock.patch.dict(sys.modules, made):

@@ -155,6 +155,7 @@ class Spy:
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.optimizer, self.compiling = None, set()  # weights whose optimizer calls compiled code
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
+        self.received = {}  # {weight: gradient in its optimizer's first step}
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
         self.messages = self.accompanied = 0  # of optimizers; beside how many something is computed
@@ -167,6 +168,7 @@ class Spy:
         self.masks = []  # of each call of flex_attention
         self.tiles = 0  # that its mask lists
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
+        self.wide = Counter()  # tensors that these address in 64 bits
         self.forms = defaultdict(set)  # {phase: whether their forms agree}
         self.packs = False  # whether varlen_attn was called
         self.activated = []  # FlashAttention that takes the place of torch's own
@@ -292,8 +294,9 @@ class Spy:
                               f"{', and some are listed twice' * twice}")
         return function(*args, **kwargs)
 
-    def launch(self, same):
-        """A kernel in Triton was started; same: see kernels.modules."""
+    def launch(self, same, wide):
+        """A kernel in Triton was started; same, wide: see kernels.modules."""
+        self.wide[self.phase] += wide
         self.launches[self.phase] += 1
         self.forms[self.phase].add(same)
 
@@ -368,6 +371,8 @@ class Spy:
                 p.grad = torch.empty_like(p) if p.grad is None else p.grad
                 p.grad.copy_(self.gradients * number * draw(name, p, number))
             self.before[name] = p.detach().clone()
+            if number == 1 and p.grad is not None:
+                self.received[name] = p.grad.detach().clone()
 
     def after_step(self, optimizer):
         """Keeps how the weights have moved."""
@@ -385,6 +390,14 @@ class Spy:
         for name, p in parameters_of(self.models[-1]).items():
             places[p.untyped_storage().data_ptr()].append(name)
         return [name for names in places.values() if len(names) > 1 for name in names]
+
+    def with_bits(self):
+        """Names of the weights for whose group an optimizer keeps integers, one per weight."""
+        return [name for optimizer in self.steps for group in optimizer.param_groups
+                if any(isinstance(value, torch.Tensor) and value.ndim
+                       and not value.is_floating_point()
+                       for p in group["params"] for value in optimizer.state.get(p, {}).values())
+                for name, p in self.weights(optimizer) if any(p is q for q in group["params"])]
 
     def states(self):
         """[(name of a weight, tensor that an optimizer keeps for it or a rank's share of it)].

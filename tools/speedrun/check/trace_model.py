@@ -37,7 +37,11 @@ def model(module, values, note, calls, machine, paths, **_):
         where = f"call {number} of the model"
         with note.guard(where):
             net = make()
-            loss = as_loss(net(*args, **kwargs))
+            kept = _Kept(net, "mlp")
+            with kept:
+                loss = as_loss(net(*args, **kwargs))
+            note.note(f"bytes that the MLPs keep for the backward pass of {where}", "at most",
+                      kept.bytes, (1.5, 64))
             note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 2e-5)
             note.fact("dtype of the loss", loss.dtype)
             loss.backward()
@@ -88,6 +92,33 @@ def model(module, values, note, calls, machine, paths, **_):
         if _note_call(note, where, make, calls[0], changes):
             _note_call(note, f"{where}, out of the range of eight bits", make, calls[0], changes,
                        30, 1e4)
+
+
+class _Kept(torch.autograd.graph.saved_tensors_hooks):
+    """What parts of a model of this name keep for the backward pass, apart from weights."""
+
+    def __init__(self, net, name):
+        weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
+        self.depth, self.tensors = 0, {}  # by address
+
+        def keep(tensor):
+            place = tensor.untyped_storage().data_ptr()
+            if self.depth and place not in weights:
+                self.tensors[place] = tensor
+            return tensor
+
+        def move(steps):
+            self.depth += steps
+
+        super().__init__(keep, lambda tensor: tensor)
+        for path, part in net.named_modules():
+            if path.rpartition(".")[2] == name:
+                part.register_forward_pre_hook(lambda *_: move(1))
+                part.register_forward_hook(lambda *_: move(-1))
+
+    @property
+    def bytes(self):
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
 def _note_path(note, make, field, value, lengths, longer, many):

@@ -19,6 +19,7 @@ from speedrun.scripts.sizes import length_names
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
 SIZE = 0.02  # of gradients from outside
+SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
 STAGED = 6  # steps of a kernel warm-up that are in all stages
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
@@ -95,6 +96,9 @@ def training(module, values, note, folder, shards, **_):
               {name: some.numel() for name, some in drawn.items()})
     note.fact("another seed gives other weights", _apart(weights[0], weights[1]))
     note.fact("the same seed gives the same weights", not _apart(weights[0], weights[-1]))
+    free = torch.cat([some[0][~fixed[name]] for name, some in drawn.items()])
+    note.note("numbers that the initial weights have, each counted once", "at least",
+              len(free.unique()), 0.95)  # a matrix may be another's copy
     spy = Spy()
     warm_up, scheduled = values.get("window_stages", 2), values["train_steps"]  # steps
     if values.keys() & load_glossary().of_kind("stage rate"):  # it reaches beyond those scheduled
@@ -194,10 +198,14 @@ def ranks(module, values, note, folder, rank, **_):
 def more_ranks(module, values, note, folder, rank, world, **_):
     """Two steps with given gradients on ranks among which weights do not divide."""
     seq_len, val_seq_len = (values[name] for name in length_names(values))
-    rows = 16 * world * -(-values["vocab_size"] // (16 * world))  # that divide among the ranks
+    glossary = load_glossary()
+    tables = [name for name in glossary.of_kind("vocabulary") if name in values]
+    tables += [name for name, entry in glossary.items() if entry.unit == "rows" and name in values]
+    rows = {name: 16 * world * -(-values[name] // (16 * world))
+            for name in tables}  # that divide among the ranks
     spy = Spy(gradients=SIZE)
     run(module, {
-        **values, **dict.fromkeys(load_glossary().of_kind("vocabulary"), rows),
+        **values, **rows,
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
         "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0,
         "adam_every": 2}, folder, spy)  # so that Adam steps, too
@@ -248,8 +256,24 @@ def precision(module, values, note, folder, machine, **_):
     note.note("dtypes of the optimizers' state with bf16=True", "has", _joined(states))
     note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
         {dtype for what, dtype in spy.sent if what == "optimizers"})))
+    if spy.with_bits():
+        _note_small_steps(module, values, note, folder)
     if machine:
         _switched(module, values, note, folder, machine)
+
+
+def _note_small_steps(module, values, note, folder):
+    """Steps too small for bfloat16, whose sum is not: it needs the bits that optimizers keep."""
+    spy = Spy(gradients=SIZE)
+    rates = {name: values[name] * SMALL for name in load_glossary().of_kind("rate")
+             if name in values}
+    with note.guard("small steps in bfloat16"):
+        run(module, {**values, **rates, "bf16": True, "train_steps": MANY, "val_loss_every": 0},
+            f"{folder}_small", spy)
+        # Where two sums differ a little, some weights are one bit apart.
+        note.note(f"the sum of {MANY} small moves with bf16=True", "tensors", {
+            name: sum(moves[name].float() for moves in spy.moves.values())
+            for name in spy.with_bits()}, 0.3)
 
 
 def _switched(module, values, note, folder, machine):
@@ -258,23 +282,41 @@ def _switched(module, values, note, folder, machine):
     with triton():
         del sys.modules[module.__name__]
         module = load_snapshot(module.__file__)
+    together = {field: True for field in machine if field != "bf16"}
     for field in machine:
         spy = Spy()
         with note.guard(f"a run with {field}=True"):
-            run(module, {**values, field: True, "compile": True, "train_steps": 1,
-                         "val_loss_every": 0}, f"{folder}_{field}", spy, meter=True)
+            lines = run(module, {
+                **values, field: True, "compile": True, "train_steps": 1, "val_loss_every": 0,
+                "train_loss_every": 1, "adam_every": 1}, f"{folder}_{field}", spy, meter=True)
         for phase in spy.kinds:
             note.fact(f"products of eight bits in the {phase} with {field}=True",
                       counted(spy.meter.eight_bits[phase]))
         for phase, count in spy.launches.items():
             note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
                       count, 1.0)
+            note.note(f"tensors that they address in 64 bits in the {phase} with {field}=True",
+                      "at least", spy.wide[phase], 1.0)
             if None not in spy.forms[phase]:
                 given = "one" if all(spy.forms[phase]) else "several"
                 note.note(f"results of Triton's kernels by the {phase} with {field}=True",
                           "in common", {"tiles of all sizes give": given})
+                note.note(f"the gradients with {field}=True", "tables", spy.received, 1e-2)
                 note.note(f"the weights after a step with {field}=True", "tables",
                           _weights(spy), 2e-2)
+                note.note(f"the log of a run with {field}=True", "log", lines)
+        if spy.launches["training pass"] and len(together) > 1:  # kernels of the model
+            _note_together(module, values, note, folder, together)
+
+
+def _note_together(module, values, note, folder, switches):
+    """The gradients where all these switches are on: a kernel may compute in eight bits."""
+    what = f"the gradients with all of {', '.join(switches)}"
+    spy = Spy()
+    with note.guard(what):
+        run(module, {**values, **switches, "compile": True, "train_steps": 1, "val_loss_every": 0,
+                     "adam_every": 1}, f"{folder}_together", spy)
+        note.note(what, "tables", spy.received, 5e-2)
 
 
 def _joined(names):
