@@ -28,8 +28,7 @@ def windows(module, args):
 def layers(args):
     """The layers' features, as sets of layer numbers."""
     count = range(args.num_layers)
-    kinds = {kind: {i for i in count if args.window_pattern[i] == kind}
-             for kind in sorted({*args.window_pattern})}
+    kinds = {kind: {i for i in count if args.window_pattern[i] == kind} for kind in "SLP"}
     tables = {name: {i for i in count if args.value_embed_pattern[i] == name}
               for name in set(args.value_embed_pattern) - {"."}}
     return set(count) - {args.layer_without_attention}, kinds, tables
@@ -39,23 +38,26 @@ def of_layers(module, args):
     """Features of the pattern of layers."""
     attending, kinds, tables = layers(args)
     yield "a layer has no attention", len(attending) == args.num_layers - 1
-    for kind, found in kinds.items():
-        yield f"layers attend with the window {kind}", (
-            len(found & attending) > (kind != "P"))  # several, or one with paired heads
+    for kind in "SL":
+        yield f"several layers attend with the window {kind}", len(kinds[kind] & attending) > 1
     yield "the first layer has a short window, the last a long one", (
-        0 not in kinds["L"] and args.num_layers - 1 in kinds["L"])
+        0 in kinds["S"] | kinds["P"] and args.num_layers - 1 in kinds["L"])
     if hasattr(module, "pair_heads"):
-        yield "heads are paired or not where windows are short", kinds.keys() == set("LPS")
+        yield "a layer pairs its heads, of which there are several pairs", (
+            bool(kinds["P"] & attending) and args.num_heads % 2 == 0 and args.num_heads > 2)
     if hasattr(module, "ValueEmbeds"):
-        yield "each table serves one layer", set(map(len, tables.values())) == {1}
-        found = set().union(*tables.values())
-        yield "both ends have several tables, or one", (
-            len({i < args.num_layers // 2 for i in found}) == 2 and len(found) > 2)
+        yield "several tables serve a layer each, at both ends", all(
+            len(found) == 1 for found in tables.values()) and len(tables) > 2 and (
+            min(map(min, tables.values())) < args.num_layers // 2
+            and args.num_layers - 1 in set().union(*tables.values()))
     else:
         yield "a table serves one layer, another two", set(map(len, tables.values())) == {1, 2}
         yield "a shared table serves both ends", any(
             len(found) == 2 and min(found) < args.num_layers // 2 <= max(found)
             for found in tables.values())
+    if hasattr(args, "bigram_rows"):
+        yield "bigrams have more rows than the vocabulary, and share them", (
+            args.vocab_size < args.bigram_rows < args.vocab_size**2)
     yield "some layers have no table", bool(attending - set().union(*tables.values()))
     yield "all layers with a table attend", set().union(*tables.values()) <= attending
     yield "layers follow the backout", args.backout_layer < args.num_layers - 1
