@@ -77,7 +77,7 @@ def check_values(
         if type(layers) is int and len(pattern) < layers:
             raise UserError(f"{name}={pattern} has fewer letters than num_layers={layers}; change"
                             " one of them")
-        default = defaults.get(name) or alphabet  # a script knows the letters of its own, and digits
+        default = defaults.get(name) or alphabet  # a script knows its own letters, and digits
         alphabet = "".join(c for c in alphabet if c in default or c.isdigit())
         if foreign := "".join(dict.fromkeys(c for c in pattern if c not in alphabet)):
             raise UserError(f"{name}={pattern} holds {foreign}; its letters are {alphabet}")
