@@ -220,12 +220,25 @@ def test_streamed_pieces_join_to_the_decoded_text(capsys):
         printed.append(capsys.readouterr().out)
     assert "".join(printed) == text + "\n" and "\ufffd" not in "".join(printed)
     assert printed[:5] == ["n", "a", "", "ï", "v"]
-    # of several samples each when it ends; an answer that is cut within a character says so
-    writer = MODULES["e4b"].Writer(config, 2)
-    for sample, id, ended in [(0, 65, False), (1, 66, False), (1, 259, True), (0, 0xC3, True)]:
+    # in the order of samples, whichever ends first; one that is cut within a character says so
+    writer = MODULES["e4b"].Writer(config, 3)
+    for sample, id, ended in [(0, 65, False), (1, 66, False), (2, 67, False), (1, 259, True),
+                              (0, 0xC3, True), (2, 259, True)]:
         writer.add(sample, id, ended)
         printed.append(capsys.readouterr().out)
-    assert printed[-4:] == ["", "", "B\n", "A\ufffd\n"]
+    assert printed[-6:] == ["A", "", "", "", "\ufffd\nB\nC", "\n"]
+
+
+def test_streaming_prints_what_is_printed_at_the_end(checkpoint, capsys, monkeypatch):
+    printed = []
+    for id in ("e4a", "e4b"):
+        module = MODULES[id]
+        monkeypatch.setattr(module, "encode_prompt", lambda *_: torch.tensor([256, 257, 258]))
+        module.main(module.Hyperparameters(checkpoint=str(checkpoint), num_samples=8,
+                                           max_new_tokens=61, temperature=1.5))
+        printed.append(capsys.readouterr().out.rpartition("\ntokens:"))
+    assert printed[0][0] == printed[1][0] and "cut_at_max_new_tokens:" in printed[1][2]
+    assert len({len(line) for line in printed[0][0].split("\n")}) > 3  # they end apart
 
 
 def test_gpt2s_vocabulary_never_becomes_a_marker():

@@ -5,8 +5,8 @@ Fine-tuning gave a model that answers. This script draws its answers, token by t
 second of two programs that use a trained model.
 
 Parent:  e4a stop
-Changed: a lone sample's text is printed token by token, of several samples each when it ends; a
-         character appears once all of its bytes are there
+Changed: the first sample's text is printed token by token, and the others' follow in their order;
+         a character appears once all of its bytes are there
 Record:  none; a nanochat report calls it possible
 Run:     python tools/run_milestone.py e2a --from RUN   (a model that answers; RUN trained 04)
          python tools/run_milestone.py ID --from RUN    (RUN is the folder that this printed)
@@ -239,19 +239,23 @@ def token_bytes(id, config):
 
 
 class Writer:
-    """Prints answers: one sample's text as it is drawn, or each of several when it ends."""
+    """Prints answers in the order of samples: the first unended one's as it is drawn, while later
+    ones wait."""
     def __init__(self, config, num_samples):
         self.config = config
         decoder = codecs.getincrementaldecoder("utf-8")  # keeps the bytes of half a character
         self.decoders = [decoder(errors="replace") for _ in range(num_samples)]
-        self.waiting = [""] * num_samples
+        self.waiting, self.ended = [""] * num_samples, [False] * num_samples
 
     def add(self, sample, id, ended):
         piece = self.decoders[sample].decode(token_bytes(id, self.config), final=ended)
         self.waiting[sample] += piece + "\n" * ended
-        if ended or len(self.waiting) == 1:
-            print(self.waiting[sample], end="", flush=True)
-            self.waiting[sample] = ""
+        self.ended[sample] = ended
+        for first, text in enumerate(self.waiting):
+            print(text, end="", flush=True)
+            self.waiting[first] = ""
+            if not self.ended[first]:
+                break
 
 
 # ------------------------------------------- Generation -------------------------------------------
