@@ -130,14 +130,15 @@ def value_tables_of(model):
 
 def sized(sizes, fields):
     """The sizes, with seq_len under the names by which a script of these fields knows it, with the
-    value embeddings of so many layers, and with backout_layer in their second half."""
+    value embeddings of so many layers, and with backout_layer or cached_layer in their second
+    half."""
     named = dict.fromkeys(length_names(fields), sizes["seq_len"])
     if "value_embed_pattern" in fields and "num_layers" in sizes:
         named["value_embed_pattern"] = value_tables(
             fields["value_embed_pattern"], sizes["num_layers"])
     named |= {name: value for name, value in sizes.items() if name != "seq_len"}
-    if "backout_layer" in sizes:
-        named["backout_layer"] = max(sizes["backout_layer"], sizes["num_layers"] // 2)
+    for name in sizes.keys() & {"backout_layer", "cached_layer"}:
+        named[name] = max(sizes[name], sizes["num_layers"] // 2)
     return named
 
 

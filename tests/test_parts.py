@@ -103,12 +103,17 @@ def weights_of(model, name):
     return [parameters[f"{name}.weight"] for name in names]
 
 
+def is_scalar(name, param):
+    """Whether a parameter is scalars: of whole tensors, of layers or of their two sublayers."""
+    return param.ndim < 2 or name.endswith("_weights")
+
+
 @torch.no_grad()
 def fill(model, amplitude, fused_qkv=False, vectors=False):
     """Fills tensor k with amplitude * sin(0.37 i + k); vectors: all tensors count, not only the
     matrices, and weights of norms, of one dimension, become 1 more."""
     names = [name.removesuffix(".weight") for name, param in model.named_parameters()
-             if param.ndim >= 2 or vectors]
+             if vectors or not is_scalar(name, param)]
     for table in ("lm_head", "embed"):  # these come first, embed before the head
         if table in names:
             names.insert(0, names.pop(names.index(table)))
@@ -188,7 +193,7 @@ def test_small_loss(milestone):
                         buffer.copy_(buffer.bfloat16())
             if case.get("moved_scalars"):
                 for name, param in model.named_parameters():
-                    if param.ndim < 2:
+                    if is_scalar(name, param):
                         param.copy_(torch.tensor(known["moved_scalars"][name.split(".")[-1]]))
             for block in model.blocks:
                 if "attn_scale" in case:
