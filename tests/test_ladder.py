@@ -51,7 +51,9 @@ def test_committed_runs_are_fresh():
 
 def test_committed_runs_are_comparable():
     ladder = load_ladder(COMMITTED, MANIFEST)
-    assert [entry.milestone for entry in ladder.entries] == [m.slug for m in MANIFEST.milestones]
+    run = [entry.milestone for entry in ladder.entries]
+    assert run == [m.slug for m in MANIFEST.milestones if m.slug in run]
+    assert {m.kind for m in MANIFEST.milestones if m.slug not in run} <= {"systems"}
     for entry in ladder.entries:
         assert sorted(run.seed for run in entry.runs) == [*range(len(entry.runs))]
         sizes = MANIFEST.overrides(MANIFEST.get(entry.milestone), "tiny")
