@@ -19,11 +19,10 @@ def check_share(answer):
         50.3: "that is rows per pair, as if the hash filled every row before it used one twice; a"
               " hash does not know which rows are taken",
         0.0: "one other pair misses a row with probability 1 - 1 / 251,519, which is close to 1;"
-               " that many misses in a row are possible",
+             " that many misses in a row are possible",
         198.8: "that is the mean number of pairs in a row, in percent; it takes an exponential from"
                " there",
-        60.5: "one other pair misses your row with probability 1 - 1 / R, and n - 1 others must"
-              " miss it: use n / R whole, not a part of it",
+        36.8: "that is exp(-1), for as many pairs as rows; here pairs are nearly twice as many",
     }
     if abs(value - 13.7) > 0.3:
         near = min(meanings, key=lambda known: abs(known - value))
