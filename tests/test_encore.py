@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import re
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
@@ -582,14 +583,41 @@ def test_a_run_starts_from_another(folder, tmp_path, monkeypatch):
         ended.stderr), ended.stderr
 
 
-def test_a_checkpoint_is_whole_or_missing(folder, tmp_path, monkeypatch):
-    def killed(*files):
-        raise KeyboardInterrupt
+def killed_while_saving(options, last_call):
+    """A run in a process that dies by SIGKILL in its last call: within or right after torch.save,
+    or right after the renaming."""
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        losses_of("e0", run_options(folder, tmp_path / "log", train_steps=1))
-    assert not (tmp_path / "log" / "checkpoint.pt").exists()
+    save, replace = torch.save, os.replace
+
+    def half(checkpoint, file):
+        save(checkpoint, file)
+        os.truncate(file, os.path.getsize(file) // 2)
+        die()
+
+    def then_die(*files):
+        replace(*files)
+        die()
+
+    changes = {"half": (torch, "save", half), "saved": (os, "replace", die),
+               "renamed": (os, "replace", then_die)}
+    setattr(*changes[last_call])
+    losses_of("e0", options)
+
+
+@pytest.mark.parametrize("last_call", ["half", "saved", "renamed"])
+def test_a_checkpoint_is_whole_or_missing(last_call, folder, tmp_path):
+    options = run_options(folder, tmp_path / "log", train_steps=1)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        start_ranks(1, killed_while_saving, options, last_call)
+    left = {file.name for file in (tmp_path / "log").iterdir()}
+    if last_call == "renamed":
+        assert left == {"log.txt", "checkpoint.pt"}
+        kept = torch.load(tmp_path / "log" / "checkpoint.pt", weights_only=True)
+        assert kept["step"] == 1 and kept["model"]
+    else:
+        assert left == {"log.txt", "checkpoint.partial"}
 
 
 GOOD = json.dumps({"messages": turns("a", "b")}).encode()

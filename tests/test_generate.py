@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranks import run_tool
-from snapshots import MANIFEST, REPOSITORY, by_id, load_snapshot
+from snapshots import MANIFEST, REPOSITORY, by_id, known_values, load_snapshot, own_values
 from test_parts import SMALL, fill
 
 RUNGS = [m for m in MANIFEST.of_chain("encore").milestones if m.program == "generate.py"]
@@ -59,45 +59,56 @@ def checkpoint(tmp_path_factory):
 # ---- the card's numbers ----
 
 
+def where_known(key):
+    """Runs a test at the rungs whose known.toml has the key."""
+    return pytest.mark.parametrize("milestone", [m for m in RUNGS if key in own_values(m.id)],
+                                   ids=by_id)
+
+
 @every_rung
 def test_greedy_tokens_and_logits(milestone):
-    model, config = small(milestone.id)
+    known, (model, config) = known_values(milestone.id), small(milestone.id)
     (answer,) = draw(milestone.id, model, config, num_samples=1, temperature=0, max_new_tokens=8)
-    assert answer == [13, 48, 31, 14, 14, 31, 31, 14]
+    assert answer == known["greedy"]
     with torch.no_grad():
         logits = model(PROMPT[None])[0, -1, :4]
-    expected = torch.tensor([0.027527, -0.331871, -0.647896, -0.879321])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(logits, torch.tensor(known["first_logits"]), rtol=0, atol=2e-6)
 
 
-def test_a_token_costs_what_the_mathematics_says():
-    """2M + 4LCt over t keys with a cache, 2Mt + 4LCt^2 without (M: weights of matrices)."""
-    model = MODULES["e3"].GPT(Namespace(
-        vocab_size=260, num_layers=4, num_heads=2, model_dim=128, seq_len=256, bf16=False))
-    config = Namespace(num_heads=2, model_dim=128)
-    counted = {}
-    for t in (1, 64, 256):
-        caches = [MODULES["e3"].KVCache(config, t, model.embed.weight) for _ in model.blocks]
-        for cache in caches:
-            cache.filled = t - 1
-        for name, tokens, more in (("cached", 1, dict(caches=caches)), ("whole", t, {})):
-            with (FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH),
-                  torch.no_grad()):
-                model(torch.zeros(1, tokens, dtype=torch.int64), **more)
-            counted[name, t] = counter.get_total_flops()
-    assert [counted["cached", t] for t in (1, 64, 256)] == [1_641_472, 1_770_496, 2_163_712]
-    assert all(counted["whole", t] == 1_639_424 * t + 2048 * t * t for t in (1, 64, 256))
+@every_rung
+def test_drawn_tokens(milestone):
+    model, config = small(milestone.id)
+    assert known_values(milestone.id)["drawn"] == draw(
+        milestone.id, model, config, num_samples=4, temperature=1.0, max_new_tokens=6)
 
 
-def test_token_passes_with_and_without_a_cache():
-    passes = {}
-    for id in ("e0a", "e3"):
-        model, config = small(id, seq_len=150)
-        read = []
-        model.register_forward_pre_hook(lambda _, inputs, read=read: read.append(inputs[0].numel()))
-        draw(id, model, config, prompt=torch.arange(50), num_samples=1, max_new_tokens=100)
-        passes[id] = sum(read)
-    assert passes == {"e0a": 9950, "e3": 149}
+@where_known("step_flops")
+def test_a_token_costs_what_the_mathematics_says(milestone):
+    config = Namespace(
+        vocab_size=260, num_layers=4, num_heads=2, model_dim=128, seq_len=256, bf16=False)
+    module, counted = MODULES[milestone.id], {}
+    model = module.GPT(config)
+    for t in map(int, known_values(milestone.id)["step_flops"]):
+        tokens, more = t, {}
+        if milestone in CACHED:
+            tokens, more = 1, dict(caches=[
+                module.KVCache(config, t, model.embed.weight) for _ in model.blocks])
+            for cache in more["caches"]:
+                cache.filled = t - 1
+        with (FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH),
+              torch.no_grad()):
+            model(torch.zeros(1, tokens, dtype=torch.int64), **more)
+        counted[str(t)] = counter.get_total_flops()
+    assert counted == known_values(milestone.id)["step_flops"]
+
+
+@where_known("token_passes")
+def test_token_passes_with_and_without_a_cache(milestone):
+    model, config = small(milestone.id, seq_len=150)
+    read = []
+    model.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].numel()))
+    draw(milestone.id, model, config, prompt=torch.arange(50), num_samples=1, max_new_tokens=100)
+    assert sum(read) == known_values(milestone.id)["token_passes"]
 
 
 # ---- the cache ----
@@ -132,12 +143,27 @@ def test_reading_token_by_token_gives_the_logits_of_one_pass(milestone):
     assert {cache.filled for cache in caches} == {16}
     with pytest.raises(AssertionError, match="a filled cache takes one token at a time"):
         model(tokens[:, :2], caches=caches)
-    # 2 L C T bytes of each sample
-    stored = sum(t.nbytes for cache in caches for t in (cache.keys, cache.values))
-    assert stored == 2 * (2 * len(model.blocks) * config.model_dim * 16 * 4)
+
+
+@where_known("cache_bytes")
+def test_bytes_of_a_cache(milestone):
+    module = MODULES[milestone.id]
+    for known in known_values(milestone.id)["cache_bytes"]:
+        config = Namespace(num_heads=2, model_dim=known["model_dim"])
+        caches = [module.KVCache(config, known["slots"], torch.zeros(1))
+                  for _ in range(known["num_layers"])]
+        assert known["bytes"] == sum(
+            t.nbytes for cache in caches for t in (cache.keys, cache.values))
 
 
 # ---- samples ----
+
+
+@where_known("streams")
+def test_random_streams(milestone):
+    for seed, sample, expected in known_values(milestone.id)["streams"]:
+        stream = MODULES[milestone.id].random_stream(seed, sample)
+        assert stream.initial_seed() == expected
 
 
 @pytest.mark.parametrize("id, alike", [("e0a", True), ("e3", True), ("e4", False), ("e4b", False)])
@@ -184,11 +210,9 @@ def test_stopping_cuts_what_own_streams_draws():
     for whole, cut in zip(answers["e4"], answers["e4a"], strict=True):
         assert whole[: len(cut)] == cut
         assert all(id < 20 for id in cut[:-1]) and (cut[-1] >= 20 or len(cut) == 12)
-    lengths = [len(answer) for answer in answers["e4a"]]
-    assert 1 in lengths and len(set(lengths)) > 3
-    assert read["e4"] == [1, *[16] * 11]
-    steps = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
-    assert read["e4a"] == [1, *steps]
+    known = known_values("e4a")
+    assert [len(answer) for answer in answers["e4a"]] == known["lengths"]
+    assert read == {"e4": [1, *[16] * 11], "e4a": known["rows_read"]}
 
 
 def test_drawing_keeps_exactly_k_and_cuts_unused_ids():
@@ -220,13 +244,11 @@ def test_streamed_pieces_join_to_the_decoded_text(capsys):
         printed.append(capsys.readouterr().out)
     assert "".join(printed) == text + "\n" and "\ufffd" not in "".join(printed)
     assert printed[:5] == ["n", "a", "", "ï", "v"]
-    # in the order of samples, whichever ends first; one that is cut within a character says so
+    # several in their order, whichever ends first
     writer = MODULES["e4b"].Writer(config, 3)
-    for sample, id, ended in [(0, 65, False), (1, 66, False), (2, 67, False), (1, 259, True),
-                              (0, 0xC3, True), (2, 259, True)]:
+    for sample, id, ended, expected in known_values("e4b")["printed"]:
         writer.add(sample, id, ended)
-        printed.append(capsys.readouterr().out)
-    assert printed[-6:] == ["A", "", "", "", "\ufffd\nB\nC", "\n"]
+        assert capsys.readouterr().out == expected, (sample, hex(id))
 
 
 def test_streaming_prints_what_is_printed_at_the_end(checkpoint, capsys, monkeypatch):
