@@ -502,7 +502,7 @@ SEEN_BY_ONE_LOOK = [
     (LAST, "precision", [("(upper | remainders.int() & 0xFFFF)", "(upper + remainders.int())")],
      "the sum of 12 small moves with bf16=True"),
     (LAST, "precision", [("            total = tl.maximum(total, 0.0)\n", "")],
-     "the weights after a step with use_triton=True"),
+     "the gradients with use_triton=True"),
     (LAST, "model", [("ctx.save_for_backward(x, w_in, w_out, post)",
                       "ctx.save_for_backward(x, w_in, w_out, post, F.relu(x @ w_in))"),
                      ("x, w_in, w_out, post = ctx", "x, w_in, w_out, post, _ = ctx")],
