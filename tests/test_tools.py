@@ -110,7 +110,7 @@ def test_the_readme_shows_the_stations(manifest, records):
     told = readme.claim(manifest, records).replace("\n", " ")
     assert "took 45 minutes" in told and f"fallen to {records[-1].minutes:g}." in told
     assert f"The {len(manifest.milestones)} scripts" in told
-    assert f"down to {manifest.milestones[-1].minutes:.2f}:" in told
+    assert f"down to {min(m.minutes for m in manifest.milestones if m.minutes):.2f}:" in told
 
 
 def test_the_readmes_excerpt_is_of_the_two_scripts(manifest):
