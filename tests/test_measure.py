@@ -326,7 +326,7 @@ def test_tiny_tiles_fit_flex_attention_on_a_gpu(monkeypatch):
     with pytest.raises(UserError, match="tile_size=32 is not a multiple of 128, which FlexAttention"
                        " needs; change it, or add --set use_flex_attention=False"):
         make_plan("05d", scale="tiny", settings=["tile_size=32"])
-    assert make_plan("09", scale="tiny").options["tile_size"] == 32, "no FlexAttention since 06"
+    assert make_plan("09", scale="tiny").options["tile_size"] == 16, "no FlexAttention since 06"
     monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: [])
     assert make_plan("05d", scale="tiny").options["tile_size"] == 32
 

@@ -77,7 +77,7 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
     in_fp8 = {"float8_e4m3fn": 4 * head * tokens, "float8_e5m2": 2 * head * tokens}
     dtype = "bfloat16" if hasattr(module.Hyperparameters, "bf16") else "float32"
     assert found.flops == {dtype: found.flops[dtype],
-                           **(in_fp8 if hasattr(module, "FP8Linear") else {})}
+                           **(in_fp8 if hasattr(module.Hyperparameters, "fp8_x_scale") else {})}
 
 
 FAULTS = {

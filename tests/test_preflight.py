@@ -316,7 +316,7 @@ def test_a_folder_whose_name_looks_like_a_pattern(start, shards, tmp_path):
 
 def test_as_many_shards_are_named_as_the_run_reads(tmp_path):
     for milestone, shards in (("00b", 51), ("03e", 18), ("05l", 7), ("05q", 8), ("09", 8),
-                              ("10d", 7), ("11b", 6)):
+                              ("10d", 7), ("11c", 6)):
         found = load_manifest().get(milestone)
         values = find_script(milestone).hyperparameters | {"train_files": f"{tmp_path}/*.bin"}
         with pytest.raises(UserError, match=f"cached_fineweb10B.py {shards} --out "):

@@ -1,6 +1,7 @@
 """Counts the arithmetic of a training step from the model itself; needs torch."""
 
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, length_names(vars(args))[0])
-    half = min(T, LONGEST_DENSE) // 2
+    paired = "P" in getattr(args, "window_pattern", "")  # a dense mask of two slots per token
+    half = min(T, LONGEST_DENSE // (1 + paired)) // 2
     per_token, per_pair = _solve(half, 2 * half, *_forward_flops(module, args, half, 2 * half))
     return 3 * (per_token + per_pair * _mean_visible(module, args, T))
 
@@ -59,6 +61,8 @@ def _plain(hyperparameters):
 
 
 def _forward_flops(module, args, *lengths):
+    if "P" in getattr(args, "window_pattern", ""):  # a slot of a pair sees as many keys as a token
+        args = replace(args, window_pattern=args.window_pattern.replace("P", "S"))
     math = sdpa_kernel(SDPBackend.MATH)  # matrix products, which the counter knows
     with FakeTensorMode(), torch.no_grad(), math:
         model, found = module.GPT(args).requires_grad_(False), []  # the counter examines it
