@@ -758,10 +758,8 @@ class GPT(nn.Module):
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
-            self.value_embeds.bfloat16()
-            self.lm_head.bfloat16()
-            self.blocks.bfloat16()  # matrices and rotary tables
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
