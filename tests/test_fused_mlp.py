@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 import torch
@@ -17,17 +16,13 @@ import torch.nn.functional as F
 
 from snapshots import (
     MANIFEST,
-    by_id,
-    declaring,
     known_values,
     load_snapshot,
-    micro_args,
     micro_sizes,
-    train,
     where,
 )
 from test_gpu import environment_with_gpus, has_gpu
-from test_kernels import assembled, needs_triton, whole
+from test_kernels import assembled, interpreted, needs_triton, whole
 
 of_its_own = where("SquaredReLUMLP", "MLP", known="root")
 SHRUNK = 8  # times smaller than the script's are tiles in the interpreter, which is slow
@@ -130,26 +125,7 @@ def test_the_model_computes_so(milestone, monkeypatch):
     assert seen == [(6, args.model_dim)]
 
 
-@pytest.mark.parametrize("milestone", declaring("SquaredReLUMLP"), ids=by_id)
-def test_losses_are_the_parents(milestone, shards, tmp_path):
-    sizes = dict(total_batch_size=128, val_tokens=64, val_loss_every=5)
-    parent = MANIFEST.get(milestone.parent)
-    expected, found = (train(load_snapshot(m), micro_args(m, shards, tmp_path / m.id, **sizes))
-                       for m in (parent, milestone))
-    assert found == pytest.approx(expected, abs=1e-4) and expected[0] - expected[-1] > 0.5
-
-
 # ---- the kernel ----
-
-
-@cache
-def interpreted(milestone_id):
-    """What the kernel does, in a process in which Triton's interpreter is the compiler."""
-    environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
-    ended = subprocess.run([sys.executable, __file__, milestone_id], env=environment,
-                           capture_output=True, encoding="utf-8")
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(ended.stdout)
 
 
 def interpret(milestone):
@@ -183,7 +159,7 @@ def interpret(milestone):
 @needs_triton
 @where("relu2_kernel", "relu2_product")
 def test_the_kernels_products_are_its_specifications(milestone):
-    found = interpreted(milestone.id)
+    found = interpreted(__file__, milestone.id)
     assert len(found["products"]) >= 2 * len(SHAPES)
     for error, shaped, size in found["products"]:
         assert error == 0 and shaped and size > 1  # whole numbers: exact on every processor

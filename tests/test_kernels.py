@@ -32,11 +32,11 @@ SHAPES = [(2, 25, 18), (1, 6, 12), (1, 50, 40)]  # (N, M, K): no tile fits; a ga
 
 
 @cache
-def interpreted(milestone_id):
-    """What the kernel does in each form, in a process of its own: Triton's interpreter stands in
-    for the compiler where a variable says so before it is imported."""
+def interpreted(file, milestone_id):
+    """What a test file, run as a command, prints of a milestone's kernel: in a process of its own,
+    because Triton's interpreter replaces the compiler only before the import."""
     environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
-    ended = subprocess.run([sys.executable, __file__, milestone_id], env=environment,
+    ended = subprocess.run([sys.executable, file, milestone_id], env=environment,
                            capture_output=True, encoding="utf-8")
     assert ended.returncode == 0, ended.stderr[-2000:]
     return json.loads(ended.stdout)
@@ -89,7 +89,7 @@ def interpret(milestone):
 @needs_triton
 @where("symmetric_kernel")
 def test_products_are_the_dense_ones_and_symmetric(milestone):
-    errors = interpreted(milestone.id)["errors"]
+    errors = interpreted(__file__, milestone.id)["errors"]
     assert len(errors) == 5 * 2 * len(SHAPES) + len(COUNTED)
     for error, asymmetry in errors:
         assert error == 0 and asymmetry == 0  # what was not stored is NaN, also in both
@@ -99,7 +99,7 @@ def test_products_are_the_dense_ones_and_symmetric(milestone):
 @where("symmetric_kernel")
 def test_tiles_above_the_diagonal_are_not_computed(milestone):
     known = known_values(milestone.id)["kernel_tiles"]
-    found = interpreted(milestone.id)["programs"]
+    found = interpreted(__file__, milestone.id)["programs"]
     assert found == [case for case in known if case[:2] in COUNTED] and len(found) >= 2
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 import torch
@@ -21,13 +20,11 @@ from snapshots import (
     declaring,
     known_values,
     load_snapshot,
-    micro_args,
     micro_sizes,
-    train,
     where,
 )
 from test_gpu import environment_with_gpus, has_gpu
-from test_kernels import assembled, needs_triton
+from test_kernels import assembled, interpreted, needs_triton
 from test_updates import having
 
 CAP = 23.0, 5.0, 7.5
@@ -207,15 +204,6 @@ def test_the_model_trains_on_the_weighted_and_validates_on_the_usual_loss(milest
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("milestone", declaring("CappedLoss"), ids=by_id)
-def test_losses_are_the_parents(milestone, shards, tmp_path):
-    sizes = dict(total_batch_size=128, val_tokens=64, val_loss_every=5)
-    parent = MANIFEST.get(milestone.parent)
-    expected, found = (train(load_snapshot(m), micro_args(m, shards, tmp_path / m.id, **sizes))
-                       for m in (parent, milestone))
-    assert found == pytest.approx(expected, abs=1e-4) and expected[0] - expected[-1] > 0.5
-
-
 # ---- FP8 ----
 
 
@@ -275,16 +263,6 @@ def test_products_are_those_of_the_rounded_factors(milestone):
 # ---- the kernel ----
 
 
-@cache
-def interpreted(milestone_id):
-    """What the kernel does, in a process in which Triton's interpreter is the compiler."""
-    environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
-    ended = subprocess.run([sys.executable, __file__, milestone_id], env=environment,
-                           capture_output=True, encoding="utf-8")
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(ended.stdout)
-
-
 def compare(module, device, dtypes):
     """How far the kernel's losses and gradients are from its specification's, [[losses, gradients],
     ...], relative to the largest."""
@@ -323,7 +301,7 @@ def interpret(milestone):
 @needs_triton
 @where("loss_kernel", "loss_and_grads")
 def test_the_kernel_is_its_specification(milestone):
-    found = interpreted(milestone.id)
+    found = interpreted(__file__, milestone.id)
     assert len(found) == 3 * 2
     for errors in found:
         assert max(errors) < 1e-5

@@ -205,7 +205,10 @@ class Milestone(Declared):
     @property
     def _sizes(self):
         known = default_hyperparameters(self.script)
-        return known | {"total_batch_size": self.tokens_per_step}
+        sizes = known | {"total_batch_size": self.tokens_per_step}
+        if "scheduled_steps" in known:  # a record's other steps are other scheduled ones
+            sizes["scheduled_steps"] += self.train_steps - known["train_steps"]
+        return sizes
 
     @property
     def tokens_read(self) -> int | None:
