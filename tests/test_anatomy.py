@@ -19,8 +19,10 @@ from speedrun.scripts.find import load_snapshot
 
 MANIFEST = load_manifest()
 MODEL = {"GPT", "Block", "CausalSelfAttention", "MLP", "Rotary", "attention_mask"}
-CHANGED = [m.id for m in MANIFEST.milestones if not m.parent or MODEL & {*m.changes}]
-QUICK = {"00", "03b", "05k", CHANGED[-1], "09"}  # a second or two each
+CHANGED = [m.id for m in MANIFEST.milestones if m.script.name == "train_gpt.py"
+           and (not m.parent or MODEL & {*m.changes})]
+QUICK = {"00", "03b", "05k", "09", *{MANIFEST.get(id).chain: id for id in CHANGED}.values()}  # with
+# the last of each chain: a second or two each
 
 
 def drawn(svg):
@@ -60,7 +62,8 @@ def test_picture_shows_the_module_tree(id):
     assert ("positions" in parts) == hasattr(model, "pos_embed")
     assert ("smear" in parts) == hasattr(model, "smear_gate")
     assert ("tied" in parts) == (model.embed.weight is model.lm_head.weight)
-    assert ("cap" in parts) == ("tanh" in MANIFEST.get(id).script.read_text(encoding="utf-8"))
+    caps = "tanh" in MANIFEST.get(id).script.read_text(encoding="utf-8")
+    assert ("cap" in parts) == (caps or hasattr(args, "cap_width"))
     if hasattr(args, "window_pattern"):
         windows = {i: int("".join(parts[f"window {i}"].itertext()).replace(",", ""))
                    for i in attention}
@@ -69,6 +72,12 @@ def test_picture_shows_the_module_tree(id):
             of_kind[args.window_pattern[i]].add(window)
         (short,), (long,) = of_kind["S"], of_kind["L"]
         assert short < long
+        assert of_kind["P"] <= {short // 2}  # the same number of slots, of which a token has two
+        paired = {i for i in attention if args.window_pattern[i] == "P"}
+        assert numbers(parts, "pair") == paired
+    bigrams = {i for i in range(1, L) if hasattr(args, "bigram_rows")}
+    assert numbers(parts, "bigrams") == bigrams
+    if hasattr(args, "window_pattern"):
         last = module.window_size(args.train_steps, args)
         assert long == getattr(args, "long_window_end", last)
 
@@ -79,7 +88,7 @@ def test_every_parameter_is_in_the_picture(id):
     module = load_snapshot(MANIFEST.get(id).script)
     args = module.Hyperparameters(model_dim=module.Hyperparameters().num_heads * 16, vocab_size=64)
     model = module.GPT(args).eval()
-    with torch.no_grad(), Tracer(model) as tracer:
+    with torch.no_grad(), Tracer(model, 256) as tracer:
         model(torch.ones(1, 256, dtype=torch.int64))
     read = set().union(*tracer.used.values(), *tracer.sources.values())
     assert {f"w:{name}" for name, _parameter in model.named_parameters()} <= read

@@ -17,9 +17,10 @@ def model_svg(manifest: Manifest, id: str, changed: str | Iterable[str] = (),
     """The model of a milestone as an SVG picture.
 
     changed: what is drawn in colour: the id of an earlier milestone, from whose model the parts
-    differ, or names of parts: "attn", "mlp", "window", "table", "gate", "skip", "x0", "values",
-    "embed", "positions", "smear", "head", "cap"; "attn 3" is layer 3's. Lines are drawn in
-    currentColor, so they take a page's colour. Each part is a group with its name as data-part.
+    differ, or names of parts: "attn", "pair", "mlp", "window", "table", "gate", "skip", "x0",
+    "bigrams", "values", "embed", "positions", "smear", "head", "cap"; "attn 3" is layer 3's.
+    Lines are drawn in currentColor, so they take a page's colour. Each part is a group with its
+    name as data-part.
     """
     picture = Picture(anatomy(manifest.get(id)), _changed(manifest, id, changed))
     return _svg(picture.draw(), picture.height, background, picture.in_words())
@@ -50,7 +51,8 @@ def parts(model: Anatomy) -> dict[str, object]:
         found |= {
             f"mlp {i}": model.activation if layer.mlp else None, f"window {i}": layer.window,
             f"table {i}": layer.tables or None, f"gate {i}": len(layer.gates) or None,
-            f"x0 {i}": layer.x0 or None, f"values {i}": layer.first_values or None}
+            f"x0 {i}": layer.x0 or None, f"values {i}": layer.first_values or None,
+            f"bigrams {i}": layer.bigrams or None, f"pair {i}": layer.paired or None}
     found |= {f"skip {start}-{end}": True for start, end in model.skips}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -140,6 +142,9 @@ class Picture:
                 edge = y + self.box if name == "attn" else y
                 body += self._path([(middle, edge), (middle, self.stream)], f"{name} {i}")
             drawn.append(self._part(f"{name} {i}" if there else f"no {name} {i}", body))
+        if layer.paired:
+            drawn.append(self._part(f"pair {i}", self._box(
+                x + 3, self.attn + 3, width - 6, self.box - 6, f"pair {i}")))
         if layer.window:
             drawn.append(self._window(i))
         if not self.small:
@@ -228,11 +233,15 @@ class Picture:
             return ""
         x, y = (76, 9) if self.model.smear else (37, self.box / 2)
         points = [(x, self.stream + y), (x, self.x0), (self._left(readers[-1]) - 4, self.x0)]
-        drawn = self._path(points, *(f"x0 {i}" for i in readers))
+        drawn = self._path(points, *(f"{name} {i}" for name in ("x0", "bigrams") for i in readers))
         for i in readers:
-            x = self._left(i) - 4
-            drawn += self._part(f"x0 {i}", self._path(
-                [(x, self.x0), (x, self.stream)], f"x0 {i}", arrow=True))
+            x, names = self._left(i) - 4, [f"x0 {i}"]
+            if self.model.layers[i].bigrams:
+                names.append(f"bigrams {i}")
+            arrow = self._path([(x, self.x0), (x, self.stream)], *names, arrow=True)
+            for name in names:
+                arrow = self._part(name, arrow)
+            drawn += arrow
         return drawn
 
     def _first_values(self):
@@ -286,6 +295,8 @@ class Picture:
         norm = ", queries and keys normalised" if model.qk_norm else ""
         facts = [("attn", f"attention: {model.num_heads} heads of "
                           f"{model.model_dim // model.num_heads}{norm}; {positions}")]
+        if any(layer.paired for layer in layers):
+            facts.append(("pair", "the double box: two heads share a softmax"))
         windows = sorted({layer.window for layer in layers if layer.window})
         if windows:
             sizes = " or ".join(f"{window:,}" for window in windows)
@@ -302,6 +313,8 @@ class Picture:
                                    f"{model.model_dim}, looked up by token"))
         if any(layer.x0 for layer in layers):
             facts.append(("x0", "the line below the layers: the embedding, mixed in again"))
+        if any(layer.bigrams for layer in layers):
+            facts.append(("bigrams", "on the same line: a vector for each pair of tokens"))
         return facts
 
     # ------------------------------------------ elements -----------------------------------------

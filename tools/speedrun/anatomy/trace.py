@@ -24,7 +24,8 @@ BEYOND = 1e6  # a logit that any cap changes
 @dataclass(frozen=True)
 class Layer:
     """One layer. window: how many tokens back its attention sees, or None for all; tables: the
-    value embeddings that it reads; gates: the parameters that gate its attention."""
+    value embeddings that it reads; gates: the parameters that gate its attention; paired: two heads
+    share a softmax."""
 
     attention: bool = False
     mlp: bool = False
@@ -33,6 +34,8 @@ class Layer:
     gates: tuple[str, ...] = ()
     first_values: bool = False  # mixes in the values of the first layer
     x0: bool = False  # mixes in the embedding
+    bigrams: bool = False  # mixes in the vectors of pairs of tokens
+    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def trace(module: ModuleType, name: str = "") -> Anatomy:
     T = min(TOKENS, getattr(args, "seq_len", TOKENS))
     with torch.random.fork_rng(devices=[]):
         model = module.GPT(small).eval()
-    tracer = Tracer(model)
+    tracer = Tracer(model, T)
     with torch.no_grad(), tracer:
         logits = model(torch.ones(1, T, dtype=torch.int64))
     low, high = logits.min().item(), logits.max().item()
@@ -93,7 +96,7 @@ def trace(module: ModuleType, name: str = "") -> Anatomy:
         hidden_dim=largest // args.model_dim, vocab_size=args.vocab_size,
         layers=tuple(tracer.layer(i) for i in range(len(model.blocks))),
         skips=tracer.skips(), subtracted=tracer.subtracted(),
-        tables=tuple(sorted(tracer.tables - {"embed", "pos_embed", "lm_head"})),
+        tables=tuple(sorted(tracer.tables - tracer.streams.keys())),
         learned_positions="pos_embed" in tracer.tables,
         tied=model.embed.weight is model.lm_head.weight or "lm_head" in tracer.tables,
         smear=any("smear" in source for source in tracer.used["block 0"]),
@@ -109,17 +112,22 @@ class Tracer(TorchFunctionMode):
     """Runs a model and notes, for each of its modules, which of the named tensors it reads.
 
     A tensor's sources are the names of what it was computed from: tables ("embed"), "block 3", the
-    "values 0" of a layer, weights ("w:smear_gate"). A block's output starts anew with its own name.
+    "values 0" of a layer, weights ("w:smear_gate"). A block's output has only its own name.
     """
 
     model: torch.nn.Module
+    tokens: int
     used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     tables: set[str] = field(default_factory=set)
     windows: dict[int, int | None] = field(default_factory=dict)
+    paired: set[int] = field(default_factory=set)
     rotating: float = 0.0
     qk_norm: bool = False
     norm: str = ""
     activation: str = ""
+    # Tables that feed the residual stream, and what they are called; the others give values.
+    streams = {"embed": "embed", "lm_head": "embed", "pos_embed": "positions",
+               "bigram_embed": "bigrams"}
 
     def __post_init__(self):
         super().__init__()
@@ -145,7 +153,8 @@ class Tracer(TorchFunctionMode):
             tables=tuple(sorted(tables)),
             gates=tuple(sorted(name.removeprefix("w:") for name in used
                                if "gate" in name and "smear" not in name and "skip" not in name)),
-            first_values=i > 0 and "values 0" in attention, x0=i > 0 and "embed" in used)
+            first_values=i > 0 and "values 0" in attention, x0=i > 0 and "embed" in used,
+            bigrams="bigrams" in used, paired=i in self.paired)
 
     def skips(self) -> frozenset[tuple[int, int]]:
         """Pairs (from, to) of layers that are not neighbours; to = number of layers: the head."""
@@ -209,12 +218,15 @@ class Tracer(TorchFunctionMode):
             output = self._attention(int(layers[-1].split()[1]), *args, **kwargs)
         else:
             output = function(*args, **kwargs)
-        if function is F.embedding:
-            (name,) = self._of(args[1:])
+        by_number = called == "__getitem__" and any(
+            tensor.dtype == torch.int64 for tensor in tensors(args[1:]))
+        if function is F.embedding or by_number and names:
+            (name,) = names
             table = name.removeprefix("w:").removesuffix(".weight")
             self.tables.add(table)
-            known = {"embed": "embed", "lm_head": "embed", "pos_embed": "positions"}
-            names = frozenset({known.get(table, f"table {table}")})
+            names = frozenset({self.streams.get(table, f"table {table}")})
+        if called == "unbind" and names and names <= {f"table {table}" for table in self.tables}:
+            return self._several(names, output)
         if called in ("sub", "__sub__", "sub_") and not layers:
             self.minus |= self._of(args[1:]) & {f"block {i}" for i in range(len(self.model.blocks))}
         if called in ("rms_norm", "layer_norm"):
@@ -226,12 +238,25 @@ class Tracer(TorchFunctionMode):
             self._name(tensor, *(self._of(tensor) | names))  # some are changed in place
         return output
 
+    def _several(self, names, vectors):
+        """What was looked up in several tables of one tensor at once: each is a table by itself."""
+        for name in names:
+            self.tables.remove(name.removeprefix("table "))
+            for i, tensor in enumerate(vectors):
+                self.tables.add(f"{name.removeprefix('table ')}.{i}")
+                self._name(tensor, f"{name}.{i}")
+        return vectors
+
     def _attention(self, layer, q, k, v, attn_mask=None, **options):
         """The values themselves, as scores cost time and the picture needs only their sources."""
         self.windows[layer] = None
         if attn_mask is not None:
             T = attn_mask.size(-1)
-            seen = attn_mask[..., -1, :].flatten()[-T:].sum().item()  # by the last token
+            slots = T // self.tokens  # of paired heads a token has two
+            if slots > 1:
+                self.paired.add(layer)
+            seen = attn_mask[..., -1, :].flatten()[-T:].sum().item() // slots  # by the last token
+            T = self.tokens
             # Some scripts count the token itself, some do not; windows are multiples of 64.
             self.windows[layer] = None if seen == T else seen // 64 * 64
         return v + 0 * q
