@@ -359,25 +359,6 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def cut_parts(matrices, num_attentions, pair_rows):
-    """Matrices (N, n, 4n) as three stacks, of matrices that are orthogonalised separately.
-
-    The first num_attentions hold four (n, n): queries and keys give pairs of heads (pair_rows, n),
-    values and outputs stay whole. The third stack has the other matrices.
-    """
-    n = matrices.size(1)
-    squares = matrices[:num_attentions].view(-1, 4, n, n)  # Q, K, V, output
-    pairs, whole = squares[:, :2].reshape(-1, pair_rows, n), squares[:, 2:].reshape(-1, n, n)
-    return [pairs, whole, matrices[num_attentions:]]
-
-
-def join_parts(pairs, whole, others):
-    """The inverse of `cut_parts`."""
-    n = whole.size(2)
-    squares = torch.cat((pairs.view(-1, 2, n, n), whole.view(-1, 2, n, n)), dim=1)
-    return torch.cat((squares.view(-1, *others.shape[1:]), others))
-
-
 def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
@@ -488,36 +469,38 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters share a shape; the first num_attentions are cut, see `cut_parts`.
+        # A group's parameters are one matrix, or a stack, each; all matrices share a shape.
         super().__init__(groups, dict(
-            num_attentions=0, pair_rows=1, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
-            weight_decay=weight_decay))
+            neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.orthogonalise = torch.compile(
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
-        self.lr_factors = []  # likewise, one number per parameter
+        self.weights = []  # per group, a slot per matrix: parameters become views, the rest is zero
+        self.lr_factors = []  # likewise, one number per matrix
         for group in self.param_groups:
-            params, world_size = group["params"], dist.get_world_size()
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            self.weights.append(params[0].new_zeros(world_size * share, *params[0].shape))
-            for param, place in zip(params, self.weights[-1], strict=False):
-                param.data = place.copy_(param.detach())
-            self.lr_factors.append(params[0].new_ones(
-                world_size * share, 1, 1, dtype=torch.float32))
-            self.lr_factors[-1][: len(params), 0, 0] = torch.tensor(group["lr_factors"])
+            stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
+            counts = [len(stack) for stack in stacks]
+            padding = -sum(counts) % dist.get_world_size()  # so that all shares have one size
+            weights = torch.cat([*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])])
+            places = weights.split([*counts, padding])
+            for param, place in zip(group["params"], places, strict=False):
+                param.data = place.view_as(param)
+            self.weights.append(weights)
+            factors = [*group["lr_factors"], 1.0]
+            self.lr_factors.append(torch.cat([
+                torch.full((len(place), 1, 1), factor, device=weights.device)
+                for place, factor in zip(places, factors, strict=True)]))
 
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         scatters = []  # handles; each rank gets only its share's gradients
         for group, weights in zip(self.param_groups, self.weights, strict=True):
-            params = group["params"]
-            stack = torch.empty_like(weights)
-            torch.stack([param.grad for param in params], out=stack[: len(params)])
-            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
+            stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
+            filled = sum(len(stack) for stack in stacks)
+            stack = torch.cat([*stacks, weights[filled:]])  # the other slots are zero
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # handles; scatters and gathers overlap other groups
@@ -525,25 +508,19 @@ class Muon(torch.optim.Optimizer):
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
             grads = grads.float()  # momenta stay float32
-            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            cut = partial(cut_parts, num_attentions=own_attentions, pair_rows=group["pair_rows"])
             state = self.state[group["params"][0]]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-                state["mean_squares"] = [part.new_zeros(len(part), 1, part.size(2))
-                                         for part in cut(grads)]  # one per column
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
                 if weights.dtype == torch.bfloat16:  # initial weights are bfloat16 exactly
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            updates = cut(momenta)
-            for i, (part, squares) in enumerate(zip(updates, state["mean_squares"], strict=True)):
-                if len(part):
-                    update = self.orthogonalise(part, self.dtype)
-                    updates[i] = self.even_out(update, squares, group["neuron_beta"])
+            updates = self.orthogonalise(momenta, self.dtype)
+            updates = self.even_out(updates, state["mean_square"], group["neuron_beta"])
             rates = group["lr"] * lr_factors.chunk(world_size)[rank]
             decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
             own = weights.chunk(world_size)[rank]
-            self.update(own, join_parts(*updates), rates, decay, state.get("remainders"))
+            self.update(own, updates, rates, decay, state.get("remainders"))
             gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
         for gather in gathers:
             gather.wait()
@@ -676,7 +653,8 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # as c_fc and c_proj, for Muon
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
+        self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -685,9 +663,9 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, scalars, gate, mask):
         B, T, C = x.shape
-        weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))
-        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
+        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))
+        q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
+        v = F.linear(x, scalars["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
             v = v + extra_values
         if self.has_paired_heads:
@@ -705,7 +683,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         # A gate can switch a head off for a token.
         y = y.reshape(B, T, self.num_heads, -1) * gates(x, gate)[..., None]
-        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])
+        return F.linear(y.reshape(B, T, C), scalars["output"] * self.c_vo[1])
 
 
 class SquaredReLUMLP(torch.autograd.Function):
@@ -1112,23 +1090,16 @@ class Log:
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
 
 
-def muon_groups(model, args):
-    """Muon's two groups: half of all attentions' and MLPs' matrices in each."""
-    attentions = [block.attn for block in model.blocks if block.attn is not None]
-    matrices = [attn.c_qkvo for attn in attentions]
-    matrices += [param for block in model.blocks for param in block.mlp.parameters()]
-    lr_factors = [args.attention_lr_factor] * len(attentions)
-    lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
-    half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
-    return [
-        dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions),
-             pair_rows=2 * args.model_dim // args.num_heads),
-        dict(params=matrices[half:], lr_factors=lr_factors[half:]),
-    ]
-
-
 def make_optimizers(model, args):
     """The optimizers of all parameters, each group with its initial learning rate."""
+    attentions = [block.attn for block in model.blocks if block.attn is not None]
+    attention_factors = [args.attention_lr_factor] * len(attentions)
+    muon_groups = [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
+        dict(params=[attn.c_qk for attn in attentions], lr_factors=attention_factors),
+        dict(params=[attn.c_vo for attn in attentions], lr_factors=attention_factors),
+        dict(params=[param for block in model.blocks for param in block.mlp.parameters()],
+             lr_factors=[args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)),
+    ]
     small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
@@ -1150,7 +1121,7 @@ def make_optimizers(model, args):
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
-        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
+        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
              neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
              compiled=args.compile, use_triton=args.use_triton),
     ]
