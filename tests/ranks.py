@@ -81,11 +81,11 @@ def start_ranks(world_size, job, *arguments, timeout=120):
     return [answers[rank] for rank in range(world_size)]
 
 
-def run_tool(script, *arguments):
+def run_tool(script, *arguments, timeout=120):
     """Runs a command to its end in a fork of the warm server, so that it need not import torch;
     returns a subprocess.CompletedProcess."""
     words = [str(script), *map(str, arguments)]
-    (((status, errors), output),) = start_ranks(1, _tool, words)
+    (((status, errors), output),) = start_ranks(1, _tool, words, timeout=timeout)
     return subprocess.CompletedProcess(words, status, output, errors)
 
 

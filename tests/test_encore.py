@@ -661,7 +661,7 @@ def test_fine_tuning_reaches_its_target(tmp_path):
     tool = REPOSITORY / "tools" / "run_milestone.py"
     for words in (["04", "--save-checkpoint"], ["e2a", "--from", tmp_path / "04"]):
         ended = run_tool(tool, *words, "--scale", "tiny", "--nproc", 1, "--out",
-                         tmp_path / words[0])
+                         tmp_path / words[0], timeout=1800)
         assert ended.returncode == 0, ended.stderr
     log = read_log(tmp_path / "e2a" / "log.txt")
     assert log.val_curve[0][1] > 1.8 and log.val_curve[-1][1] <= 1.35
