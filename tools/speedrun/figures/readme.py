@@ -18,11 +18,12 @@ def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     scripts follow it."""
     first, last = records[0], records[-1]
     shown = min(m.minutes for m in manifest.milestones if m.minutes)
+    end = "" if shown == last.minutes else f" down to {shown:.2f}"
     return fill(
         f"**In {date.fromisoformat(first.date):%B %Y}, training a model to the validation loss of "
         f"llm.c's GPT-2 (124M), 3.28 on FineWeb, took {first.minutes:g} minutes on eight H100s. "
         f"The record has since fallen to {last.minutes:g}. The {len(manifest.milestones)} scripts "
-        f"here retell every step down to {shown:.2f}: read them, compare them, run them.**", 106)
+        f"here retell every step{end}: read them, compare them, run them.**", 106)
 
 
 def station_table(manifest: Manifest) -> str:

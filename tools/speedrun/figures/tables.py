@@ -117,6 +117,29 @@ def record_table(records: Sequence[Record], manifest: Manifest) -> str:
     return markdown(head, rows, right=head[:2])
 
 
+def public_table(manifest: Manifest) -> str:
+    """Return the table that holds the last script beside the public one, as it is after the last
+    record: the lines of both (the public ones are those of its three files), and what ours leaves
+    out."""
+    from speedrun.history.blocks import split_blocks
+
+    source = manifest.milestones[-1].script.read_text(encoding="utf-8")
+    blocks = {block.name: block for block in split_blocks(source)}
+    kernels = blocks["heading: Optimizer"].line - blocks["heading: Kernels"].line
+    composed = len(blocks["composed_heads"].text.splitlines())
+    rest = len(source.splitlines()) - kernels - composed
+    return markdown(["part", "public", "here", "what ours leaves out"], [
+        ["the training script", "2,382", f"{rest:,d}",
+         "the exchange of only those bigram gradients that a rank has touched (#71), one optimizer "
+         "in three phases (#61), a transposed head (#61), empty matrices that fill up banks"],
+        ["kernels of Muon, MLP and loss", "1,292", f"{kernels:,d}",
+         "tensor descriptors, persistent grids, tiles that are fixed for one GPU (#65, #69), "
+         "kernels that transpose (#74, #76)"],
+        ["composed heads", "1,315", f"{composed:,d}",
+         "kernels of their own, forward and backward (#85): ours are plain PyTorch"],
+    ], right=["public", "here"])
+
+
 def cell(value: float | None, form: str) -> str:
     """Return a number in a form like "{:.2f}", or the sign for what is not known."""
     return UNKNOWN if value is None else form.format(value)
