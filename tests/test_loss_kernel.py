@@ -323,9 +323,11 @@ def test_forms_fit(milestone, gpu, columns, warps, grads):
     (form,) = [form for form in kernel.configs if (
         form.kwargs["COLUMNS"], form.num_warps) == (columns, warps)]
     types = dict(logits="*bf16", targets="*i64", weights="*fp32", losses="*fp32", grads=grads,
-                 V="i32", height="fp32", shift="fp32", width="fp32", grad_scale="fp32",
-                 limit="fp32")
-    constants = form.kwargs | dict(K=3) | ({} if grads else dict(grads=None))
+                 V="i32")
+    constants = form.kwargs | dict(K=3, height=23.0, shift=5.0, width=7.5)
+    constants |= {} if grads else dict(grads=None)
+    if milestone in IN_FP8:
+        constants |= dict(grad_scale=597.0, limit=57344.0)
     registers, stack, _ = assembled(kernel.fn, types, constants, warps, gpu=gpu)
     assert 0 < registers <= 255 and stack == 0
 

@@ -299,3 +299,5 @@ class A:
                            ("[x, ", "[", False), ("y=None", "y=0", False)):
         script.write_text(text.replace(old, new), encoding="utf-8")
         assert (code_hash(script) == "f5d627db046022e0") == same, new
+    script.write_text(text + 'if find_spec("triton"):\n    f = 1\n', encoding="utf-8")  # kernels
+    assert code_hash(script) != "f5d627db046022e0" == code_hash(script, kernels=False)

@@ -137,7 +137,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
         for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
     @triton.jit
-    def symmetric_kernel(x, addend, out, M, K, alpha, beta,
+    def symmetric_kernel(x, addend, out, M, K, alpha: tl.constexpr, beta: tl.constexpr,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.

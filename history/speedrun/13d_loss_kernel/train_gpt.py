@@ -173,7 +173,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
         for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
     @triton.jit
-    def symmetric_kernel(x, addend, out, M, K, alpha, beta,
+    def symmetric_kernel(x, addend, out, M, K, alpha: tl.constexpr, beta: tl.constexpr,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
@@ -266,7 +266,8 @@ if find_spec("triton"):
     @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
                                          for columns in (1024, 2048, 4096) for warps in (4, 8)])
     @triton.jit
-    def loss_kernel(logits, targets, weights, losses, grads, V, height, shift, width,
+    def loss_kernel(logits, targets, weights, losses, grads, V,
+                    height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
                     K: tl.constexpr, COLUMNS: tl.constexpr):
         """Stores the loss of a row of logits and, unless grads is None, its gradients."""
         # logits and grads (N, V), targets (N, K), weights (K,) are contiguous.

@@ -31,9 +31,9 @@ MAY_DIFFER = {"val_loss_every": 20}  # from the tiny scale's: the curves are dra
 
 @dataclass(frozen=True)
 class TinyRun:
-    """A run of a milestone, by its slug; code: the script's hash then; options: hyperparameters
-    that differed from the script's; corpus: the fingerprint of the embedded one; the rest as in
-    compare.results."""
+    """A run of a milestone, by its slug; code: the script's hash then, without kernels; options:
+    hyperparameters that differed from the script's; corpus: the fingerprint of the embedded one;
+    the rest as in compare.results."""
 
     milestone: str
     code: str
@@ -152,7 +152,8 @@ def _run(milestone, seeds, manifest, stream):
                if name not in manifest.glossary.of_kind("files")}
     options = {name: value for name, value in options.items()
                if script.hyperparameters[name] != value}
-    return [TinyRun(entry.milestone, entry.code, run.seed, made.data_fingerprint, entry.device,
+    code = code_hash(milestone.script, kernels=False)
+    return [TinyRun(entry.milestone, code, run.seed, made.data_fingerprint, entry.device,
                     entry.tokens_per_step, run.steps, run.step_avg_ms, options, run.val_curve,
                     run.seconds) for run in entry.runs]
 
@@ -169,7 +170,7 @@ def _fault(milestone, ladder, manifest):
     entry = next((e for e in ladder.entries if e.milestone == milestone.slug), None)
     if entry is None:
         return FEW
-    if entry.code != code_hash(milestone.script):
+    if entry.code != code_hash(milestone.script, kernels=False):
         return "the script has changed since its runs"
     own = default_hyperparameters(milestone.script)
     for name, value in manifest.overrides(milestone, "tiny").items():

@@ -107,17 +107,21 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
     return path, None
 
 
-def code_hash(script: Path) -> str:
-    """A hash of a script that comments, docstrings, asserts' messages and layout do not change.
+def code_hash(script: Path, kernels: bool = True) -> str:
+    """A hash of a script that comments, docstrings, asserts' messages and layout do not change;
+    without `kernels` neither do Triton kernels, which no CPU runs.
 
     Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
     """
-    return _code_hash(script.read_text(encoding="utf-8"))
+    return _code_hash(script.read_text(encoding="utf-8"), kernels)
 
 
 @cache
-def _code_hash(source):
+def _code_hash(source, kernels):
     tree = ast.parse(source)
+    if not kernels:
+        tree.body = [node for node in tree.body if not (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "find_spec('triton')")]
     for node in ast.walk(tree):
         match node:
             case ast.Assert():
