@@ -232,6 +232,13 @@ def test_what_depends_on_the_machine_or_the_script(machine, values, message):
         check_values(values, {}, 2, **machine)
 
 
+def test_a_token_of_paired_heads_has_two_rows_of_a_dense_mask():
+    dense = dict(val_seq_len=8193, attention_kernel="dense")
+    check_values(dense, dict(window_pattern="SL"), 1, on_gpu=True)
+    with pytest.raises(UserError, match="^val_seq_len=8193 is too .*; lower it to 8192 or less$"):
+        check_values(dense, dict(window_pattern="PL"), 1, on_gpu=True)
+
+
 # ---- shards ----
 
 

@@ -157,7 +157,11 @@ def test_the_context_slides_over_a_long_prompt(fake, text_of):
 
 
 def test_the_context_is_that_of_training_and_has_a_limit(fake):
-    assert load_run(fake(seq_len=65_536)).context == 16_384  # as for the snapshots' dense masks
+    for pattern, tokens in ("SL", 16_384), ("SP", 8192):  # as for the snapshots' dense masks
+        run = fake(seq_len=65_536, window_pattern="L")
+        script = FAKE.replace("    seq_len", f'    window_pattern: str = "{pattern}"\n    seq_len')
+        (run / "train_gpt.py").write_text(script, encoding="utf-8")
+        assert load_run(run).context == tokens
     run = fake()
     lengths = dict(train_seq_len=16, val_seq_len=64)
     hyperparameters = torch.load(run / "checkpoint.pt")["hyperparameters"] | lengths

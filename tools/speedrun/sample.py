@@ -15,7 +15,7 @@ from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import load_snapshot
-from speedrun.scripts.sizes import BYTE_VOCABULARIES, LONGEST_DENSE, length_names
+from speedrun.scripts.sizes import BYTE_VOCABULARIES, length_names, longest_dense
 
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
@@ -64,16 +64,16 @@ def load_run(run: Path) -> Trained:
     known = {name: value for name, value in switches.items() if name in hyperparameters}
     try:
         module = load_snapshot(script)
-        names = vars(module.Hyperparameters()).keys()
-        if differing := sorted(names ^ hyperparameters.keys()):
+        defaults = vars(module.Hyperparameters())
+        if differing := sorted(defaults.keys() ^ hyperparameters.keys()):
             raise ValueError(f"only one of the two has {', '.join(differing)}")
         args = module.Hyperparameters(**{**hyperparameters, **known})
         model = module.GPT(args)
         model.load_state_dict(checkpoint["model"], strict=True)
-        context = getattr(args, length_names(hyperparameters)[0])
+        context = min(getattr(args, length_names(hyperparameters)[0]), longest_dense(defaults))
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
         raise UserError(f"{short(file)} does not fit {short(script)}: {brief(error)}") from None
-    device, context = torch.device("cuda" if cuda else "cpu"), min(context, LONGEST_DENSE)
+    device = torch.device("cuda" if cuda else "cpu")
     trained = Trained(model.to(device).eval(), device, args, context, checkpoint["step"])
     twin = cached_twin(script.read_text(encoding="utf-8"))
     return _with_cache(trained, twin) if twin else trained

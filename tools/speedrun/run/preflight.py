@@ -21,7 +21,7 @@ from speedrun.run.data import (
     shards_read,
     steps_by_shard,
 )
-from speedrun.scripts.sizes import LONGEST_DENSE, length_names, micro_batches
+from speedrun.scripts.sizes import length_names, longest_dense, micro_batches
 
 # How two hyperparameters fit together: the glossary's key, the type of the first (the other is an
 # int), the rule, and words if it is broken.
@@ -88,7 +88,7 @@ def check_values(
                             f" {length} * ranks = {' * '.join(map(str, sizes))};"
                             f" {_what_divides(values, world_size)}")
     _check_windows(values)
-    _check_attention(values, on_gpu)
+    _check_attention(values, longest_dense(defaults), on_gpu)
     for name, switch, unit in glossary.multiples():
         switched_on = on_gpu and values.get(switch, False) is not False  # not known: where it can
         if switched_on and _known(values, name) and values[name] % unit:
@@ -202,7 +202,7 @@ def _check_windows(values):
                         " window_start or window_growth")
 
 
-def _check_attention(values, on_gpu):
+def _check_attention(values, longest, on_gpu):
     """Rules for a script with FlexAttention or a choice of kernels. A default that is not known is
     what the machine can do."""
     here = {name: on_gpu if value is None else value for name, value in values.items()}
@@ -224,7 +224,7 @@ def _check_attention(values, on_gpu):
         without_mask["FlashAttention"] = kernel != "dense"
     for name, growth in zip(length_names(values), (stages(values), 1), strict=True):
         for path, taken in without_mask.items():
-            most = LONGEST_DENSE // growth  # rows grow with the batch
+            most = longest // growth  # sequences grow with the batch
             if not taken and _known(values, name) and values[name] > most:
                 raise UserError(f"{name}={values[name]} is too long for a dense mask, which only"
                                 f" {path} does without; lower it to {most} or less")

@@ -13,7 +13,7 @@ from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
 from speedrun.history.tokens import step_tokens
 from speedrun.scripts.find import load_snapshot
-from speedrun.scripts.sizes import LONGEST_DENSE, length_names
+from speedrun.scripts.sizes import length_names, longest_dense
 
 
 def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -> float:
@@ -29,8 +29,7 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     module = load_snapshot(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, length_names(vars(args))[0])
-    paired = "P" in getattr(args, "window_pattern", "")  # a dense mask of two slots per token
-    half = min(T, LONGEST_DENSE // (1 + paired)) // 2
+    half = min(T, longest_dense(vars(module.Hyperparameters()))) // 2
     per_token, per_pair = _solve(half, 2 * half, *_forward_flops(module, args, half, 2 * half))
     return 3 * (per_token + per_pair * _mean_visible(module, args, T))
 

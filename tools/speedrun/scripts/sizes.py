@@ -4,7 +4,7 @@ They are {name: value} of a script's defaults and overrides, values as numbers o
 glossary explains them.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 from speedrun.history.glossary import load_glossary
 from speedrun.history.tokens import tokens_after
@@ -12,7 +12,7 @@ from speedrun.history.tokens import tokens_after
 # token ids of the embedded corpus: the bytes and the start of a document; padded for 8 ranks; with
 # the three further markers of a conversation
 BYTE_VOCABULARIES = (257, 264, 260)
-LONGEST_DENSE = 16_384  # tokens of a sequence beyond which a dense T x T mask is too large
+LONGEST_DENSE = 16_384  # rows of a dense T x T mask beyond which it is too large
 
 MOST_SEQUENCES = 2**20  # of a micro-batch; no memory holds more
 
@@ -23,6 +23,12 @@ def length_names(hyperparameters: Container[str]) -> tuple[str, str]:
     both, *separate = map(load_glossary().of_kind, ("length", "train length", "val length"))
     return tuple(next((name for name in some if name in hyperparameters), both[0])
                  for some in separate)
+
+
+def longest_dense(defaults: Mapping[str, object]) -> int:
+    """Tokens of a sequence beyond which a dense mask is too large, from a script's own
+    hyperparameters: where it pairs heads (the letter P), a token has two rows of the mask."""
+    return LONGEST_DENSE // (1 + ("P" in (defaults.get("window_pattern") or "")))
 
 
 def training_tokens(hyperparameters: dict[str, object], steps: int | None) -> int | None:
