@@ -258,12 +258,16 @@ def test_keys_per_query_are_those_of_the_tiles_that_the_mask_lists(milestone, st
     assert keys_per_query(module, args, step) == keys
 
 
-@pytest.mark.parametrize("milestone", ["06", "06b", "09"])
+OTHERS = {"09": dict(backout_layer=1),
+          "12c": dict(backout_layer=1, skip_from=0, skip_to=1, use_triton=True)}
+
+
+@pytest.mark.parametrize("milestone", ["06", "06b", "09", "12c"])
 def test_keys_per_query_of_flash_attention_are_those_of_its_windows(milestone):
     module = load_snapshot(load_manifest().get(milestone))
     args = module.Hyperparameters(
         train_seq_len=2000, num_layers=2, value_embed_pattern="0.", window_pattern="LS",
-        attention_kernel="FA2", use_fp8=True, **({"backout_layer": 1} if milestone == "09" else {}))
+        attention_kernel="FA2", use_fp8=True, **OTHERS.get(milestone, {}))
     long, short = (sum(min(t, window) + 1 for t in range(2000)) / 2000 for window in (896, 384))
     assert keys_per_query(module, args, 800) == pytest.approx((long + short) / 2)
 
@@ -300,6 +304,18 @@ def test_bytes_of_a_kernel_are_those_that_it_touches(change, moved):
     kernel.run(*(torch.empty(10_000) for _pointer in range(3)), 10_000, stream=0)
     [launch] = observer.launches
     assert launch.kind == "triton" and launch.moved == pytest.approx(moved)
+
+
+def test_the_fused_mlps_kernel_is_a_product():
+    source = load_manifest().get("12c").script.read_text(encoding="utf-8")
+    M, N, K = 3, 5, 7
+    a, b, post, out = (torch.empty(shape).bfloat16() for shape in ((M, K), (K, N), (M, N), (M, N)))
+    observer = Observer()
+    for given in None, post:
+        SilentKernel("relu2_kernel", source, observer).run(a, b, given, out, M, N, K, stream=0)
+    assert [(launch.group, launch.flops, launch.moved) for launch in observer.launches] == [
+        ("products", 2 * M * N * K, 2 * (M * K + K * N + count * M * N)) for count in (1, 2)]
+    assert observer.flops == {"bfloat16": 4 * M * N * K}
 
 
 def test_without_triton_nothing_is_compiled(monkeypatch):

@@ -94,13 +94,17 @@ def keys_per_query(module, args, step: int) -> float | None:
     def window_of_step(_last_step, args):  # for the window with which a model is sampled
         return window_size(step, args)
 
-    narrow = dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, bf16=False)
+    on_a_cpu = {name: False for name in ("bf16", "use_triton") if hasattr(args, name)}
+    narrow = dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, **on_a_cpu)
     with (patch.object(module, "create_block_mask", sampled_mask, create=True),
           patch.object(module, "varlen_attn", counted, create=True),
           patch.object(module, "flex_attention", noted, create=True),
           patch.object(module, "window_size", window_of_step, create=True), torch.no_grad()):
         seq_len = getattr(args, length_names(vars(args))[0])
-        module.GPT(narrow).eval()(torch.zeros((1, seq_len), dtype=torch.int64))
+        model = module.GPT(narrow).eval()
+        if hasattr(model, "set_window"):
+            model.set_window(window_size(step, args))  # since 10d a model begins with wider ones
+        model(torch.zeros((1, seq_len), dtype=torch.int64))
     return sum(keys) / len(keys) if keys else None
 
 

@@ -29,7 +29,8 @@ DEVICE = torch.ops.prim.device.default  # asked for a tensor's device, two times
 NO_LAUNCH = re.compile("aten::(new_empty|empty|detach|set_|lift_fresh|_unsafe_view)")
 OVERWRITE = {"copy_", "fill_", "zero_"}  # write their first argument without reading it
 COPY_FIRST = {"addmm", "baddbmm"}  # copy the summand to `out`, then add the product to that
-SYMMETRIC = "symmetric_kernel"  # a snapshot's own: of x x' the tiles on one side of the diagonal
+# Kernels of the snapshots' own that multiply: of x x' the tiles on one side of the diagonal; a b.
+SYMMETRIC, SQUARED_RELU = "symmetric_kernel", "relu2_kernel"
 
 
 class Observer(TorchDispatchMode):
@@ -199,11 +200,15 @@ class SilentKernel:
         """FLOPs of a kernel that multiplies, and their dtype.
 
         Of FlexAttention two products forward; backward computes the scores and their gradients once
-        for queries and once for keys, seven products in all. Of 05o's kernel half a product.
+        for queries and once for keys, seven products in all. Half a product in 05o's kernel, one in
+        12c's.
         """
         if self.name == SYMMETRIC:
             batch, rows, columns = tensors["x"].shape
             return batch * rows * rows * columns, str(tensors["x"].dtype)[6:]
+        if self.name == SQUARED_RELU:
+            a, b = tensors["a"], tensors["b"]  # (M, K), (K, N)
+            return 2 * a.numel() * b.size(1), str(a.dtype)[6:]
         if "arg_Q" not in tensors:
             return 0, None
         query, products = tensors["arg_Q"], 7 if "arg_DQ" in tensors else 2
