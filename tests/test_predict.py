@@ -318,6 +318,14 @@ def test_the_fused_mlps_kernel_is_a_product():
     assert observer.flops == {"bfloat16": 4 * M * N * K}
 
 
+def test_a_kernel_of_the_scripts_own_takes_no_float64():
+    source = "{'signature': {'x': '*bf16', 'alpha': 'fp64'}}\ndef scale_kernel(x, alpha):"
+    with pytest.raises(TypeError, match="^scale_kernel takes alpha as float64; use tl.constexpr$"):
+        Observer().kernel("scale_kernel", source)
+    Observer().kernel("scale_kernel", source.replace("fp64", "fp32"))
+    Observer().kernel("triton_poi_0", source.replace("scale_kernel", "triton_poi_0"))
+
+
 def test_without_triton_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(compat, "_triton", lambda: None)
     assert compat.reason_against() is None

@@ -93,7 +93,14 @@ class Observer(TorchDispatchMode):
             self.flops[dtype] += flops
 
     def kernel(self, name: str, source: str) -> "SilentKernel":
-        """What stands for a Triton kernel of Inductor's."""
+        """What stands for a Triton kernel, Inductor's or the script's own.
+
+        Raises TypeError if the script's own takes a float64: torch 2.13 passes a Python number as
+        one unless it is a constant, and the kernel computes in float64 or does not compile.
+        """
+        double = re.findall(r"'(\w+)': 'fp64'", source)
+        if double and not name.startswith("triton_"):
+            raise TypeError(f"{name} takes {', '.join(double)} as float64; use tl.constexpr")
         self.sources[source] = name
         return SilentKernel(name, source, self)
 
