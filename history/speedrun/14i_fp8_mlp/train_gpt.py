@@ -1,0 +1,1545 @@
+"""
+14i fp8 mlp: in training, both matrix products of the MLP's forward pass are in FP8
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it step by step.
+
+Parent:  14h prefix targets
+Changed: the MLP's inputs, weights and activations are rounded to 8 bits for its two products; the
+         activations' scale follows from the previous forward pass
+Record:  #89 by @Mister-dev-oss, @CerovazS, @MarioPaerle, @GabrieleCirillo, @crisostomi, 2026-07-17:
+         mean val loss of 13 runs 3.2784 in 1.23 minutes on 8xH100, on the base of #84 with 1,390
+         steps (also #84 by @sisovicm)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import math
+import os
+import platform
+import time
+import warnings
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+def best_attention():
+    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability[0] == 9:
+        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+            import_module("flash_attn_interface")
+            return "FA3"
+        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
+    return "FA2" if capability >= (8, 0) else "dense"
+
+
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # from data/prefixes.py, or none
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
+    total_batch_size: int = 131_072  # tokens per optimizer step, all ranks, in the first stage
+    train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
+    val_seq_len: int = 262_144  # longer, so that fewer documents are cut
+    micro_batch_size: int = 1  # sequences per forward pass per rank
+    first_document_len: int = 896  # tokens kept per document in the first stage
+    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
+    prefetched_batches: int = 32  # micro-batches prepared in advance
+    # model
+    vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
+    bos_id: int = 50256  # <|endoftext|>, with which every document begins
+    num_layers: int = 11
+    layer_without_attention: int = 6  # counted from 0
+    value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
+    bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
+    sign_rows: int = 8192  # of random signs, of which each bigram has one
+    bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
+    value_embed_init: float = 0.01  # initial standard deviation
+    own_value_pattern: str = ".V.VV..V..."  # V = attention gives back its own value
+    gate_pattern: str = "...G......G"  # G = attention's heads have gates
+    gate_init: float = 0.25  # initial gates of heads
+    skip_init: float = 0.5  # initial coefficient of the skip
+    late_layer: int = 4  # from here on, coefficients come from this layer's input; before, from x0
+    gate_scale: float = 0.1  # initial factor of these coefficients
+    composed_window: int = 112  # tokens that the mixture of heads sees, itself included
+    composed_block: int = 128  # queries that are computed together
+    skip_from: int = 3  # counted from 0; a learned share of its output is added ...
+    skip_to: int = 6  # ... to this layer's input
+    cached_layer: int = 7  # later attentions read its output
+    coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
+    mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
+    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
+    gate_channels: int = 12  # leading channels, from which gates are computed
+    fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
+    fp8_weight_scale: float = 448 / 1.6  # the same for its weights
+    fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
+    fp8_act_headroom: float = 1.8  # FP8's range over an MLP's largest activation one forward before
+    fp8_weight_headroom: float = 1.12  # the same over its largest output weight one step before
+    fp8_settle_steps: int = 16  # first steps, in which these weights, from zero, grow faster
+    num_heads: int = 6
+    model_dim: int = 768
+    qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
+    output_init: float = 0.5  # the same for attention's output
+    cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
+    cap_shift: float = 5.0
+    cap_width: float = 7.5
+    attention_scale: float = 0.1  # softmax scale in the first window
+    # optimizer and schedules
+    muon_lr: float = 0.023  # roughly an update's singular values
+    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
+    mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
+    mlp_out_lr_factor: float = 4.0  # the same for the second one
+    neuron_beta: float = 0.9  # decay of the mean squares of an update's columns
+    muon_weight_decay: float = 1.2  # times the square of the rate
+    muon_momentum_start: float = 0.85
+    muon_momentum: float = 0.95
+    value_embed_lr: float = 0.6  # for the bigrams, too
+    head_lr: float = 0.008  # for the embedding, too
+    tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
+    scalar_lr: float = 0.04
+    add_lr: float = 0.008  # for the scalars of what sublayers add
+    gate_lr: float = 0.008
+    smear_gate_lr: float = 8e-5
+    mix_lr: float = 0.002  # for the networks that compute coefficients
+    stream_gate_lr: float = 8e-4  # for the networks that compute gates from the stream
+    value_embed_beta1: float = 0.75  # for the bigrams, too
+    head_beta1: float = 0.5  # for the embedding, too
+    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    small_beta1: float = 0.9  # for gates and scalars
+    small_beta2: float = 0.99  # for gates and other scalars
+    adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
+    adam_weight_decay: float = 0.005  # times the square of the rate
+    value_embed_decay_factor: float = 5.0  # for the bigrams, too
+    head_decay_factor: float = 150.0  # for the embedding, too
+    adam_every: int = 2  # optimizer steps per Adam step
+    second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
+    third_target_weight: float = 0.25  # of the one after that; fades in the first stage
+    prefix_weight: float = 0.25  # of the next token's longest prefix; fades in the second stage
+    train_steps: int = 1285
+    scheduled_steps: int = 1270  # the schedules, and the last of three stages, end here
+    second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
+    third_stage_lr: float = 1.73  # about 3^0.5
+    cooldown_frac: float = 0.6
+    final_lr_multiplier: float = 0.15
+    momentum_warmup_steps: int = 300
+    momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
+    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_growth: int = 512  # tokens added in each further stage
+    window_end: int = 1664  # window after the scheduled steps
+    long_window_end: int = 2560  # long window of the last validation
+    tile_size: int = 128  # short windows are multiples of it
+    # run
+    val_loss_every: int = 250  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 6  # untimed steps that compile the kernels; then undone
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+    attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # kernels
+    use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
+        torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# -------------------------------------------- Kernels --------------------------------------------
+if find_spec("triton"):  # absent from CPU builds of PyTorch
+    import triton
+    import triton.language as tl
+
+    @triton.autotune(key=["M", "K"], configs=[
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=depth), warps, stages)
+        for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
+        for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
+    @triton.jit
+    def symmetric_kernel(x, addend, out, M, K, alpha, beta,
+                         ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
+        # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
+        tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
+        tile, matrix = tl.program_id(0), tl.program_id(1)
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+            tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
+        row, column = tile_row * ROWS, tile_column * COLUMNS
+        if row + ROWS <= column:
+            return  # above the diagonal: stored by the mirrored tile
+
+        i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
+        x += matrix * M * K
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
+            total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
+        total *= alpha
+
+        inside = (i < M) & (j < M)
+        square = matrix * M * M
+        if addend is not None:
+            total += beta * tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+        total = total.to(out.dtype.element_ty)
+        tl.store(out + square + i * M + j, total, mask=inside)
+        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+
+
+def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
+    """alpha x x' + beta addend, for x (N, M, K) and symmetric addend (N, M, M)."""
+    if not use_triton and addend is None:
+        return alpha * (x @ x.mT)
+    if not use_triton:
+        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+    N, M, K = x.shape
+    out = x.new_empty(N, M, M)
+    def grid(tile):
+        return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
+    symmetric_kernel[grid](x.contiguous(), addend, out, M, K, alpha, beta)
+    return out
+
+
+if find_spec("triton"):
+    @triton.autotune(key=["N", "K"], configs=[
+        triton.Config(dict(ROWS=128, COLUMNS=columns), num_warps=warps, num_stages=stages)
+        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)])
+    @triton.jit
+    def relu2_kernel(a, b, post, out, factor, scale, out8, largest, M, N, K, b_down, b_right,
+                     DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+        """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post).
+
+        Given out8, of FP8 factors: out = relu(factor a b)^2, out8 = scale out, largest = max out.
+        """
+        # a (M, K), post, out, out8 (M, N) are contiguous, b (K, N) has strides; sums are float32.
+        tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached b
+            tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
+        i = tile_row * ROWS + tl.arange(0, ROWS)[:, None]
+        j = tile_column * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            columns = tl.load(
+                b + k[:, None] * b_down + j % N * b_right, mask=k[:, None] < K, other=0.0)
+            total = tl.dot(rows, columns, total, input_precision="ieee")
+
+        inside = (i < M) & (j < N)
+        place = i.to(tl.int64) * N + j  # M N may exceed 2^31
+        if out8 is not None:
+            total *= tl.load(factor)
+        if post is None:
+            total = tl.maximum(total, 0.0)
+            total *= total
+        else:
+            total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+        if out8 is not None:
+            tl.atomic_max(largest, tl.max(total))  # beyond the matrix, tiles repeat its numbers
+            total = tl.minimum(tl.load(scale) * total, 448.0)
+            tl.store(out8 + place, total.to(out8.dtype.element_ty), mask=inside)
+
+
+def relu2_product(a, b, post=None, use_triton=False):
+    """relu(a b)^2 for a (M, K) and b (K, N); given post (M, N), 2 a b sqrt(post)."""
+    if not use_triton:
+        product = a @ b
+        return F.relu(product).square() if post is None else 2 * product * post.sqrt()
+    (M, K), N = a.shape, b.size(1)
+    out = a.new_empty(M, N)
+    def grid(tile):
+        return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
+    relu2_kernel[grid](a.contiguous(), b, post, out, None, None, None, None, M, N, K, *b.stride(),
+                       DEPTH=64)
+    return out
+
+
+def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
+    """relu(a b')^2 for a (M, K) and b (N, K) in FP8: as `dtype`, in FP8 and its largest number."""
+    if not use_triton:
+        out = F.relu(fp8_product(a, a_scale, b, b_scale, torch.float32)).square()
+        return out.to(dtype), quantize(out, scale, a.dtype), out.amax()
+    (M, K), N = a.shape, len(b)
+    out, out8 = a.new_empty(M, N, dtype=dtype), a.new_empty(M, N)
+    largest = a.new_zeros((), dtype=torch.float32)  # of all tiles
+    def grid(tile):
+        return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
+    relu2_kernel[grid](a, b.T, None, out, 1 / (a_scale * b_scale), scale, out8, largest, M, N, K,
+                       *b.T.stride(), DEPTH=128)
+    return out, out8, largest
+
+
+if find_spec("triton"):
+    @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
+                                         for columns in (1024, 2048, 4096) for warps in (4, 8)])
+    @triton.jit
+    def loss_kernel(logits, targets, weights, losses, grads, V, height, shift, width,
+                    grad_scale, limit, K: tl.constexpr, COLUMNS: tl.constexpr):
+        """Stores the loss of a row of logits and, unless grads is None, its gradients."""
+        # logits and grads (N, V), targets (N, K), weights (K,) are contiguous.
+        row = tl.program_id(0).to(tl.int64)  # N V may exceed 2^31
+        logits += row * V
+        targets += row * K
+        total = tl.zeros((COLUMNS,), dtype=tl.float32)
+        for start in range(0, V, COLUMNS):  # no maximum is needed: capped, V e^height fit float32
+            column = start + tl.arange(0, COLUMNS)
+            logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
+            capped = height * tl.sigmoid((logit + shift) / width)
+            total += tl.where(column < V, tl.exp(capped), 0.0)
+        log_sum = tl.log(tl.sum(total))
+
+        loss, total_weight = 0.0, 0.0
+        for k in tl.static_range(K):
+            target = tl.load(targets + k)  # -1: none
+            weight = tl.where(target >= 0, tl.load(weights + k), 0.0)
+            picked = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+            loss += weight * (log_sum - height * tl.sigmoid((picked + shift) / width))
+            total_weight += weight
+        tl.store(losses + row, loss)
+
+        if grads is not None:
+            for start in range(0, V, COLUMNS):  # the row is still in the cache
+                column = start + tl.arange(0, COLUMNS)
+                logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
+                share = tl.sigmoid((logit + shift) / width)
+                grad = total_weight * tl.exp(height * share - log_sum)
+                for k in tl.static_range(K):
+                    grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
+                grad *= height / width * share * (1 - share)  # the cap's slope
+                grad = tl.minimum(tl.maximum(grad_scale * grad, -limit), limit)  # as in quantize
+                tl.store(grads + row * V + column, grad.to(grads.dtype.element_ty),
+                         mask=column < V)
+
+
+def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
+                   use_triton=False):
+    """Losses (N,) of logits (N, V), and their sum's gradients (N, V) times grad_scale, or None.
+
+    A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. They see
+    the logits through a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
+    """
+    height, shift, width = cap
+    if use_triton:
+        losses = torch.empty(len(logits), device=logits.device)
+        grads = torch.empty_like(logits, dtype=grad_dtype) if grad_dtype else None
+        limit = torch.finfo(grad_dtype or logits.dtype).max
+        loss_kernel[(len(logits),)](logits, targets, weights, losses, grads, logits.size(1),
+                                    height, shift, width, grad_scale, limit, targets.size(1))
+        return losses, grads
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
+    share = torch.sigmoid((logits.to(dtype) + shift) / width)
+    weights = weights.to(dtype) * (targets >= 0)  # (N, K)
+    targets = targets.clamp(min=0)
+    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # cannot overflow
+    losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
+    if not grad_dtype:
+        return losses, None
+    grads = weights.sum(-1, keepdim=True) * (height * share - log_sums).exp()
+    grads = grads.scatter_add(1, targets, -weights) * height / width * share * (1 - share)
+    return losses, quantize(grads, grad_scale, grad_dtype)
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+# a, b, c per step, optimal for the singular values after the previous step (arXiv 2505.16932)
+POLAR_EXPRESS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
+
+
+def polar_express(matrices, dtype, use_triton=False):
+    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
+
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and map singular values in
+    [0.001, 1] to about [0.86, 1.14].
+    """
+    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # no singular value is above 1
+    for a, b, c in POLAR_EXPRESS:
+        A = symmetric_product(X, use_triton=use_triton)  # XX'
+        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.view_as(matrices)
+
+
+def even_out(updates, mean_square, beta):
+    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
+
+    NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
+    of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
+    """
+    square = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)
+    mean_square.lerp_(square, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    scaled = (square * scale.square()).sum(2, keepdim=True).clamp(min=1e-20)  # 0 stays 0
+    return updates * (scale * (square.sum(2, keepdim=True) / scaled).sqrt()).to(updates.dtype)
+
+
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)
+    return grad.lerp(momentum_buffer, momentum)
+
+
+def join(weights, remainders):
+    """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
+    upper = weights.view(torch.int16).int() << 16
+    return (upper | remainders.int() & 0xFFFF).view(torch.float32)
+
+
+def split(numbers):
+    """The inverse of `join`: weights are cut, not rounded, so no bit is lost or counted twice."""
+    bits = numbers.view(torch.int32)
+    return (bits >> 16).short().view(torch.bfloat16), bits.short()
+
+
+def cautious_update(weights, updates, rates, decay, remainders=None):
+    """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
+
+    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
+    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
+    """
+    exact = weights if remainders is None else join(weights, remainders)
+    agree = updates * exact >= 0  # a weight with an update of zero decays, too
+    exact.sub_(rates * (updates + decay * exact * agree))
+    if remainders is not None:
+        upper, lower = split(exact)
+        weights.copy_(upper)
+        remainders.copy_(lower)
+
+
+def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    mean.lerp_(grad, 1 - beta1)
+    mean_square.lerp_(grad.square(), 1 - beta2)
+    update = rate * mean / (mean_square.sqrt() + eps)
+    param.sub_(update + decay * param * (update * param > 0))  # none without an update
+
+
+class ShardedAdam(torch.optim.Optimizer):
+    """Adam: each rank updates its share of a parameter's rows, or all in groups with `whole`."""
+    def __init__(self, groups, betas, eps, compiled):
+        super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
+        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        sums = []  # handles; each rank gets only its rows' gradient
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue  # a tied embedding has none
+                assert group["whole"] or len(param) % world_size == 0, (
+                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
+                if group["whole"]:
+                    grad = param.grad
+                    reduced = dist.all_reduce(grad, async_op=True)
+                else:
+                    grad = torch.empty_like(param.grad[: len(param) // world_size])
+                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                sums.append((group, param, grad, reduced))
+        gathers = []  # handles; sums and gathers overlap other updates
+        for group, param, grad, reduced in sums:
+            reduced.wait()
+            rows = param if group["whole"] else param.chunk(world_size)[rank]
+            state = self.state[param]
+            if not state:
+                state.update(
+                    mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows), step=0)
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
+            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
+            decay = torch.tensor(group["lr"] ** 2 * group["weight_decay"])
+            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, decay, beta1,
+                             beta2, group["eps"])
+            if not group["whole"]:
+                gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
+        for gather in gathers:
+            gather.wait()
+
+    @torch.no_grad()
+    def duplicate(self, source, target):
+        """Copies the values of the parameter `source`, and its state, to `target`."""
+        target.copy_(source)
+        self.state[target] = deepcopy(self.state[source])
+
+
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
+
+    NorMuon: the columns of updates are evened out.
+    """
+    def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
+        # A group's parameters are one matrix, or a stack, each; all matrices share a shape.
+        super().__init__(groups, dict(
+            neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(
+            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
+        self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
+        self.weights = []  # per group, a slot per matrix: parameters become views, the rest is zero
+        self.lr_factors = []  # likewise, one number per matrix
+        for group in self.param_groups:
+            stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
+            counts = [len(stack) for stack in stacks]
+            padding = -sum(counts) % dist.get_world_size()  # so that all shares have one size
+            weights = torch.cat([*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])])
+            places = weights.split([*counts, padding])
+            for param, place in zip(group["params"], places, strict=False):
+                param.data = place.view_as(param)
+            self.weights.append(weights)
+            factors = [*group["lr_factors"], 1.0]
+            self.lr_factors.append(torch.cat([
+                torch.full((len(place), 1, 1), factor, device=weights.device)
+                for place, factor in zip(places, factors, strict=True)]))
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []  # handles; each rank gets only its share's gradients
+        for group, weights in zip(self.param_groups, self.weights, strict=True):
+            stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
+            filled = sum(len(stack) for stack in stacks)
+            stack = torch.cat([*stacks, weights[filled:]])  # the other slots are zero
+            grads = torch.empty_like(weights[: len(weights) // world_size])
+            scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
+        gathers = []  # handles; scatters and gathers overlap other groups
+        for group, weights, lr_factors, (grads, scatter) in zip(
+                self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
+            scatter.wait()
+            grads = grads.float()  # momenta stay float32
+            state = self.state[group["params"][0]]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(grads)
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
+                if weights.dtype == torch.bfloat16:  # initial weights are bfloat16 exactly
+                    state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
+            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
+            updates = self.orthogonalise(momenta, self.dtype)
+            updates = self.even_out(updates, state["mean_square"], group["neuron_beta"])
+            rates = group["lr"] * lr_factors.chunk(world_size)[rank]
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
+            own = weights.chunk(world_size)[rank]
+            self.update(own, updates, rates, decay, state.get("remainders"))
+            gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
+        for gather in gathers:
+            gather.wait()
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+
+
+def init_uniform(weight, scale=0.5):
+    """Fills a weight (..., out, in) uniformly, with standard deviation scale / sqrt(in)."""
+    bound = scale * (3 / weight.size(-1)) ** 0.5
+    return nn.init.uniform_(weight, -bound, bound)
+
+
+def quantize(x, scale, dtype):
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def fp8_scale(largest):
+    """The scale, as a tensor, that takes numbers up to `largest` to e4m3's largest, 448."""
+    return 1 / (largest.float() / 448).clamp(min=1e-12)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    inverses = [torch.ones((), device=a.device) / scale for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
+
+
+class Head(nn.Module):
+    """Linear map to the logits, initially small."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(0.005 * torch.randn(args.vocab_size, args.model_dim))
+
+    def forward(self, x):  # (..., C)
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
+        fixed = torch.zeros(head_dim // 4)
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
+        self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
+
+    def set_window(self, window, args):
+        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
+        frequencies, self.scale = self.frequencies, args.attention_scale
+        windows = [size for size in all_windows(args) if size <= window]
+        for old, new in itertools.pairwise(windows):
+            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
+            frequencies = frequencies * (kept + (1 - kept) * old / new)
+            self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
+        positions = torch.arange(len(self.cos), device=self.cos.device)
+        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
+        self.cos.copy_(angles.cos())  # in place: dtype and device stay
+        self.sin.copy_(angles.sin())
+
+    def forward(self, x):  # (B, T, H, D)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
+
+
+def document_starts(inputs, args):
+    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
+    return starts.flatten().int()
+
+
+def attention_masks(inputs, windows, training, args, slots=1):
+    """{kind: dense mask, or varlen_attn's arguments}: a slot sees its document, `window` back.
+
+    A token has this many slots, one after the other.
+    """
+    T = slots * inputs.size(1)
+    if args.attention_kernel != "dense":  # document starts, not a mask
+        starts = slots * document_starts(inputs, args)
+        cut = document_len(inputs.size(1), args)  # by packed_rows
+        longest = slots * cut if training else T
+        return {kind: (starts, longest, window) for kind, window in windows.items()}
+    assert T <= 16_384, (
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
+    documents = documents.repeat_interleave(slots, dim=1)
+    t = torch.arange(T, device=inputs.device)
+    distance = t[:, None] - t
+    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    return {kind: visible & (distance <= window) for kind, window in windows.items()}
+
+
+def offset_keys(k):
+    """Keys k (B, T, H, D) whose channels that do not rotate are the previous token's.
+
+    A query can match the token before a key's own, so one layer can be an induction head, which
+    repeats what followed the same token earlier. The shift crosses the starts of documents.
+    """
+    rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
+    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
+    return torch.stack((rotating, fixed), dim=-2).flatten(-3)
+
+
+def pair_heads(x):
+    """x (B, T, H, D) as (B, 2T, H / 2, D): slots 2t and 2t + 1 of head j are heads j and j + H / 2.
+
+    Both heads' queries see the keys of both in one softmax; slot 2t does not see slot 2t + 1.
+    """
+    return x.reshape(len(x), 2 * x.size(1), -1, x.size(-1))
+
+
+def gates(x, weight):
+    """Sigmoids (B, T, H) of weight (H, channels) times the leading channels of x (B, T, C)."""
+    return F.linear(x[..., : weight.size(1)], weight.to(x.dtype)).sigmoid()
+
+
+def without_own_value(y, v, shares):
+    """Outputs y (B, T, H, D) less shares (B, T, H) of their projections on the token's values v.
+
+    Exclusive self-attention (arXiv 2603.09078): the stream has what a token could copy from itself.
+    """
+    projections = (y * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp(min=1e-8)
+    return y - shares[..., None] * projections * v
+
+
+def composed_heads(q, k, v, documents, mix, scale, window, block):
+    """Values v (B, T, H, D) under a mixture of all heads' attention, which is the same for all.
+
+    DCMHA (arXiv 2405.08553): mix (B, T, H) weighs the heads' probabilities, each a softmax over the
+    last `window` tokens of the query's document. A block of queries sees its own and the previous
+    block of keys.
+    """
+    T = q.size(1)
+
+    def blocks(x):  # (B, T, ...) to (B, N, block, ...), padded with zeros
+        return F.pad(x, [0, 0] * (x.ndim - 2) + [0, -T % block]).unflatten(1, (-1, block))
+
+    def with_previous(x):  # (B, N, 2 block, ...)
+        x = blocks(x)
+        return torch.cat((F.pad(x[:, :-1], [0, 0] * (x.ndim - 2) + [1, 0]), x), dim=2)
+
+    i, j = torch.arange(block, device=q.device), torch.arange(-block, block, device=q.device)
+    distance = i[:, None] - j
+    documents = documents + 1  # padding is document 0
+    visible = blocks(documents)[..., None] == with_previous(documents)[:, :, None]
+    visible = visible & (distance >= 0) & (distance < window)  # (B, N, block, 2 block)
+    scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
+    scores = scores.masked_fill(~visible[:, :, None], -math.inf)
+    attention = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)
+    attention = torch.einsum("bnhij,bnih->bnij", attention, blocks(mix))
+    y = torch.einsum("bnij,bnjhd->bnihd", attention, with_previous(v))
+    return y.flatten(1, 2)[:, :T]
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to the tokens that its mask shows."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.layer, self.num_heads = layer, args.num_heads
+        weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
+        init_uniform(weights[:3], args.qkv_init)
+        init_uniform(weights[3], args.output_init)
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
+        self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
+        self.rotary = rotary
+        self.has_key_offset = args.window_pattern[layer] == "L"
+        self.has_paired_heads = args.window_pattern[layer] == "P"
+        assert not self.has_paired_heads or args.num_heads % 2 == 0, "a pair needs two heads"
+        self.attention_kernel = args.attention_kernel
+        assert args.composed_window <= args.composed_block, "composed_window exceeds its block"
+        self.composed_sizes = args.composed_window, args.composed_block
+
+    def forward(self, x, extra_values, scalars, stream_gates, mask, documents):
+        B, T, C = x.shape
+        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))
+        q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
+        v = F.linear(x, scalars["qkv"] * self.c_vo[0]).view_as(q)
+        if extra_values is not None:
+            v = v + extra_values
+        own_values = v
+        if self.has_paired_heads:
+            q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        if self.has_key_offset:
+            k = offset_keys(k)
+        if ("composed", self.layer) in stream_gates:
+            composed = composed_heads(q, k, v, documents, stream_gates["composed", self.layer],
+                                      self.rotary.scale, *self.composed_sizes)
+        if self.attention_kernel == "dense":
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            y = y.transpose(1, 2)
+        else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
+            starts, longest, window = mask
+            y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
+                            scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
+        y = y.reshape(B, T, self.num_heads, -1)
+        if ("composed", self.layer) in stream_gates:
+            y = y + stream_gates["share", self.layer][..., None] * composed
+        if ("own_value", self.layer) in stream_gates:
+            y = without_own_value(y, own_values, stream_gates["own_value", self.layer].tanh())
+        if ("gate", self.layer) in stream_gates:  # can switch a head off for a token, or invert it
+            y = y * stream_gates["gate", self.layer][..., None]
+        return F.linear(y.reshape(B, T, C), scalars["output"] * self.c_vo[1])
+
+
+class SquaredReLUMLP(torch.autograd.Function):
+    """relu(x w_in)^2 w_out', for x (N, C), w_in and w_out (C, 4C)."""
+    @staticmethod
+    def forward(ctx, x, w_in, w_out, use_triton):
+        post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
+        ctx.save_for_backward(x, w_in, w_out, post)
+        ctx.use_triton = use_triton
+        return post @ w_out.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w_in, w_out, post = ctx.saved_tensors
+        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of what is stored.
+        grad_pre = relu2_product(grad, w_out, post, ctx.use_triton)  # (N, 4C)
+        return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None
+
+
+class FP8MLP(SquaredReLUMLP):
+    """The same with a forward pass in FP8 (arXiv 2209.05433), which also returns its largest post.
+
+    The scale of post is delayed: its own maximum would cost a second pass over (N, 4C) numbers.
+    """
+    @staticmethod
+    def forward(ctx, x, w_in, w_out, use_triton, weights8, post_scale):
+        w_in8, in_scale, w_out8, out_scale = weights8
+        x_scale = fp8_scale(x.abs().amax())
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)
+        post, post8, post_max = fp8_relu2_product(
+            x8, x_scale, w_in8, in_scale, post_scale, x.dtype, use_triton)  # (N, 4C)
+        ctx.save_for_backward(x, w_in, w_out, post)
+        ctx.use_triton = use_triton
+        ctx.mark_non_differentiable(post_max)
+        return fp8_product(post8, post_scale, w_out8, out_scale, x.dtype, fast=True), post_max
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return *SquaredReLUMLP.backward(ctx, grad), None, None
+
+
+def fp8_weights(w_in, w_out, expected_max=None):
+    """w_in transposed and w_out in FP8, each with its scale; then the largest weight of w_out.
+
+    Given expected_max, w_out is read once: its scale need not wait for its own maximum.
+    """
+    in_scale = fp8_scale(w_in.abs().amax())
+    out_max = w_out.abs().amax()
+    out_scale = fp8_scale(out_max if expected_max is None else expected_max)
+    w_in8 = quantize(w_in, in_scale, torch.float8_e4m3fn).T.contiguous()  # (4C, C)
+    return (w_in8, in_scale, quantize(w_out, out_scale, torch.float8_e4m3fn), out_scale), out_max
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
+        self.use_triton, self.use_fp8 = args.use_triton, args.use_fp8
+        self.act_headroom, self.weight_headroom = args.fp8_act_headroom, args.fp8_weight_headroom
+        self.register_buffer("post_max", torch.tensor(448 / self.act_headroom))  # so a scale of 1
+        self.weights8 = self.out_max = None
+        self.fp8_weights = torch.compile(fp8_weights, dynamic=False, disable=not args.compile)
+
+    @torch.no_grad()
+    def quantize_weights(self, settled=False):
+        """Renews the FP8 weights; once settled, w_out's scale follows from the previous maximum."""
+        expected_max = self.weight_headroom * self.out_max if settled else None
+        self.weights8, self.out_max = self.fp8_weights(self.c_fc, self.c_proj, expected_max)
+
+    def forward(self, x):
+        inputs = x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton
+        if not (self.use_fp8 and self.training):
+            return SquaredReLUMLP.apply(*inputs).view_as(x)
+        if self.weights8 is None:
+            self.quantize_weights()
+        post_scale = fp8_scale(self.act_headroom * self.post_max)
+        y, post_max = FP8MLP.apply(*inputs, self.weights8, post_scale)
+        self.post_max.copy_(post_max)  # for this rank's next forward pass
+        return y.view_as(x)
+
+
+def smear(x, weight, gate):
+    """x (B, T, C) plus weight * gate * the previous token's x, even across documents."""
+    return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
+
+
+class ValueEmbeds(nn.Module):
+    """The value residual (arXiv 2410.17897), with values from a table per layer, all in one."""
+    def __init__(self, args):
+        super().__init__()
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.tables = len(self.layers), args.vocab_size
+        rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
+        self.weight = nn.Parameter(rows)
+
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
+        tables = self.weight.unflatten(0, self.tables)
+        return dict(zip(self.layers, tables[:, inputs], strict=True))  # one lookup for all
+
+
+def bigram_hashes(inputs, rows):
+    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
+    hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
+    return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
+
+
+def sign_hashes(inputs, rows):
+    """Rows (B, T) of signs for each token and the previous one; the first token has row 0."""
+    return F.pad((inputs[:, 1:] ^ inputs[:, :-1]) % rows, (1, 0))
+
+
+class BigramEmbed(nn.Module):
+    """A learned vector for each token and the previous one, initially zero, with random signs.
+
+    Two bigrams in one row have different signs, so what one writes is noise of mean 0 to the other.
+    """
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.bigram_rows, args.model_dim))
+        self.register_buffer("signs", torch.randn(args.sign_rows, args.model_dim).sign())
+
+    def forward(self, inputs):  # (B, T) to (B, T, C)
+        vectors = F.embedding(bigram_hashes(inputs, len(self.weight)), self.weight)
+        return vectors * self.signs[sign_hashes(inputs, len(self.signs))]
+
+
+class Coefficients(nn.Module):
+    """Numbers for each token from a small network on its vector; initially the same for all.
+
+    layout: {name: initial values}; forward returns {name: (B, T, number of values)}.
+    """
+    def __init__(self, args, layout, scale):
+        super().__init__()
+        self.sizes = {name: len(values) for name, values in layout.items()}
+        initial = torch.tensor([value for values in layout.values() for value in values])
+        self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
+        init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
+        self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
+        self.bias = nn.Parameter(initial / scale)
+
+    def forward(self, x, scale):
+        hidden = F.gelu(F.linear(x, self.c_fc))
+        outputs = scale * F.linear(hidden, self.c_proj, self.bias)
+        return dict(zip(self.sizes, outputs.split([*self.sizes.values()], dim=-1), strict=True))
+
+
+def weighted_sum(weights, tensors):
+    """Sum of N tensors (B, T, C), each times one column of weights (B, T, N)."""
+    columns = weights.split(1, dim=-1)
+    return sum(weight * tensor for weight, tensor in zip(columns, tensors, strict=True))
+
+
+def gate_layout(args, layers):
+    """{(name, layer): initial values} of what these layers take from the stream."""
+    injecting = set(range(args.num_layers - 1)) - {args.skip_to}
+    own_value = [i for i, letter in enumerate(args.own_value_pattern) if letter == "V"]
+    gate = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
+    table = [  # name, its layers, number of values, their initial value
+        ("own_value", own_value, args.num_heads, 0.0),
+        ("gate", gate, args.num_heads, args.gate_init),
+        ("composed", [args.num_layers - 1], args.num_heads, 1.0),
+        ("share", [args.num_layers - 1], args.num_heads, 0.0),
+        ("x0", injecting, 1, 0.0),
+        ("bigrams", injecting, 1, args.bigram_scale),
+        ("skip", [args.skip_to], 1, args.skip_init),
+    ]
+    return {(name, layer): count * [value] for name, having, count, value in table
+            for layer in layers if layer in having}
+
+
+class Block(nn.Module):
+    """One transformer layer; its MLP adds nothing initially, because its output starts at zero."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        has_attention = layer != args.layer_without_attention
+        self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
+        self.window_kind = args.window_pattern[layer]
+        self.mlp = MLP(args)
+
+    def forward(self, x, source, injected, value_embed, keep, add, scalars, stream_gates,
+                value_gate, masks):
+        if self.attn is None:
+            x = x + injected
+        else:
+            normed = norm(source)
+            extra_values = None
+            if value_gate is not None:  # factors from 0 to 2, initially 1
+                half = value_gate.size(1) // 2  # half of the gate's channels come from the table
+                channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
+                extra_values = value_embed.unflatten(2, (len(value_gate), -1))
+                extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
+            y = self.attn(normed, extra_values, scalars, stream_gates, masks[self.window_kind],
+                          masks["documents"])
+            x = keep[0] * x + add[0] * y + injected
+        return keep[1] * x + add[1] * self.mlp(norm(x))
+
+
+class LastBlock(Block):
+    """The last layer, which mixes earlier outputs into its stream and values, by the token.
+
+    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` that of attention.
+    """
+    def __init__(self, args, rotary, layer):
+        super().__init__(args, rotary, layer)
+        assert self.attn is not None, "the last layer needs attention"
+        self.scale = args.mix_scale
+        self.mix = Coefficients(args, dict(
+            values=[0, 0, 0], stream=[0, 0, 0],  # of start, cached and the stream itself
+            value_gates=[2, 2],  # of the first and the second half of the heads
+            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # of start and bigrams
+            keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
+
+    def forward(self, x, start, cached, bigrams, value_embed, scalars, stream_gates, masks):
+        mix, H = self.mix(x, self.scale), self.attn.num_heads
+        values = weighted_sum(mix["values"], (start, cached, x)).unflatten(2, (H, -1))
+        value_gates = mix["value_gates"].repeat_interleave(H // 2, dim=-1)[..., None]
+        values = values + value_gates * value_embed.unflatten(2, (H, -1))
+        x = x + weighted_sum(mix["stream"], (start, cached, x))
+        y = self.attn(norm(cached), values, scalars, stream_gates, masks[self.window_kind],
+                      masks["documents"])
+        injected = weighted_sum(mix["injected"], (start, bigrams))
+        x = mix["keep"] * x + mix["add"] * y + injected
+        return mix["keep_mlp"] * x + mix["add_mlp"] * self.mlp(norm(x))
+
+
+def next_targets(targets, count):
+    """The next `count` targets (B T, count) of each token: -1 for those beyond the end of a row."""
+    padded = F.pad(targets, (0, count - 1), value=-1)
+    return padded.unfold(1, count, 1).flatten(0, 1).contiguous()
+
+
+class CappedLoss(torch.autograd.Function):
+    """The sum of the losses of x (N, C) and the head's weight (V, C); in FP8 if scales are given.
+
+    FP8: arXiv 2209.05433. The gradients of the logits are computed with the losses.
+    """
+    @staticmethod
+    def forward(ctx, x, weight, targets, target_weights, cap, scales, use_triton):
+        ctx.scales, ctx.dtype = scales, x.dtype
+        if scales is None:
+            logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
+        else:
+            x_scale, weight_scale, grad_scale = scales
+            x = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+            weight = quantize(weight, weight_scale, torch.float8_e4m3fn)
+            logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
+            # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+            grad_dtype = torch.float8_e5m2
+        losses, grads = loss_and_grads(
+            logits, targets, target_weights, cap, grad_dtype, grad_scale, use_triton)
+        ctx.save_for_backward(x, weight, grads)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, grads = ctx.saved_tensors
+        if ctx.scales is None:
+            grad_x, grad_weight = grads @ weight, grads.T @ x
+        else:
+            x_scale, weight_scale, grad_scale = ctx.scales
+            grad_x = fp8_product(
+                grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)  # (N, C)
+            grad_weight = fp8_product(  # computed transposed, which is faster
+                x.T.contiguous(), x_scale, grads.T.contiguous(), grad_scale, torch.float32).T
+        return grad * grad_x, grad * grad_weight, None, None, None, None, None
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.args = args
+        assert args.skip_from < args.skip_to, "a skip leads forwards: lower skip_from"
+        assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
+        if args.attention_kernel == "FA3":
+            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
+        self.cap = args.cap_height, args.cap_shift, args.cap_width
+        scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
+        self.fp8_scales = scales if args.use_fp8 else None
+        self.lm_head = Head(args)
+        table = self.lm_head.weight.detach().clone()
+        self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
+        self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
+        self.value_embeds = ValueEmbeds(args)
+        self.bigram_embed = BigramEmbed(args)
+        longest = max(STAGES * args.train_seq_len, args.val_seq_len)
+        # One for all layers; each slot of paired heads has a position.
+        self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
+        last = args.num_layers - 1
+        self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(last))
+        self.blocks.append(LastBlock(args, self.rotary, last))
+        self.final_mix = Coefficients(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
+        early, late = range(args.late_layer), range(args.late_layer, args.num_layers)
+        self.early_gates = Coefficients(args, gate_layout(args, early), args.gate_scale)
+        self.late_gates = Coefficients(args, gate_layout(args, late), args.gate_scale)
+        self.gate_scale = nn.Parameter(torch.tensor(args.gate_scale))
+        assert args.gate_channels % 2 == 0, "gate_channels is odd: half come from a value table"
+        self.value_gates = nn.Parameter(torch.zeros(
+            len(self.value_embeds.layers), args.num_heads, args.gate_channels))
+        self.initial_scalars = dict(qkv=0.5, output=1.0)
+        scalars = [*self.initial_scalars.values()] * args.num_layers
+        scalars += [0.0, -1.5]  # smear, skip
+        self.scalars = nn.Parameter(torch.tensor(scalars))
+        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))
+        self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
+        if args.bf16:
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
+        self.set_window(args.window_end, last=True)
+
+    def set_window(self, window, last=False):
+        # Python numbers: the model is recompiled for each of their few values.
+        self.window = window  # the rotary tables follow it; the last long window is longer
+        self.long_window = self.args.long_window_end if last else window
+        self.rotary.set_window(window, self.args)
+
+    def quantize_weights(self, settled):
+        if self.args.use_fp8:
+            for block in self.blocks:
+                block.mlp.quantize_weights(settled)
+
+    def cut_scalars(self):
+        # Those of each layer, by name, then the model's.
+        L, width = len(self.blocks), len(self.initial_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
+        return layer_scalars, *self.scalars[width * L :]
+
+    def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,), prefixes=None):
+        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
+        windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
+        masks = attention_masks(inputs, windows, self.training, self.args)
+        masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
+        masks["documents"] = (inputs == self.args.bos_id).cumsum(1)  # numbers (B, T)
+        layer_scalars, smear_weight, skip_weight = self.cut_scalars()
+        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
+        table = self.lm_head.weight if tied else self.embed.weight
+        x = F.embedding(inputs, table)  # (B, T, C)
+        x = x0 = norm(smear(x, smear_weight, self.smear_gate))
+        value_embeds = self.value_embeds(inputs)
+        bigrams = self.bigram_embed(inputs)
+        stream_gates = self.early_gates(x0, self.gate_scale)
+        x = start = x + stream_gates["bigrams", 0] * bigrams
+        outputs = []  # one per layer but the last
+        for i, block in enumerate(self.blocks[:-1]):
+            if i == self.args.late_layer:
+                stream_gates |= self.late_gates(x, self.gate_scale)
+            # What the last MLPs write is for the prediction; attention does better without it.
+            source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
+            if i == self.args.skip_to:
+                skip = stream_gates["skip", i] * outputs[self.args.skip_from]
+                injected = skip_weight.sigmoid() * skip
+            else:
+                injected = stream_gates["x0", i] * x0
+                if i > 0:
+                    injected = injected + stream_gates["bigrams", i] * bigrams
+            x = block(x, source, injected, value_embeds.get(i), self.keep_weights[i],
+                      self.add_weights[i], layer_scalars[i], stream_gates, value_gates.get(i),
+                      masks)
+            outputs.append(x)
+        last, cached, before_last = len(outputs), outputs[self.args.cached_layer], x
+        x = self.blocks[last](x, start, cached, bigrams, value_embeds[last], layer_scalars[last],
+                              stream_gates, masks)
+        values = value_embeds[self.value_embeds.layers[0]]
+        # The cached output served attention, so half of it is subtracted initially.
+        x = x + weighted_sum(self.final_mix(x, self.args.mix_scale)["outputs"], (
+            start, cached, before_last, values, outputs[self.args.skip_from]))
+        return self.logits_or_loss(norm(x), targets, target_weights, prefixes)
+
+    def logits_or_loss(self, x, targets, target_weights, prefixes):
+        cap = height, shift, width = self.cap
+        if targets is None:
+            return height * torch.sigmoid((self.lm_head(x).float() + shift) / width)  # (B, T, V)
+        weights = torch.as_tensor(target_weights, device=x.device)
+        if prefixes is None:
+            targets = next_targets(targets, len(weights))
+        else:  # of the next token only; they have the last weight
+            targets = next_targets(targets, len(weights) - 1)
+            targets = torch.cat((targets, prefixes.reshape(-1, 1)), dim=1)
+        x = x.flatten(0, 1)  # (B T, C)
+        if self.training:
+            total = CappedLoss.apply(x, self.lm_head.weight, targets, weights, cap,
+                                     self.fp8_scales, self.args.use_triton)
+            return total / len(x)
+        losses, _ = loss_and_grads(
+            self.lm_head(x), targets, weights, cap, use_triton=self.args.use_triton)
+        return losses.mean()
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def document_len(T, args):
+    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    return args.first_document_len if T == args.train_seq_len else args.max_document_len
+
+
+def load_prefixes(args):
+    """The id of each token's longest proper prefix that is a token, (V,); -1 without one."""
+    prefixes = torch.full((args.vocab_size,), -1)
+    if args.prefix_file != "none":
+        assert Path(args.prefix_file).exists(), (
+            f"{args.prefix_file} is missing: python data/prefixes.py")
+        ids = torch.from_numpy(np.fromfile(args.prefix_file, dtype="<i4").astype(np.int64))
+        prefixes[: len(ids)] = ids
+    return prefixes
+
+
+def packed_rows(shard, lengths, args):
+    """Yields rows of next(lengths) + 1 tokens: documents, each cut to document_len tokens."""
+    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    starts = np.flatnonzero(shard == args.bos_id)
+    row, T = [], next(lengths)
+    missing = T + 1
+    for start, end in itertools.pairwise([*starts, len(shard)]):
+        document = shard[start : min(end, start + document_len(T, args), start + missing)]
+        row.append(document)
+        missing -= len(document)
+        if missing == 0:
+            yield np.concatenate(row)
+            row, T = [], next(lengths)
+            missing = T + 1
+
+
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
+    step has the same number of rows.
+    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
+    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len(0)
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    step_rows = step_tokens // T
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    steps = first
+    while True:
+        steps_before = steps
+        for shard in shards:
+            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
+            rows = packed_rows(shard, lengths, args) if packed else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                T = seq_len(steps)
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
+                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps > steps_before, (
+            f"no {pattern} with {step_rows} rows of {seq_len(steps)} tokens")
+
+
+def prefetched(batches, args, device):
+    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    executor = ThreadPoolExecutor(  # one thread, which pins memory for its own GPU
+        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
+    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
+
+    def next_batch():
+        ready.append(executor.submit(next, batches))
+        return ready.popleft().result()  # raises here what the thread raised
+
+    return iter(next_batch, None)  # endless: no batch is None
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
+
+
+def stage(step, args):
+    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
+    return min(STAGES, STAGES * step // args.scheduled_steps)
+
+
+def train_seq_len(step, args):
+    """Tokens per training sequence; every step has the same number of sequences."""
+    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
+
+
+def lr_multiplier(step, args):
+    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # none after the scheduled steps
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def target_weights(step, args):
+    """The loss's weights: the next token's, those of further targets that last, the prefix's."""
+    left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
+    second, third = args.second_target_weight, args.third_target_weight
+    prefix = args.prefix_weight
+    return ([1.0, second, third * left, prefix], [1.0, second * left, prefix * left],
+            [1.0, 0.0], [1.0, 0.0])[stage(step, args)]
+
+
+def last_tied_step(args):
+    """The step after which embedding and head separate: the first Adam step from tied_frac on."""
+    step = math.ceil(args.tied_frac * args.scheduled_steps)
+    return step + -(step + 1) % args.adam_every
+
+
+def muon_momentum(step, args):
+    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    left = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def all_windows(args):
+    """The window of each stage, then window_end for the steps after them."""
+    stages = range(STAGES)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
+def window_size(step, args):
+    """The window of this step's stage."""
+    return all_windows(args)[stage(step, args)]
+
+
+# -------------------------------------------- Training --------------------------------------------
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    def print0(self, line):
+        if self.file:
+            print(line, flush=True)
+            print(line, file=self.file, flush=True)
+
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
+
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def muon_groups(model, args):
+    """Muon's three groups: pairs of heads of queries and keys, values and outputs, MLPs."""
+    attentions = [block.attn for block in model.blocks if block.attn is not None]
+    attention_factors = [args.attention_lr_factor] * len(attentions)
+    return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
+        dict(params=[attn.c_qk for attn in attentions], lr_factors=attention_factors),
+        dict(params=[attn.c_vo for attn in attentions], lr_factors=attention_factors),
+        dict(params=[param for block in model.blocks for param in block.mlp.parameters()],
+             lr_factors=[args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)),
+    ]
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    mixes = [model.blocks[-1].mix, model.final_mix]
+    stream_gates = [model.early_gates, model.late_gates]
+    small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
+    lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
+    table_params = [model.lm_head.weight, model.embed.weight]
+    adam_groups = [
+        dict(params=lookup_params, lr=args.value_embed_lr,
+             betas=(args.value_embed_beta1, args.adam_beta2),
+             weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
+        dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+             weight_decay=args.adam_weight_decay * args.head_decay_factor),
+        dict(params=[model.keep_weights], lr=args.scalar_lr, whole=True),
+        dict(params=[model.add_weights], lr=args.add_lr, whole=True),
+        dict(params=[model.scalars], lr=args.scalar_lr, betas=small_betas, whole=True),
+        dict(params=[model.smear_gate], lr=args.smear_gate_lr, betas=small_betas, whole=True),
+        dict(params=[weight for mix in mixes for weight in (mix.c_fc, mix.c_proj)], lr=args.mix_lr,
+             betas=small_betas, whole=True, weight_decay=args.adam_weight_decay),
+        dict(params=[mix.bias for mix in mixes], lr=args.mix_lr, betas=small_betas, whole=True),
+        dict(params=[weight for gates in stream_gates for weight in (gates.c_fc, gates.c_proj)],
+             lr=args.stream_gate_lr, betas=small_betas, whole=True,
+             weight_decay=args.adam_weight_decay),
+        dict(params=[model.gate_scale, *(gates.bias for gates in stream_gates)],
+             lr=args.stream_gate_lr, betas=small_betas, whole=True),
+        dict(params=[model.value_gates], lr=args.gate_lr, betas=small_betas, whole=True,
+             weight_decay=args.adam_weight_decay),
+    ]
+    optimizers = [
+        ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
+                    compiled=args.compile),
+        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
+             neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
+             compiled=args.compile, use_triton=args.use_triton),
+    ]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
+
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+def optimizers_due(optimizers, step, args):
+    """Muon at every step; Adam at every adam_every-th, on gradients accumulated since its last."""
+    adam, muon = optimizers
+    return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
+
+
+def warm_up(model, optimizers, load_train, prefixes, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for i in range(1, args.kernel_warmup_steps + 1):
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
+        inputs, targets = next(load_train(first=step))
+        model.set_window(window_size(step, args))
+        model.quantize_weights(settled=i > 1)  # both ways occur
+        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        tied = step <= last_tied_step(args)
+        model(inputs, targets, tied, weights, prefixes[targets]).backward()
+        for optimizer in optimizers_due(optimizers, i - 1, args):
+            optimizer.step()
+            optimizer.zero_grad()
+    model.zero_grad()  # Adam's gradients may be left over
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps, tied):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets, tied) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, prefixes, log, args):
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    log.clock_start = log.now()
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        tied = step <= last_tied_step(args)
+        window = window_size(step, args)
+        if window != model.window or last_step:  # validation uses it too
+            model.set_window(window, last_step)
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, tied)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = 0.0
+        model.quantize_weights(settled=step > args.fp8_settle_steps)
+        for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
+            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            loss = model(inputs, targets, tied, weights, prefixes[targets])
+            # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
+            (loss * targets.numel()).backward()
+            train_loss += loss.detach() / grad_accum_steps
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers_due(optimizers, step, args):
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == last_tied_step(args):
+            adam, _ = optimizers
+            adam.duplicate(model.lm_head.weight, model.embed.weight)
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
+        model = torch.compile(model, dynamic=False)
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size,
+                         partial(train_seq_len, args=args), packed=True)
+    load_val = partial(load, args.val_files, args.val_tokens, lambda step: args.val_seq_len,
+                       packed=False)
+    prefixes = load_prefixes(args).to(device)
+    warm_up(model, optimizers, load_train, prefixes, args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train_batches = prefetched(load_train(), args, device)
+    train(model, optimizers, train_batches, load_val, prefixes, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
