@@ -239,16 +239,17 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
 
 if find_spec("triton"):
     @triton.autotune(key=["N", "K"], configs=[
-        triton.Config(dict(ROWS=128, COLUMNS=columns), num_warps=warps, num_stages=stages)
-        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)])
+        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=depth), warps, stages)
+        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)
+        for depth in (64, 128)])  # 64 bfloat16 or 128 FP8 numbers are 128 bytes
     @triton.jit
-    def relu2_kernel(a, b, post, out, factor, scale, out8, largest, M, N, K, b_down, b_right,
-                     DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    def relu2_kernel(a, b, post, out, factor, scale, out8, largest, M, N, K, k_stride, j_stride,
+                     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post).
 
-        Given out8, of FP8 factors: out = relu(factor a b)^2, out8 = scale out, largest = max out.
+        Given out8: of relu(factor a b)^2 in out, scale times that in out8, its maximum in largest.
         """
-        # a (M, K), post, out, out8 (M, N) are contiguous, b (K, N) has strides; sums are float32.
+        # a (M, K), post, out and out8 (M, N) are contiguous, b (K, N) may not be; float32 sums.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
@@ -259,7 +260,7 @@ if find_spec("triton"):
             k = start + tl.arange(0, DEPTH)
             rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             columns = tl.load(
-                b + k[:, None] * b_down + j % N * b_right, mask=k[:, None] < K, other=0.0)
+                b + k[:, None] * k_stride + j % N * j_stride, mask=k[:, None] < K, other=0.0)
             total = tl.dot(rows, columns, total, input_precision="ieee")
 
         inside = (i < M) & (j < N)
@@ -287,8 +288,7 @@ def relu2_product(a, b, post=None, use_triton=False):
     out = a.new_empty(M, N)
     def grid(tile):
         return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
-    relu2_kernel[grid](a.contiguous(), b, post, out, None, None, None, None, M, N, K, *b.stride(),
-                       DEPTH=64)
+    relu2_kernel[grid](a.contiguous(), b, post, out, None, None, None, None, M, N, K, *b.stride())
     return out
 
 
@@ -303,7 +303,7 @@ def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
     def grid(tile):
         return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
     relu2_kernel[grid](a, b.T, None, out, 1 / (a_scale * b_scale), scale, out8, largest, M, N, K,
-                       *b.T.stride(), DEPTH=128)
+                       1, K)
     return out, out8, largest
 
 
