@@ -192,7 +192,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
         for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
     @triton.jit
-    def symmetric_kernel(x, addend, out, M, K, alpha, beta,
+    def symmetric_kernel(x, addend, out, M, K, alpha: tl.constexpr, beta: tl.constexpr,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
@@ -302,8 +302,8 @@ def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
     largest = a.new_zeros((), dtype=torch.float32)  # of all tiles
     def grid(tile):
         return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
-    relu2_kernel[grid](a, b.T, None, out, 1 / (a_scale * b_scale), scale, out8, largest, M, N, K,
-                       1, K)
+    relu2_kernel[grid](a, b, None, out, 1 / (a_scale * b_scale), scale, out8, largest, M, N, K,
+                       1, K)  # strides of b transposed
     return out, out8, largest
 
 
@@ -311,8 +311,10 @@ if find_spec("triton"):
     @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
                                          for columns in (1024, 2048, 4096) for warps in (4, 8)])
     @triton.jit
-    def loss_kernel(logits, targets, weights, losses, grads, V, height, shift, width,
-                    grad_scale, limit, K: tl.constexpr, COLUMNS: tl.constexpr):
+    def loss_kernel(logits, targets, weights, losses, grads, V,
+                    height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
+                    grad_scale: tl.constexpr, limit: tl.constexpr,
+                    K: tl.constexpr, COLUMNS: tl.constexpr):
         """Stores the loss of a row of logits and, unless grads is None, its gradients."""
         # logits and grads (N, V), targets (N, K), weights (K,) are contiguous.
         row = tl.program_id(0).to(tl.int64)  # N V may exceed 2^31

@@ -49,15 +49,23 @@ class Pointer:
 
 def _load(pointer, mask=None, other=0.0, **_):
     elements, index, mask = pointer.elements(mask)
-    return elements[index].where(mask, torch.as_tensor(other, dtype=elements.dtype))
+    other = torch.as_tensor(other, dtype=elements.dtype)
+    if elements.itemsize == 1:  # PyTorch cannot index numbers of eight bits
+        found = elements.view(torch.uint8)[index].where(mask, other.view(torch.uint8))
+        return found.view(elements.dtype)
+    return elements[index].where(mask, other)
 
 
 def _store(pointer, value, mask=None, **_):
     elements, index, mask = pointer.elements(mask)
     value = torch.as_tensor(value, dtype=elements.dtype).expand(index.shape)
-    if elements.itemsize == 1:  # PyTorch cannot index numbers of eight bits
+    if elements.itemsize == 1:
         elements, value = elements.view(torch.uint8), value.contiguous().view(torch.uint8)
     elements[index[mask]] = value[mask]
+
+
+def _atomic_max(pointer, value):
+    _store(pointer, torch.maximum(_load(pointer), value))
 
 
 def _dot(a, b, acc=None, **_):
@@ -88,7 +96,8 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
     vars(language).update(
         program_id=lambda axis: torch.tensor([place.ids[axis]], dtype=torch.int32),
         num_programs=lambda axis: place.sizes[axis],
-        load=_load, store=_store, dot=_dot, swizzle2d=_swizzle2d, cdiv=_cdiv, constexpr=int,
+        load=_load, store=_store, atomic_max=_atomic_max, dot=_dot, swizzle2d=_swizzle2d,
+        cdiv=_cdiv, constexpr=int,
         arange=partial(torch.arange, dtype=torch.int32),
         zeros=lambda shape, dtype: torch.zeros(shape, dtype=dtype),
         full=lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
@@ -147,11 +156,12 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
                      for name, size in form.items()}
             rows, batch, *rest = counts(sizes | values)
             copies = {name: tensor.clone() for name, tensor in before.items()}
-            if all(tensor.size(0) == batch for tensor in before.values()):
+            if all(tensor.shape[:1] == (batch,) for tensor in before.values()):
                 batch = min(batch, 2)
                 copies = {name: tensor[:batch] for name, tensor in copies.items()}
             run(self.function, (rows, batch, *rest), values | copies, sizes)
-            return all(_close(copy, values[name][: len(copy)]) for name, copy in copies.items())
+            return all(_close(copy, values[name][: len(copy)] if copy.ndim else values[name])
+                       for name, copy in copies.items())
 
     def jit(function=None, **_):
         return Kernel(function) if function else jit
