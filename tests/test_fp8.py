@@ -6,19 +6,24 @@ test_parts.py compares single numbers and a small product.
 Run: .venv/bin/python -m pytest tests/test_fp8.py
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from ranks import start_ranks
 from snapshots import (
+    MANIFEST,
     by_id,
     declaring,
     first_step,
     known_values,
     load_snapshot,
+    micro_args,
     micro_overrides,
     micro_sizes,
+    train,
     tried,
     where,
 )
@@ -148,3 +153,171 @@ def test_eight_ranks_are_eight_micro_steps(milestone, shards, tmp_path):
             (found for found, printed in ranks), codes, strict=True):
         np.testing.assert_array_equal(other_codes, own_codes)
         assert_same_weights(others, weights)
+
+
+# ---- the MLP ----
+
+
+SIZE = 256  # of Gaussian inputs; their number is as large
+mlps = where("fp8_relu2_product", "FP8MLP", "fp8_weights", "MLP", known="fp8_mlp")
+
+
+def fp8_mlp(module, **more):
+    """An MLP in FP8 whose second matrix is as large as the first, and its inputs."""
+    torch.manual_seed(0)
+    args = module.Hyperparameters(**dict(
+        model_dim=64, use_fp8=True, use_triton=False, compile=False) | more)
+    mlp = module.MLP(args)
+    torch.nn.init.normal_(mlp.c_proj, std=0.5 * args.model_dim**-0.5)
+    return mlp, torch.randn(SIZE, args.model_dim)
+
+
+def exactly(mlp, x):
+    """x W_in, post and y of an MLP, in float64."""
+    pre = x.double() @ mlp.c_fc.detach().double()
+    post = pre.relu().square()
+    return pre, post, post @ mlp.c_proj.detach().double().T
+
+
+def error(found, exact):
+    """The relative RMS error."""
+    return ((found.detach().double() - exact).norm() / exact.norm()).item()
+
+
+@mlps
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_of_the_mlp_in_fp8(milestone, dtype, monkeypatch):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["fp8_mlp"]
+    mlp, x = fp8_mlp(module, model_dim=128)
+    mlp, x, products = mlp.to(dtype), x.to(dtype), []
+    pre, post, y = exactly(mlp, x)
+    fp8_product = module.fp8_product
+    monkeypatch.setattr(module, "fp8_product", lambda *args, **named: products.append(
+        fp8_product(*args, **named)) or products[-1])
+    mlp(x)  # sets the scale of post
+    found = mlp(x)
+    assert found.dtype == dtype and len(products) == 2 * 2
+    assert error(products[2], pre) == pytest.approx(known["first_product"], abs=0.001)
+    assert error(products[2].double().relu().square(), post) == pytest.approx(
+        known["post"], abs=0.002)
+    assert error(found, y) == pytest.approx(known["y"], abs=0.002)
+    # Validation has none of them.
+    expected = 0.004 if dtype == torch.bfloat16 else 0
+    assert error(mlp.eval()(x), y) == pytest.approx(expected, abs=0.0015) and len(products) == 4
+    assert expected <= known["y_in_bfloat16"]
+
+
+@mlps
+def test_the_backward_pass_is_not_in_fp8(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    mlp, x = fp8_mlp(module)
+    x.requires_grad_()
+    y, grad = mlp(x), torch.randn(SIZE, 64)
+    assert not mlp.post_max.requires_grad
+    (post,) = [t for t in y.grad_fn.next_functions[0][0].saved_tensors if t.shape == (SIZE, 256)]
+    monkeypatch.setattr(module, "fp8_product", None)
+    found = torch.autograd.grad(y, (x, mlp.c_fc, mlp.c_proj), grad)
+    pre = 2 * post.sqrt() * (grad @ mlp.c_proj)
+    for one, other in zip(found, (pre @ mlp.c_fc.T, x.T @ pre, grad.T @ post), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@mlps
+def test_the_scale_of_activations_is_the_forward_befores(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    (mlp, x), seen, product = fp8_mlp(module), [], module.fp8_relu2_product
+
+    def noted(*args):
+        post, post8, largest = product(*args)
+        scale = args[4]
+        seen.append((scale.item(), int((scale * post > 448).sum())))
+        assert post8.float().max() == min(448, (scale * largest).to(torch.float8_e4m3fn).float())
+        return post, post8, largest
+
+    monkeypatch.setattr(module, "fp8_relu2_product", noted)
+    growths, errors = [1, 1.79, 1.79, 17.9, 17.9, 1e-3, 1e-3], []
+    for growth in growths:
+        grown = growth**0.5 * x
+        errors.append(error(mlp(grown), exactly(mlp, grown)[2]))
+    largest = exactly(mlp, x)[1].max().item()
+    scales, clipped = zip(*seen, strict=True)
+    assert scales[0] == pytest.approx(1, rel=1e-6)  # at first
+    for scale, growth in zip(scales[1:], growths, strict=False):  # 448 is 1.8 times the largest
+        assert scale == pytest.approx(448 / (1.8 * growth * largest), rel=0.05)
+    # Nothing is clipped below a 1.8-fold growth, much in a tenfold one; then it has recovered.
+    assert [n > 0 for n in clipped] == [False, False, False, True, False, False, False]
+    assert clipped[3] > 10 and errors[3] > 0.2
+    for number in (1, 2, 4, 6):
+        assert errors[number] == pytest.approx(0.057, abs=0.005)
+    mlp.eval()(100 * x)
+    assert len(seen) == len(growths)  # validation neither has it nor moves it
+    assert module.fp8_scale(1.8 * mlp.post_max).item() == pytest.approx(scales[-1], rel=0.05)
+
+
+@mlps
+def test_zeros_and_floors(milestone):
+    module = load_snapshot(milestone)
+    mlp, x = fp8_mlp(module)
+    torch.nn.init.zeros_(mlp.c_proj)  # as initially
+    for inputs in (x, 0 * x, x):  # after zeros, the scale of activations is the largest
+        assert not mlp(inputs).any()
+    assert module.fp8_scale(torch.tensor(0.0)).item() == pytest.approx(1e12)
+    assert module.fp8_scale(torch.tensor(3.0).bfloat16()).dtype == torch.float32
+
+
+@mlps
+def test_scales_of_weights(milestone):
+    module = load_snapshot(milestone)
+    mlp, x = fp8_mlp(module)
+    for settled, growth, factor in ((False, 1, 1), (False, 3, 1), (True, 3, 1 / (1.12 / 3)),
+                                    (True, 1.11, 1.11 / 1.12), (True, 0.5, 0.5 / 1.12)):
+        with torch.no_grad():
+            mlp.c_fc.mul_(growth)
+            mlp.c_proj.mul_(growth)
+        mlp.quantize_weights(settled)
+        w_in8, in_scale, w_out8, out_scale = mlp.weights8
+        assert w_in8.shape == (256, 64) and w_in8.is_contiguous() and w_out8.is_contiguous()
+        assert w_in8.float().abs().max() == 448
+        assert error(w_in8.T.float() / in_scale, mlp.c_fc.double()) < 0.03
+        # The largest weight: at 448 with its own maximum, else by the maximum before.
+        assert w_out8.float().abs().max().item() == pytest.approx(min(1, factor) * 448, rel=0.07)
+        assert (error(w_out8.float() / out_scale, mlp.c_proj.double()) < 0.03) == (factor < 1.01)
+
+
+@mlps
+def test_a_run_in_fp8(milestone, shards, tmp_path, monkeypatch):
+    module, losses, seen = load_snapshot(milestone), [], []
+    quantize_weights, run = module.fp8_weights, partial(
+        micro_args, milestone, shards, total_batch_size=256, val_tokens=256)
+
+    def noted(w_in, w_out, expected_max=None):
+        seen.append((expected_max, w_out.abs().max()))
+        return quantize_weights(w_in, w_out, expected_max)
+
+    monkeypatch.setattr(module, "fp8_weights", noted)
+    for warmup in (0, 3):
+        seen.clear()
+        log_dir = tmp_path / str(warmup)
+        losses.append(train(module, run(
+            log_dir, use_fp8=True, kernel_warmup_steps=warmup, train_steps=5, fp8_settle_steps=2,
+            save_checkpoint=True)))
+    assert losses[0] == losses[1]  # the warm-up has moved scales, and they are restored
+    layers = run(tmp_path).num_layers
+    warm, steps = seen[: 3 * layers], seen[3 * layers :]
+    assert len(steps) == 5 * layers
+    assert [expected is None for expected, _ in warm] == layers * [True] + 2 * layers * [False]
+    for number, (expected, _) in enumerate(steps):
+        if number < 3 * layers:  # the initial weights and those after two steps
+            assert expected is None
+        else:  # those of the step before
+            assert expected == 1.12 * steps[number - layers][1] > 0
+    kept = torch.load(tmp_path / "3" / "checkpoint.pt", weights_only=True)["model"]
+    ranges = [value.item() for name, value in kept.items() if name.endswith("post_max")]
+    assert len(ranges) == layers and all(0 < value < 100 for value in ranges)
+    # Without FP8 every loss is the parent's.
+    parent = MANIFEST.get(milestone.parent)
+    without = [train(load_snapshot(m), micro_args(
+        m, shards, tmp_path / m.id, use_fp8=False, train_steps=3, total_batch_size=256,
+        val_tokens=256)) for m in (parent, milestone)]
+    assert without[0] == without[1] and without[0][0] == losses[0][0]
+    assert abs(without[0][-1] - losses[0][3]) < 0.05 and without[0][-1] != losses[0][3]

@@ -293,10 +293,10 @@ def relu2_product(a, b, post=None, use_triton=False):
 
 
 def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
-    """relu(a b')^2 for a (M, K) and b (N, K) in FP8: as `dtype`, in FP8 and its largest number."""
+    """relu(a b')^2 for FP8 a (M, K), b (N, K): as `dtype`, in FP8 with `scale`, and its maximum."""
     if not use_triton:
-        out = F.relu(fp8_product(a, a_scale, b, b_scale, torch.float32)).square()
-        return out.to(dtype), quantize(out, scale, a.dtype), out.amax()
+        out = F.relu(fp8_product(a, a_scale, b, b_scale, dtype)).square()
+        return out, quantize(out, scale, a.dtype), out.amax()
     (M, K), N = a.shape, len(b)
     out, out8 = a.new_empty(M, N, dtype=dtype), a.new_empty(M, N)
     largest = a.new_zeros((), dtype=torch.float32)  # of all tiles
@@ -1108,6 +1108,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def quantize_weights(self, settled):
+        # Once per step, before its forward passes.
         if self.args.use_fp8:
             for block in self.blocks:
                 block.mlp.quantize_weights(settled)
