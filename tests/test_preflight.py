@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_preflight.py
 import contextlib
 import os
 import shutil
+import struct
 import sys
 
 import pytest
@@ -31,6 +32,7 @@ import torch
 class Hyperparameters:
     train_files: str = ""
     val_files: str = ""
+    prefix_file: str = "none"
     val_tokens: int = 1024
     total_batch_size: int = 1024
     seq_len: int = 32
@@ -381,3 +383,31 @@ def test_a_token_beyond_the_vocabulary(start, file, position, settings, read, sh
     else:
         with pytest.raises(Launched):
             start(*settings, data=folder)
+
+
+# ---- prefixes ----
+
+
+def test_a_missing_table_of_prefixes(start, tmp_path, capsys):
+    setting = f"prefix_file={tmp_path / 'its table'}"
+    refused(start, r"table is missing; make it: python .*prefixes.py --out '.*its table'$", setting)
+    start(setting, options=["--dry-run"])
+    assert "not on this machine: prefix_file=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ids, fits", [
+    ([-1, 0, 1], True), (64 * [-1], True), ([-1, 3, 1], False), ([-1, -2, 1], False), ([], False),
+    (65 * [-1], False), ([-1, 0, 1, 0.5], False), (None, False),
+])
+def test_a_table_of_prefixes(start, tmp_path, ids, fits):
+    file = tmp_path / "table"
+    if ids is None:
+        file.mkdir()
+    else:  # half an id: the file is cut off
+        file.write_bytes(b"".join(struct.pack("<i", i) if i != 0.5 else b"00" for i in ids))
+    if fits:
+        with pytest.raises(Launched):
+            start(f"prefix_file={file}")
+    else:
+        refused(start, "table is not a table of .* vocab_size=64 tokens; make it again: python "
+                ".*prefixes.py --out /", f"prefix_file={file}")

@@ -193,6 +193,7 @@ def make_plan(
     for name in ("train_file", "val_file"):
         if values.get(name) and (folder != BUILTIN or Path(values[name]).exists()):
             conversations.check(values[name])
+    check_here(preflight.check_prefixes, values)
     if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
         ratio = script.milestone.read_ratio if script.milestone else 1.0
         served = check_here(preflight.check_shards, values, ratio)

@@ -8,10 +8,15 @@ import glob
 import math
 import operator
 import os
+import shlex
+from array import array
 from itertools import islice
+from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.base.text import short
 from speedrun.history.glossary import load_glossary
+from speedrun.history.manifest import REPOSITORY
 from speedrun.history.tokens import stages, step_tokens
 from speedrun.run.data import (
     HEADER_BYTES,
@@ -156,6 +161,24 @@ def check_shards(
             trained = _read(values, steps) if name == "train_files" else [values[step]]
             _check_tokens(lengths, trained, values["vocab_size"])
     return served
+
+
+def check_prefixes(values: dict[str, object]) -> None:
+    """Raises NotHere if there is no file prefix_file, and UserError if it does not hold the prefix's
+    id, or -1, for each of at most vocab_size tokens, as data/prefixes.py writes it."""
+    file = values.get("prefix_file")
+    if file in (None, "none"):
+        return
+    make = f"python {short(REPOSITORY / 'data' / 'prefixes.py')} --out {shlex.quote(file)}"
+    if not os.path.exists(file):
+        raise NotHere(f"prefix_file={file} is missing; make it: {make}")
+    ids = array("i")
+    if Path(file).is_file() and os.path.getsize(file) % ids.itemsize == 0:
+        ids.frombytes(Path(file).read_bytes())
+    most = values["vocab_size"]
+    if not 0 < len(ids) <= most or min(ids) < -1 or max(ids) >= len(ids):
+        raise UserError(f"prefix_file={file} is not a table of the prefixes of at most"
+                        f" vocab_size={most} tokens; make it again: {make}")
 
 
 def _read(values, steps, ratio=1.0):
