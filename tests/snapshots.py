@@ -75,6 +75,12 @@ def where(*subjects, known=None):
     return pytest.mark.parametrize("milestone", found, ids=by_id)
 
 
+def summing(milestones):
+    """Those of the milestones whose layers weigh their input as a whole; from 14 on, sublayers do,
+    in test_stream_coefficients.py."""
+    return [m for m in milestones if "add_lr" not in default_hyperparameters(m.script)]
+
+
 @cache
 def own_values(id):
     """What a milestone's known.toml says."""
@@ -126,6 +132,15 @@ def value_tables_of(model):
     if hasattr(embeds, "weight"):
         return [*embeds.weight.unflatten(0, (-1, model.args.vocab_size))]
     return [table.weight for table in embeds.values()]
+
+
+def four_matrices(attn):
+    """Views (C, C) of an attention's queries, keys, values and output, however they are stored."""
+    if hasattr(attn, "c_qkvo"):
+        C = len(attn.c_qkvo)
+        return attn.c_qkvo.detach().view(4, C, C).unbind()
+    C = attn.c_qk.size(-1)  # from 14b on Q's pairs of heads and K's, then V and the output
+    return *attn.c_qk.detach().view(2, C, C), *attn.c_vo.detach()
 
 
 def sized(sizes, fields):

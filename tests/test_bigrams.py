@@ -14,6 +14,7 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
+    four_matrices,
     known_values,
     load_snapshot,
     micro_args,
@@ -120,7 +121,7 @@ def test_bigrams_enter_before_every_layer(milestone):
     for block in model.blocks:  # blocks add nothing
         block.mlp.c_proj.zero_()
         if block.attn is not None:
-            block.attn.c_qkvo.view(4, -1)[3] = 0
+            four_matrices(block.attn)[3].zero_()
     model.bigram_embed.weight.normal_()
     named = scalars_of(model)
     for name in ("x", "x0", "bigram"):
@@ -219,7 +220,7 @@ def test_attention_writes_and_mlps_are_silent_at_the_start(milestone):
     for block in model.blocks:
         if block.attn is not None:
             C = model.args.model_dim
-            for weights in block.attn.c_qkvo.view(4, C, C):  # alike: Q, K, V and output
+            for weights in four_matrices(block.attn):  # alike: Q, K, V and output
                 assert weights.abs().max().item() == pytest.approx(0.5 * (3 / C) ** 0.5, rel=0.05)
                 assert weights.std().item() == pytest.approx(0.5 / C**0.5, rel=0.1)
 

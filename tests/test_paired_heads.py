@@ -6,7 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_paired_heads.py
 import pytest
 import torch
 
-from snapshots import MANIFEST, by_id, load_snapshot, micro_sizes, where
+from snapshots import MANIFEST, by_id, four_matrices, load_snapshot, micro_sizes, where
 from test_masks import documents
 from test_streams import Attention, record_model
 from test_updates import having
@@ -36,7 +36,7 @@ def by_loops(module, attention, values, visible):
     head and of its partner. values: value embeddings (B, T, C), in front of the pairs."""
     x, H = attention.x, attention.attn.num_heads
     (B, T, C), D, half = x.shape, x.size(-1) // H, H // 2
-    weights, rotary = attention.attn.c_qkvo.detach().view(4, C, C), attention.attn.rotary
+    weights, rotary = four_matrices(attention.attn), attention.attn.rotary
     q, k, v = ((x @ weight.T).view(B, T, H, D) for weight in weights[:3])
     v = v + values.view(B, T, H, D)
     y = torch.zeros(B, T, H, D, dtype=torch.float64)
@@ -85,8 +85,8 @@ def test_one_token(milestone):
     attention.x = attention.x[:, :1]
     attention.mask = masks_of(module, torch.ones(2, 1, dtype=torch.int64), 8, micro_sizes(
         module, bos_id=1, attention_kernel="dense"))
-    weights = attention.attn.c_qkvo.view(4, C, C)
-    weights[3] = torch.eye(C)
+    weights = four_matrices(attention.attn)
+    weights[3].copy_(torch.eye(C))
     v = (attention.x @ weights[2].T).view(2, 4, 8)
     found = 2 * attention(1.0, 1.0).view(2, 4, 8)
     torch.testing.assert_close(found[:, :2], v[:, :2])  # the first half see themselves only

@@ -111,8 +111,8 @@ def test_padding_stays_zero(milestone, monkeypatch):
                 for param in matrices_of(muon):
                     param.grad = torch.randn_like(param)
                 muon.step()
-            padding = [whole[len(group["params"]) :] for group, whole in
-                       zip(muon.param_groups, muon.weights, strict=True)]
+            padding = [whole.flatten()[sum(map(torch.numel, group["params"])) :] for group, whole
+                       in zip(muon.param_groups, muon.weights, strict=True)]
             assert any(map(len, padding)) and not any(part.any() for part in padding)
             assert all(whole.isfinite().all() for whole in muon.weights)
     finally:
@@ -206,17 +206,19 @@ def evened(update):
 def test_each_matrix_moves_as_far_as_muon_says_and_its_columns_alike(milestone, monkeypatch):
     module = load_snapshot(milestone)
     model, args, muon = fresh_muon(module, monkeypatch, momentum=0.0, lr=0.1, weight_decay=0.0)
-    factors = dict(c_qkvo=getattr(args, "attention_lr_factor", 1), c_fc=args.mlp_in_lr_factor,
-                   c_proj=getattr(args, "mlp_out_lr_factor", 1))
+    factors = dict.fromkeys(
+        ("c_qkvo", "c_qk", "c_vo"), getattr(args, "attention_lr_factor", 1))
+    factors |= dict(c_fc=args.mlp_in_lr_factor, c_proj=getattr(args, "mlp_out_lr_factor", 1))
     named = {name: param for name, param in model.named_parameters()
              if any(param is other for other in matrices_of(muon))}
     before = {name: param.detach().clone() for name, param in named.items()}
     for param in named.values():
-        param.grad = torch.randn_like(param) * torch.rand(param.size(-1))
+        param.grad = torch.randn_like(param) * (0.05 + torch.rand(param.size(-1)))
     muon.step()
     for name, param in named.items():
         part, m = name.split(".")[-1], len(param)
-        blocks = param.grad.view(4, m, m) if part == "c_qkvo" else param.grad[None]
+        blocks = (param.grad.view(4, m, m) if part == "c_qkvo" else
+                  param.grad if part in ("c_qk", "c_vo") else param.grad[None])
         expected = [orthogonalize(module)(block[None], torch.float32)[0] for block in blocks]
         if part in factors:  # gates are left as they are
             expected = [evened(block) for block in expected]
@@ -248,8 +250,9 @@ def test_matrices_without_a_gradient_shrink_by_the_square_of_the_rate(milestone,
     module = load_snapshot(milestone)
     model, args, muon = fresh_muon(module, monkeypatch)
     rate = 0.7 * args.muon_lr  # the schedule's; it counts twice, the factor once
-    strengths = dict(c_qkvo=getattr(args, "attention_lr_factor", 1), c_fc=args.mlp_in_lr_factor,
-                     c_proj=getattr(args, "mlp_out_lr_factor", 1))
+    strengths = dict.fromkeys(
+        ("c_qkvo", "c_qk", "c_vo"), getattr(args, "attention_lr_factor", 1))
+    strengths |= dict(c_fc=args.mlp_in_lr_factor, c_proj=getattr(args, "mlp_out_lr_factor", 1))
     before = {}
     for name, param in model.named_parameters():
         torch.nn.init.normal_(param)
