@@ -254,7 +254,8 @@ def test_init(milestone):
         if "std" in expected:
             assert weight.std().item() == pytest.approx(expected["std"], rel=0.01), name
     for attn in attentions(model):
-        if hasattr(attn, "c_qkvo") or hasattr(attn, "c_qk"):  # of the four matrices the output is zero, or another field's
+        if hasattr(attn, "c_qkvo") or hasattr(attn, "c_qk"):
+            # of the four matrices the output is zero, or another field's
             starts = bool(getattr(model.args, "output_init", 0))
             assert [bool(matrix.any()) for matrix in projections(attn)] == [True] * 3 + [starts]
 

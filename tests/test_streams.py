@@ -140,14 +140,14 @@ class Attention:
         self.mask = torch.ones(16, 16, dtype=torch.bool).tril()
         self.gate = torch.zeros(args.num_heads, args.gate_channels, dtype=torch.float64)
 
-    def __call__(self, qkv, output, values=None):
-        """Its output; values: value embeddings (B, T, C)."""
+    def __call__(self, qkv, output, values=None, **more):
+        """Its output; values: value embeddings (B, T, C); more: other arguments."""
         if values is not None:
             values = values.unflatten(-1, (self.attn.num_heads, -1))
         gates = torch.full((*self.x.shape[:2], self.attn.num_heads), 0.5, dtype=torch.float64)
         named = dict(x=self.x, value_embed=values, extra_values=values, gate=self.gate,
                      scalars=dict(qkv=qkv, output=output, own_value=None), mask=self.mask,
-                     stream_gates={("gate", 0): gates}, documents=None)
+                     stream_gates={("gate", 0): gates}, documents=None) | more
         asked = inspect.signature(self.attn.forward).parameters
         return self.attn(**{name: named[name] for name in asked})
 

@@ -1,0 +1,148 @@
+"""The longest prefix of the next token as a further target, since 14h: the table, the file, the
+loss, the run.
+
+Run: .venv/bin/python -m pytest tests/test_prefixes.py
+"""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import prefixes
+from snapshots import by_id, known_values, load_snapshot, micro_args, train, where
+from test_data import assert_one_line, command
+from test_streams import record_model
+from test_updates import having
+
+LOADING = having("load_prefixes", "main", "load_prefixes", "train", "warm_up", "GPT")
+loading = pytest.mark.parametrize("milestone", LOADING, ids=by_id)
+
+
+# ---- the table ----
+
+
+def test_the_longest_token_that_begins_a_token():
+    def prefixes_of(*tokens):
+        table = prefixes.prefix_table([token.encode() for token in tokens])
+        return {token: "" if i < 0 else tokens[i] for token, i in zip(tokens, table, strict=True)}
+
+    known = dict(a="", ab="a", abc="ab", abd="ab", b="")
+    for tokens in (known, [*known][::-1], ("abd", "b", "a", "abc", "ab")):
+        assert prefixes_of(*tokens) == known
+    # A sibling between them in order ends nothing, and a prefix need not be one byte shorter.
+    assert prefixes_of("x", "xaaaa", "xab", "xabzz", "xb") == dict(
+        x="", xaaaa="x", xab="x", xabzz="xab", xb="x")
+
+
+@loading
+def test_the_table_of_gpt2(milestone, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tiktoken")
+    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        pytest.skip("GPT-2's vocabulary is not here; set TIKTOKEN_CACHE_DIR")
+    module, known = load_snapshot(milestone), known_values(milestone.id)["prefixes"]
+    file = tmp_path / "a new folder" / "table.bin"
+    monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(file)])
+    prefixes.main()
+    assert f"{file}: 50,000 of 50,257 tokens have a prefix" in capsys.readouterr().out
+    table = module.load_prefixes(module.Hyperparameters(prefix_file=str(file)))
+    assert len(table) == 50_304 and (table[50_256:] == -1).all()
+    assert (table >= 0).sum() == known["entries"] and table[table >= 0].sum() == known["sum"]
+    assert (table[:50_257] < 0).sum() == known["without"]
+    for token, prefix in known["examples"]:
+        assert table[token] == prefix
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "table"):
+        cache = os.environ.get("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+        ended = command("prefixes.py", "--out", out, TIKTOKEN_CACHE_DIR=cache,
+                        HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="")
+        assert_one_line(ended, 1, "error: ")
+        assert not ended.stdout and "_cache" not in cache or str(out) in ended.stderr
+
+
+# ---- the file ----
+
+
+@loading
+def test_a_file_of_prefixes(milestone, tmp_path):
+    module, file = load_snapshot(milestone), tmp_path / "table.bin"
+    np.array([-1, 0, 1], "<i4").tofile(file)
+    for name, expected in ((file, [-1, 0, 1, -1, -1]), ("none", 5 * [-1])):
+        found = module.load_prefixes(module.Hyperparameters(prefix_file=str(name), vocab_size=5))
+        assert found.tolist() == expected and found.dtype == torch.int64
+    with pytest.raises(AssertionError, match="nowhere is missing: python data/prefixes.py$"):
+        module.load_prefixes(module.Hyperparameters(prefix_file="nowhere"))
+
+
+# ---- the loss ----
+
+
+@where("GPT", known="prefix_toy")
+def test_known_loss_and_gradient(milestone):
+    module, toy = load_snapshot(milestone), known_values(milestone.id)["prefix_toy"]
+    model = record_model(module)
+    logits = torch.tensor([toy["logits"]]).float().requires_grad_()
+    loss = module.CappedLoss.apply(logits, torch.eye(4), torch.tensor([toy["targets"]]),
+                                   torch.tensor(toy["weights"]), model.cap, None, False)
+    loss.backward()
+    assert loss.item() == pytest.approx(toy["loss"], abs=2e-6)
+    torch.testing.assert_close(logits.grad, torch.tensor([toy["gradient"]]), rtol=0, atol=2e-6)
+
+
+@where("GPT", known="prefix_toy")
+def test_only_the_next_token_has_a_prefix_and_not_every_one(milestone):
+    module = load_snapshot(milestone)
+    model = record_model(module, random=True)
+    tokens = torch.randint(60, (2, 17))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    table = torch.randint(-1, 60, (64,))
+    table[targets[0, :9]], table[targets[1, -1]] = -1, 7  # also at the end of a row
+    found, further = table[targets], torch.full_like(targets, -100)
+    assert 6 < (found < 0).sum() < 26
+    further[:, :-1] = targets[:, 1:]
+    for weights in ([1.0, 0.5, 0.25], [1.0, 0.25], [1.0, 0.0]):
+        columns = [targets, further][: len(weights) - 1] + [found.masked_fill(found < 0, -100)]
+        logits = model.eval()(inputs).flatten(0, 1)
+        expected = sum(weight * F.cross_entropy(logits, ids.flatten(), reduction="sum")
+                       for weight, ids in zip(weights, columns, strict=True)) / 32
+        loss = model.train()(inputs, targets, False, torch.tensor(weights), found)
+        torch.testing.assert_close(loss, expected)
+    plain = model(inputs, targets, False, torch.tensor([1.0, 0.5]))
+    alone = model(inputs, targets, False, torch.tensor([1.0, 0.5, 0.25]), found.fill_(-1))
+    torch.testing.assert_close(plain, alone)
+
+
+# ---- the run ----
+
+
+@loading
+def test_a_run_trains_on_prefixes_and_validates_without(milestone, shards, tmp_path, monkeypatch):
+    module, given = load_snapshot(milestone), []
+    table = np.random.default_rng(0).integers(-1, 64, 60)
+    table.astype("<i4").tofile(tmp_path / "table.bin")
+
+    class Noted(module.GPT):
+        def forward(self, inputs, targets, tied, weights=(1.0,), prefixes=None):
+            given.append((self.training, len(weights), float(weights[-1]), prefixes))
+            if prefixes is not None:
+                assert prefixes.tolist() == [
+                    [table[token] if token < 60 else -1 for token in row] for row in targets.tolist()]
+            return super().forward(inputs, targets, tied, weights, prefixes)
+
+    monkeypatch.setattr(module, "GPT", Noted)
+    args = micro_args(
+        milestone, shards, tmp_path / "log", total_batch_size=32, val_tokens=16, train_steps=7,
+        scheduled_steps=6, val_loss_every=3, kernel_warmup_steps=3,
+        prefix_file=str(tmp_path / "table.bin"))
+    train(module, args)
+    trained = [(count, weight) for training, count, weight, prefixes in given if training]
+    assert trained == [(3, 0.25), (2, 0.0), (2, 0.0)] + 2 * [(4, 0.25)] + [
+        (3, 0.25), (3, 0.125)] + 3 * [(2, 0.0)]
+    assert all((prefixes is not None) == training for training, *_, prefixes in given)
+    assert len(given) - len(trained) == 3
