@@ -1,10 +1,12 @@
 """Tables of what is near a token: bigrams since 13, a value table per layer since 13a, attention
-that writes from the start since 13b, gates that read the tables since 13c.
+that writes from the start since 13b, gates that read the tables since 13c, signs since 14e.
 
 Run: .venv/bin/python -m pytest tests/test_bigrams.py
 """
 
 import math
+from itertools import accumulate
+from operator import xor
 
 import pytest
 import torch
@@ -258,3 +260,61 @@ def test_gates_read_the_stream_and_the_table(milestone):
                 assert size == 0 or factors.std() > 0.2
                 expected = factors[..., None] * table.unflatten(2, (4, -1))
                 torch.testing.assert_close(extra.flatten(2), expected.flatten(2))
+
+
+# ---- 14e: bigrams that share a row have signs of their own ----
+
+SIGNED = [m for m in declaring("sign_hashes", "BigramEmbed")
+          if "sign_rows" in default_hyperparameters(m.script)]
+signed = pytest.mark.parametrize("milestone", SIGNED, ids=by_id)
+
+
+@signed
+def test_known_rows_of_signs(milestone):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["bigrams"]
+    args = module.Hyperparameters()
+    for dtype in (torch.int64, torch.int32):
+        tokens = torch.tensor([known["tokens"], known["tokens"][::-1]], dtype=dtype)
+        assert module.bigram_hashes(tokens, args.bigram_rows)[0].tolist() == known["rows"]
+        found = module.sign_hashes(tokens, args.sign_rows)
+        assert found[0].tolist() == known["sign_rows"]
+        assert found[1].tolist() == [0, *known["sign_rows"][:0:-1]]  # either order has the same
+    assert module.sign_hashes(tokens, 64)[0].tolist() == [row % 64 for row in known["sign_rows"]]
+
+
+@signed
+def test_signs_are_drawn_once_and_saved(milestone):
+    module = load_snapshot(milestone)
+    models = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        models.append(module.GPT(micro_sizes(module)))
+    signs = [model.bigram_embed.signs for model in models]
+    assert signs[0].equal(signs[1]) and not signs[0].equal(signs[2])
+    assert set(signs[0].unique().tolist()) == {-1, 1} and signs[0].mean().abs() < 0.2
+    assert list(signs[0].shape) == [models[0].args.sign_rows, models[0].args.model_dim]
+    models[2].load_state_dict(models[0].state_dict())
+    assert models[2].bigram_embed.signs.equal(signs[0])
+
+
+@signed
+def test_a_shared_row_reads_back_every_code_with_signs_and_one_without(milestone):
+    module = load_snapshot(milestone)
+    torch.manual_seed(0)
+    embed = module.BigramEmbed(micro_sizes(
+        module, model_dim=768, num_heads=6, bigram_rows=2, sign_rows=8192))  # one row for all
+    codes, own = torch.randn(500, 768), embed.signs
+    for count in (2, 5, 16):
+        inputs = torch.tensor([[*accumulate(range(count + 1), xor)]])  # so row t has signs t
+        for signs in (own, torch.ones_like(own)):
+            embed.signs = signs
+            embed.weight.data.zero_()
+            (gradient,) = torch.autograd.grad(  # a step of which every bigram adds its code
+                (embed(inputs)[0, 1:] * codes[:count]).sum(), embed.weight)
+            torch.testing.assert_close(
+                gradient[0], (signs[1 : count + 1] * codes[:count]).sum(0))
+            assert not gradient[1].any()
+            embed.weight.data += gradient
+            read = (embed(inputs)[0, 1:] @ codes.T).argmax(1)
+            right = (read == torch.arange(count)).sum()
+            assert right == (count if signs is own else 1)

@@ -141,7 +141,8 @@ def dense(q, k, v, numbers, mix, scale, window):
     y = torch.zeros_like(v)
     for b in range(len(q)):
         for t in range(q.size(1)):
-            seen = [s for s in range(max(0, t - window + 1), t + 1) if numbers[b, s] == numbers[b, t]]
+            seen = [s for s in range(max(0, t - window + 1), t + 1)
+                    if numbers[b, s] == numbers[b, t]]
             scores = scale * torch.einsum("hd,shd->hs", q[b, t], k[b, seen])
             a = mix[b, t] @ scores.softmax(-1)
             y[b, t] = torch.einsum("s,shd->hd", a, v[b, seen])

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 import prefixes
 from snapshots import by_id, known_values, load_snapshot, micro_args, train, where
-from test_data import assert_one_line, command
 from test_streams import record_model
 from test_updates import having
 
@@ -56,14 +55,20 @@ def test_the_table_of_gpt2(milestone, tmp_path, monkeypatch, capsys):
         assert table[token] == prefix
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path):
+def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
+    def unreachable():
+        raise OSError("no vocabulary")
+
     (tmp_path / "file").touch()
-    for out in (tmp_path, tmp_path / "file" / "table"):
-        cache = os.environ.get("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
-        ended = command("prefixes.py", "--out", out, TIKTOKEN_CACHE_DIR=cache,
-                        HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="")
-        assert_one_line(ended, 1, "error: ")
-        assert not ended.stdout and "_cache" not in cache or str(out) in ended.stderr
+    for table, out, message in ((list, tmp_path, tmp_path), (unreachable, "x", "no vocabulary"),
+                                (list, tmp_path / "file" / "x", tmp_path / "file")):
+        monkeypatch.setattr(prefixes, "gpt2_prefixes", table)
+        monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            prefixes.main()
+        printed = capsys.readouterr()
+        assert ended.value.code == 1 and not printed.out and printed.err.count("\n") == 1
+        assert printed.err.startswith("error: ") and str(message) in printed.err
 
 
 # ---- the file ----
@@ -131,13 +136,13 @@ def test_a_run_trains_on_prefixes_and_validates_without(milestone, shards, tmp_p
         def forward(self, inputs, targets, tied, weights=(1.0,), prefixes=None):
             given.append((self.training, len(weights), float(weights[-1]), prefixes))
             if prefixes is not None:
-                assert prefixes.tolist() == [
-                    [table[token] if token < 60 else -1 for token in row] for row in targets.tolist()]
+                expected = np.append(table, 4 * [-1])[targets.numpy()]
+                assert prefixes.tolist() == expected.tolist()
             return super().forward(inputs, targets, tied, weights, prefixes)
 
     monkeypatch.setattr(module, "GPT", Noted)
     args = micro_args(
-        milestone, shards, tmp_path / "log", total_batch_size=32, val_tokens=16, train_steps=7,
+        milestone, shards, tmp_path / "log", total_batch_size=64, val_tokens=32, train_steps=7,
         scheduled_steps=6, val_loss_every=3, kernel_warmup_steps=3,
         prefix_file=str(tmp_path / "table.bin"))
     train(module, args)
@@ -145,4 +150,4 @@ def test_a_run_trains_on_prefixes_and_validates_without(milestone, shards, tmp_p
     assert trained == [(3, 0.25), (2, 0.0), (2, 0.0)] + 2 * [(4, 0.25)] + [
         (3, 0.25), (3, 0.125)] + 3 * [(2, 0.0)]
     assert all((prefixes is not None) == training for training, *_, prefixes in given)
-    assert len(given) - len(trained) == 3
+    assert len(given) - len(trained) == 4  # before steps 0, 3 and 6, and at the end

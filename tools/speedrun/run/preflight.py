@@ -164,8 +164,8 @@ def check_shards(
 
 
 def check_prefixes(values: dict[str, object]) -> None:
-    """Raises NotHere if there is no file prefix_file, and UserError if it does not hold the prefix's
-    id, or -1, for each of at most vocab_size tokens, as data/prefixes.py writes it."""
+    """Raises NotHere if prefix_file is missing, and UserError if it is not what data/prefixes.py
+    writes: the id of a prefix, or -1, for each of at most vocab_size tokens."""
     file = values.get("prefix_file")
     if file in (None, "none"):
         return
