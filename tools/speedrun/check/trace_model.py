@@ -17,10 +17,13 @@ def model(module, values, note, calls, machine, paths, **_):
     calls: a file with calls of the milestone's model. machine: switches that follow the machine;
     paths: (name, value) of choices that do.
     """
-    def make(scale=1.0, **changes):
+    def make(scale=1.0, tables=1.0, **changes):
         net = module.GPT(arguments(module, {**values, **changes}))
         if scale:
             fill(net, scale)
+        for param in net.parameters():
+            if values["vocab_size"] in param.shape:
+                param.data *= tables
         return net
 
     with note.guard("the tensors at the record's sizes"), torch.device("meta"):
@@ -155,12 +158,13 @@ def _note_path(note, make, field, value, lengths, longer, many):
                       spy.tiles, (1, 0))
 
 
-def _note_call(note, where, make, call, changes, weights=1.0, gradients=1.0):
-    """Notes loss and gradients of a call, with weights and gradients times these factors; returns
-    whether any product is in eight bits."""
+def _note_call(note, where, make, call, changes, tables=1.0, gradients=1.0):
+    """Notes loss and gradients of a call, with gradients and tables over the vocabulary times these
+    factors (other weights times so much may overflow); returns whether any product is in eight
+    bits."""
     with note.guard(where), Spy().meter as meter:
         args, kwargs = call
-        net = make(weights, **changes)
+        net = make(tables=tables, **changes)
         loss = as_loss(net(*args, **kwargs))
         (gradients * loss).backward()
         note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
