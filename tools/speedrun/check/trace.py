@@ -198,7 +198,7 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
         files = {key: f"{shards}/{start}*.bin" for key, start in change.items()
                  if key.endswith("_files")}
         files |= {key: f"{shards}/{name}" for key, name in change.items()
-                  if key in ("train_file", "checkpoint")}
+                  if key in ("train_file", "checkpoint", "prefix_file")}
         here = Path(folder, what) if change else used
         try:
             run(module, {**values, "train_steps": 1, **change, **files}, here, Spy())

@@ -51,6 +51,7 @@ BROKEN_INPUT = {
     "a conversation that is out of turn": {"train_file": "turns.jsonl"},
     "too few conversations for a step": {"train_file": "few.jsonl"},
     "no checkpoint": {"checkpoint": "none.pt"},
+    "no table of prefixes": {"prefix_file": "none.bin"},
 }
 
 
@@ -205,6 +206,7 @@ def _observe(task, rank):
     note, shards = trace.Observations(), task.folder.parent / "shards"
     files = {f"{split}_files": str(shards / f"{split}_*.bin") for split in ("train", "val")}
     files |= {f"{split}_file": str(shards / f"{split}.jsonl") for split in ("train", "val")}
+    files["prefix_file"] = str(shards / "prefixes.bin")
     try:
         if task.job.spied:
             launch.stand_ins()
@@ -257,6 +259,9 @@ def write_shards(folder: Path) -> None:
     high[[0, 66_000, *range(66_020, 70_000, 9)]] = 50_256  # the first document has 66,000 tokens
     save("high", high)
     write("exact", 128)  # as many as a step takes, and no target for the last one
+    # 40 tokens have a prefix, for some it is token 0; those beyond the table have none.
+    prefixes = [-1] * 8 + [token // 4 for token in range(40)] + [-1] * 4
+    np.array(prefixes, "<i4").tofile(folder / "prefixes.bin")
 
 
 def write_conversations(file: Path, rng: np.random.Generator, count: int) -> None:
