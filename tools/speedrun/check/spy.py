@@ -204,7 +204,10 @@ class Spy:
     def call(self, function, net, *args, **kwargs):
         """The model is called."""
         if self.initial is None:
-            self.initial = {n: p.detach().clone() for n, p in parameters_of(net).items()}
+            saved = net.state_dict()
+            tables = {name: table for name, table in net.named_buffers() if name in saved}
+            self.initial = {name: tensor.detach().clone()
+                            for name, tensor in (parameters_of(net) | tables).items()}
             if self.stop:
                 raise Enough
         training = torch.is_grad_enabled()
