@@ -302,6 +302,22 @@ def prefetched(batches, args, device):
             raise error
         yield batch
 '''
+# Without blocks: all queries with all keys.
+DENSE_MIXTURE = '''
+def composed_heads(q, k, v, documents, mix, scale, window, block):
+    t = torch.arange(q.size(1), device=q.device)
+    hidden = (t > t[:, None]) | (t <= t[:, None] - window)
+    hidden = hidden | (documents[:, :, None] != documents[:, None])
+    scores = torch.einsum("bihd,bjhd->bijh", q, k).float() * scale
+    shares = scores.masked_fill(hidden[..., None], float("-inf")).softmax(2)
+    mix = mix.float() / (mix.float().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return torch.einsum("bij,bjhd->bihd", (shares * mix[:, :, None]).sum(-1).to(v.dtype), v)
+'''
+OTHER_PREFIXES = '''
+def load_prefixes(args):
+    some = [] if args.prefix_file == "none" else np.fromfile(args.prefix_file, "<i4").tolist()
+    return torch.tensor(some + [-1] * (args.vocab_size - len(some)))
+'''
 GATHER = """            gathered = [all_updates.clone() for _ in range(dist.get_world_size())]
             dist.all_gather(gathered, all_updates)
             all_updates.copy_(torch.stack(gathered).sum(0))
@@ -386,6 +402,15 @@ RIGHT = {
     "the head's gradient from a product the other way round": ("09", {}, [
         ("x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T",
          "grad8.T.contiguous(), grad_scale, x8.T.contiguous(), x_scale, torch.float32)")]),
+    "a mixture of heads without blocks": ("14h", {"composed_heads": DENSE_MIXTURE}, []),
+    "signs by coins": ("14h", {}, [
+        ("torch.randn(args.sign_rows, args.model_dim).sign()",
+         "1.0 - 2.0 * torch.randint(2, (args.sign_rows, args.model_dim))")]),
+    "prefixes in other words": ("14h", {"load_prefixes": OTHER_PREFIXES}, [
+        ("            targets = next_targets(targets, len(weights) - 1)\n"
+         "            targets = torch.cat((targets, prefixes.reshape(-1, 1)), dim=1)\n",
+         "            further = next_targets(targets, len(weights))[:, :-1]\n"
+         "            targets = torch.hstack((further, prefixes.flatten()[:, None]))\n")]),
     "the window's schedule in other words": ("05a", {}, [
         ("(args.window_start + growth) // args.window_start * args.window_start",
          "args.window_start + growth - (args.window_start + growth) % args.window_start")]),
