@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
@@ -46,15 +46,19 @@ def serve(folder):
     known = {}
 
     def examination(id, jobs):
-        """Of all jobs if it was made before; else of these, and of those that they depend on."""
-        if (id, ()) in known or (id, jobs) in known:
-            return known.get((id, ())) or known[id, jobs]
-        made = known[id, jobs] = Examination(
-            Path(folder), time.monotonic() + 7200, MANIFEST.get(id))
-        if jobs:
-            made.jobs = ["contract", "updates", *jobs]
-            with mock.patch("speedrun.check.kept.save"):  # what is kept has all jobs
-                assert made.wanted
+        """The one of a milestone that looks at these jobs, or all; what others showed is there."""
+        if id not in known:
+            known[id] = Examination(Path(folder), time.monotonic() + 7200, MANIFEST.get(id)), {}
+        made, shown = known[id]
+        every = trace.GENERATION if "max_new_tokens" in made.values else trace.JOBS
+        made.jobs = [job for job in every if not jobs or job in ("contract", "updates", *jobs)]
+        if missing := [job for job in made.jobs if job not in shown]:
+            wanted, made.jobs = made.jobs, missing
+            vars(made).pop("wanted", None)
+            limits = made.limits
+            with mock.patch("speedrun.check.kept.save") if jobs or shown else nullcontext():
+                shown |= made.wanted  # what is kept has all jobs
+            made.jobs, made.wanted, made.limits = wanted, shown, limits | made.limits
         return made
 
     for line in sys.stdin:

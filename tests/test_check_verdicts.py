@@ -12,6 +12,7 @@ from examinations import edited, failures, source_of
 from speedrun.check.differences import Difference
 from speedrun.check.transplant import Mixture, judge
 
+LOOKS = dict(id="02", jobs=["schedules", "model"])  # and the two that all others need
 # A change of three blocks that fit together only.
 SWAPPED = [("def __init__(self, args, rotary)", "def __init__(self, rotary, args)"),
            ("Block(args, rotary)", "Block(rotary, args)"),
@@ -24,7 +25,7 @@ def test_several_faults_get_several_verdicts(ask):
                   ("(args.train_steps - step)", "(args.train_steps)"),
                   ("F.scaled_dot_product_attention(q, k, v, is", "F.scaled_dot_product_attention"
                    "(query=q, key=k, value=v, is"))
-    outcomes = ask(id="02", text=text)
+    outcomes = ask(**LOOKS, text=text)
     found = failures(outcomes)
     assert list(found) == ["newton_schulz", "MLP", "lr_multiplier"]
     line = text[: text.index("self.c_fc(x) **")].count("\n") + 1
@@ -39,7 +40,7 @@ def test_several_faults_get_several_verdicts(ask):
 
 def test_blocks_that_fit_only_together_are_right_beside_a_fault(ask):
     text = edited("02", *SWAPPED, ("F.relu(self.c_fc(x)).square()", "F.relu(self.c_fc(x))"))
-    outcomes = ask(id="02", text=text)
+    outcomes = ask(**LOOKS, text=text)
     assert list(failures(outcomes)) == ["MLP"]
     right = {o.name for o in outcomes if o.passed}
     assert {"CausalSelfAttention", "Block", "GPT"} <= right
@@ -63,7 +64,7 @@ def test_a_pair_that_is_right_together_is_not_blamed_for_another_block():
 
 def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
     text = edited("02", *SWAPPED, ("v, is_causal=True", "v, is_causal=False"))
-    found = failures(ask(id="02", text=text))
+    found = failures(ask(**LOOKS, text=text))
     assert list(found) == ["CausalSelfAttention"]
     assert found["CausalSelfAttention"].startswith("CausalSelfAttention and Block and GPT (lines ")
     assert "Only together do they show this" in found["CausalSelfAttention"]
@@ -79,7 +80,7 @@ def test_blocks_that_are_wrong_only_together_are_named_together(ask):
                   ("class Muon(", "KEEP = False\n\n\nclass Muon("))
     text = text.replace("state = self.state[param]\n", "state = self.state[param]\n"
                         "                globals().update(KEEP=True)\n")
-    found = failures(ask(id="02", text=text))
+    found = failures(ask(**LOOKS, text=text))
     assert list(found) == ["nesterov_update"]
     assert found["nesterov_update"].startswith("nesterov_update and Muon (lines ")
     assert "Only together do they show this" in found["nesterov_update"]
@@ -87,7 +88,7 @@ def test_blocks_that_are_wrong_only_together_are_named_together(ask):
 
 def test_an_import_that_is_missing_is_told_with_its_line(ask):
     text = edited("02", ("import gc\n", ""))
-    found = failures(ask(id="02", text=text))
+    found = failures(ask(**LOOKS, text=text))
     line = text[: text.index("gc.collect")].count("\n") + 1
     assert any(f"line {line}: NameError" in said for said in found.values()), found
 
@@ -95,7 +96,7 @@ def test_an_import_that_is_missing_is_told_with_its_line(ask):
 def test_a_name_of_the_contract_that_is_missing(ask):
     text = edited("02", ("def lr_multiplier(", "def lr_factor("),
                   ("* lr_multiplier(", "* lr_factor("))
-    found = failures(ask(id="02", text=text))
+    found = failures(ask(**LOOKS, text=text))
     assert "lr_multiplier(step, args), which tools call by this name" in found["lr_multiplier"]
 
 
@@ -116,7 +117,7 @@ def test_a_name_that_is_defined_twice():
     ("", "Hyperparameters", "no such name in the script"),
 ])
 def test_a_script_that_cannot_be_used(text, check, words, ask):
-    found = failures(ask(id="02", text=text))
+    found = failures(ask(**LOOKS, text=text))
     assert words in found.get(check, ""), found
 
 

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode", "tree_leaves", "tree_map_only"]
+without_modes = _disable_current_modes  # nothing that is computed inside is watched
 TORCH = "2.13.0"
 TRITON = "3.7.1"  # tried with this torch
 
