@@ -100,9 +100,9 @@ class Hyperparameters:
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # the same for its weights
     fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
-    fp8_act_headroom: float = 1.8  # FP8's range over an MLP's largest activation one forward before
-    fp8_weight_headroom: float = 1.12  # the same over its largest output weight one step before
-    fp8_settle_steps: int = 16  # first steps, in which these weights, from zero, grow faster
+    fp8_act_headroom: float = 1.8  # growth of an MLP's activations, per forward pass, that fits FP8
+    fp8_weight_headroom: float = 1.12  # the same for its output weights, per step
+    fp8_settle_steps: int = 16  # first steps, in which these weights, from zero, may grow faster
     num_heads: int = 6
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
@@ -247,9 +247,9 @@ if find_spec("triton"):
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post).
 
-        Given out8: of relu(factor a b)^2 in out, scale times that in out8, its maximum in largest.
+        FP8: out = relu(factor a b)^2, out8 = scale out up to 448, largest = the maximum of out.
         """
-        # a (M, K), post, out and out8 (M, N) are contiguous, b (K, N) may not be; float32 sums.
+        # a (M, K), post, out, out8 (M, N) are contiguous, b (K, N) has strides; sums are float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
@@ -804,10 +804,10 @@ class SquaredReLUMLP(torch.autograd.Function):
         return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None
 
 
-class FP8MLP(SquaredReLUMLP):
-    """The same with a forward pass in FP8 (arXiv 2209.05433), which also returns its largest post.
+class FP8MLP(torch.autograd.Function):
+    """The same with a forward pass in FP8 (arXiv 2209.05433); then its largest squared ReLU.
 
-    The scale of post is delayed: its own maximum would cost a second pass over (N, 4C) numbers.
+    The scale of post is given: its own maximum would cost a second pass over (N, 4C) numbers.
     """
     @staticmethod
     def forward(ctx, x, w_in, w_out, use_triton, weights8, post_scale):
@@ -822,8 +822,10 @@ class FP8MLP(SquaredReLUMLP):
         return fp8_product(post8, post_scale, w_out8, out_scale, x.dtype, fast=True), post_max
 
     @staticmethod
-    def backward(ctx, grad, _):
-        return *SquaredReLUMLP.backward(ctx, grad), None, None
+    def backward(ctx, grad, _):  # as without FP8
+        x, w_in, w_out, post = ctx.saved_tensors
+        grad_pre = relu2_product(grad, w_out, post, ctx.use_triton)  # (N, 4C)
+        return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None, None, None
 
 
 def fp8_weights(w_in, w_out, expected_max=None):
@@ -848,13 +850,13 @@ class MLP(nn.Module):
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
         self.use_triton, self.use_fp8 = args.use_triton, args.use_fp8
         self.act_headroom, self.weight_headroom = args.fp8_act_headroom, args.fp8_weight_headroom
-        self.register_buffer("post_max", torch.tensor(448 / self.act_headroom))  # so a scale of 1
+        self.register_buffer("post_max", torch.tensor(448 / self.act_headroom))  # its scale is 1
         self.weights8 = self.out_max = None
         self.fp8_weights = torch.compile(fp8_weights, dynamic=False, disable=not args.compile)
 
     @torch.no_grad()
     def quantize_weights(self, settled=False):
-        """Renews the FP8 weights; once settled, w_out's scale follows from the previous maximum."""
+        """Renews the FP8 weights; once settled, c_proj's scale follows from its last maximum."""
         expected_max = self.weight_headroom * self.out_max if settled else None
         self.weights8, self.out_max = self.fp8_weights(self.c_fc, self.c_proj, expected_max)
 
@@ -862,7 +864,7 @@ class MLP(nn.Module):
         inputs = x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton
         if not (self.use_fp8 and self.training):
             return SquaredReLUMLP.apply(*inputs).view_as(x)
-        if self.weights8 is None:
+        if self.weights8 is None:  # outside of a run
             self.quantize_weights()
         post_scale = fp8_scale(self.act_headroom * self.post_max)
         y, post_max = FP8MLP.apply(*inputs, self.weights8, post_scale)
@@ -1108,7 +1110,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def quantize_weights(self, settled):
-        # Once per step, before its forward passes.
+        # Before the forward passes of a step, which share them.
         if self.args.use_fp8:
             for block in self.blocks:
                 block.mlp.quantize_weights(settled)
