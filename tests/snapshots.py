@@ -313,12 +313,12 @@ def pack(module, tokens, lengths, args):
 
 def packed_rows(tokens, lengths, bos_id, longest):
     """The packs of next(lengths) + 1 tokens of a shard, from a walk over its tokens: each is taken
-    if its document began in this row and fewer than `longest` of it are there."""
+    if its document began in this row and fewer than longest(length) of it are there."""
     rows, row, taken, T = [], [], None, next(lengths)
     for token in tokens.tolist():
         if token == bos_id:
             taken = 0
-        if taken is not None and taken < longest:
+        if taken is not None and taken < longest(T):
             row.append(token)
             taken += 1
         if len(row) == T + 1:
@@ -332,7 +332,9 @@ def training_rows(milestone, tokens, lengths, args):
     cut from a shard without its loader."""
     known = known_values(milestone.id)
     if known.get("packed"):
-        return packed_rows(tokens, lengths, args.bos_id, args.max_document_len)
+        first = getattr(args, "first_document_len", args.max_document_len)
+        return packed_rows(tokens, lengths, args.bos_id, lambda T: (
+            first if T == args.train_seq_len else args.max_document_len))
     T = next(lengths)
     starts = range(0, len(tokens) - T, T)
     if known.get("aligned"):

@@ -27,7 +27,7 @@ from snapshots import (
 
 BOS = 1
 ARGS = SimpleNamespace(bos_id=BOS, vocab_size=64, micro_batch_size=1, train_seq_len=8,
-                       max_document_len=5)
+                       first_document_len=5, max_document_len=5)
 
 
 def shard(length, documents):
@@ -121,10 +121,15 @@ def test_packs_follow_the_definition(milestone):
         tokens = shard(length, documents)
         for T in (1, 8, 30):
             for longest in (1, 5, T, T + 1, T + 2, 100):
-                args = SimpleNamespace(bos_id=BOS, max_document_len=longest)
+                args = SimpleNamespace(bos_id=BOS, max_document_len=longest, train_seq_len=T,
+                                       first_document_len=3)  # in rows of T tokens
                 lengths = (T, 2 * T) if grows else (T,)
                 rows = pack(module, tokens, itertools.cycle(lengths), args)
-                expected = packed_rows(tokens, itertools.cycle(lengths), BOS, longest)
+                first = 3 if hasattr(module, "document_len") else longest
+                expected = packed_rows(
+                    tokens, itertools.cycle(lengths), BOS,
+                    lambda length, T=T, first=first, longest=longest: (
+                        first if length == T else longest))
                 assert [row.tolist() for row in rows] == expected, (length, T, longest)
 
 

@@ -324,13 +324,14 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     model = module.GPT(micro_sizes(module, **record_layers(module), tile_size=4))
     for table in model.value_embeds.parameters():
         torch.nn.init.normal_(table)
-    seen = []
+    seen, place = [], -2 if hasattr(module, "composed_heads") else -1  # of the window
+    factors = (1, 2) if hasattr(module, "LastBlock") else (1,)  # 14c's last layer begins with 2
 
     def attend(self, x, value_embed, *scalars_and_window):
         tables = [table[inputs] for table in value_tables_of(model)]
         found = [j for j, table in enumerate(tables) if value_embed is not None
-                 and value_embed.flatten(2).equal(table)]
-        seen.append([scalars_and_window[-1], *found])
+                 and any(value_embed.flatten(2).equal(factor * table) for factor in factors)]
+        seen.append([scalars_and_window[place], *found])
         return torch.zeros_like(x)
 
     replace_masks(module, monkeypatch, lambda inputs, window: window)
@@ -386,6 +387,7 @@ def test_window_is_never_empty(milestone):
 def test_the_warm_up_meets_all_that_the_run_needs(milestone):
     module, seen, settlings = load_snapshot(milestone), [], []
     grows = hasattr(module, "train_seq_len")  # then the warm-up loads the batch of a step itself
+    prefixes = [torch.zeros(1)] if hasattr(module, "load_prefixes") else []
 
     class Model(torch.nn.Linear):
         def set_window(self, window):
@@ -410,6 +412,8 @@ def test_the_warm_up_meets_all_that_the_run_needs(milestone):
             yield step <= module.last_tied_step(args)
         if hasattr(module, "target_weights"):
             yield len(module.target_weights(step, args))
+        if prefixes:
+            yield 1
         yield module.train_seq_len(step, args) if grows else 1
 
     def batches(args, first=0):
@@ -424,7 +428,7 @@ def test_the_warm_up_meets_all_that_the_run_needs(milestone):
         seen.clear()
         load = partial(batches, args)
         module.warm_up(torch.compile(model, disable=True), optimizers,
-                       load if grows else load(), args)
+                       load if grows else load(), *prefixes, args)
         windows = [window for window, *_ in seen]
         assert sorted(windows) == windows and len(seen) == args.kernel_warmup_steps == 6
         assert set(seen) == {tuple(needed(step, args)) for step in range(args.train_steps)}
@@ -451,12 +455,15 @@ def test_training_and_validation_use_the_window_of_the_step(
         for end in ("window_end", "long_window_end"):  # in the last validation
             if hasattr(module.Hyperparameters, end):
                 sizes[end] = expected[1][-1] = expected[1][-1] + 2
+        if hasattr(module.Hyperparameters, "first_document_len"):  # else there are too many
+            sizes |= dict(first_document_len=96, max_document_len=96)
     elif counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
         sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(
         milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=2,
         kernel_warmup_steps=0, micro_batch_size=8, total_batch_size=256, **sizes))
     each = 2 if hasattr(module.Hyperparameters, "window_pattern") else 1  # the long one first
+    each += hasattr(module, "pair_heads")
     training, validating = (
         [w for grad, w in seen if grad == phase][::each] for phase in (True, False))
     assert training == expected[0]  # steps 0 to 3

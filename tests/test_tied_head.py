@@ -147,9 +147,9 @@ def test_the_warm_up_visits_one_table_and_two(milestone, shards, tmp_path, monke
     module, models, given = load_snapshot(milestone), [], set()
 
     class Noted(module.GPT):
-        def forward(self, inputs, targets=None, tied=False, weights=(1.0,)):
-            given.add((tied, len(weights)))
-            return super().forward(inputs, targets, tied, weights) if hasattr(
+        def forward(self, inputs, targets=None, tied=False, weights=(1.0,), *prefixes):
+            given.add((tied, len(weights) - len(prefixes)))
+            return super().forward(inputs, targets, tied, weights, *prefixes) if hasattr(
                 module, "target_weights") else super().forward(inputs, targets, tied)
 
     monkeypatch.setattr(module, "GPT", lambda args: models.append(Noted(args)) or models[0])
@@ -177,11 +177,18 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
     adam, muon = module.make_optimizers(model, args)
     tables, values = (getattr(args, name, 1) for name in (
         "head_decay_factor", "value_embed_decay_factor"))
-    first = dict(head=args.adam_beta1, value_embed=args.adam_beta1)
+    first = dict.fromkeys(("head", "value_embed"), 0.65)
     if hasattr(args, "head_beta1"):
         first = dict(head=0.5, value_embed=0.75)
-    expected = dict(
-        scalars=(0.04, (0.9, 0.99), 0), x0_weights=(0.04, (0.65, 0.95), 0),
+    added = (0.04, (0.65, 0.95), 0)
+    if hasattr(args, "add_lr"):
+        added = (0.008, (0.9, 0.95), 0)
+    expected = dict.fromkeys(("x0_weights", "add_weights", "bigram_weights", "own_values"), added)
+    expected |= dict.fromkeys(("blocks", "final_mix"), (0.002, (0.9, 0.99), 1))  # of the mixes
+    expected |= dict.fromkeys(("early_gates", "late_gates"), (8e-4, (0.9, 0.99), 1))
+    expected |= dict(
+        scalars=(0.04, (0.9, 0.99), 0), keep_weights=(0.04, (0.9, 0.95), 0),
+        gate_scale=(8e-4, (0.9, 0.99), 0),
         smear_gate=(8e-5, (0.9, 0.99), 0), skip_gate=(4e-4, (0.9, 0.99), 0),
         attention_gates=(0.008, (0.9, 0.99), 1), value_gates=(0.008, (0.9, 0.99), 1),
         lm_head=(0.008, (first["head"], 0.95), tables),
@@ -192,14 +199,17 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
     for group in adam.param_groups:
         for param in group["params"]:
             name = names[id(param)].split(".")[0]
+            last = names[id(param)].split(".")[-1]
             seen.add(names[id(param)])
             found = group["lr"], group["betas"], group["weight_decay"] / 0.005
-            assert found == (expected[name][:2] + (pytest.approx(expected[name][2]),)), name
+            rate, betas, decay = expected[name]
+            assert found == (rate, betas, pytest.approx(0 if last == "bias" else decay)), name
             assert group["whole"] == ("embed" not in name and name != "lm_head")
-    assert seen == {name for name in names.values() if "blocks." not in name}
+    assert seen == {name for name in names.values() if "blocks." not in name or ".mix." in name}
     assert (tables, values) == ((150, 5) if hasattr(model, "value_gates") else (1, 1))
     assert {names[id(p)].split(".")[-1] for group in muon.param_groups
-            for p in group["params"]} == {"c_qkvo", "c_fc", "c_proj"}
+            for p in group["params"]} == {"c_fc", "c_proj"} | (
+                {"c_qk", "c_vo"} if hasattr(model.blocks[0].attn, "c_qk") else {"c_qkvo"})
 
 
 @small
@@ -304,13 +314,14 @@ def test_one_target_is_the_usual_cross_entropy(milestone):
 @where("target_weights", "Hyperparameters", known="target_weights")
 def test_weights_of_targets(milestone):
     module = load_snapshot(milestone)
-    args = module.Hyperparameters(
+    args, prefix = module.Hyperparameters(), hasattr(module, "load_prefixes")
+    known = args if prefix else module.Hyperparameters(
         scheduled_steps=1840, train_steps=1880)  # for which they are known
     for step, expected in known_values(milestone.id)["target_weights"]["steps"]:
-        assert module.target_weights(step, args) == pytest.approx(expected, abs=1e-8)
-    args = module.Hyperparameters()
+        assert module.target_weights(step, known) == pytest.approx(expected, abs=1e-8)
     totals = [sum(module.target_weights(step, args)) for step in range(args.train_steps)]
-    assert totals == sorted(totals, reverse=True) and totals[0] == 1.75 and totals[-1] == 1
+    assert totals == sorted(totals, reverse=True)
+    assert (totals[0], totals[-1]) == (2 if prefix else 1.75, 1)
 
 
 @pytest.mark.parametrize(
