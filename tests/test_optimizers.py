@@ -372,6 +372,12 @@ def three_matrices(milestone_id):
 # ---- from 08d on: attention's four matrices in the shape of an MLP's ----
 
 
+def having_attentions(*subjects):
+    """Those with such groups; from 14b on test_updates.py compares matrices of stacks."""
+    return [m for m in declaring(*subjects, known="owned_layers")
+            if "self.c_qkvo" in m.script.read_text(encoding="utf-8")]
+
+
 @pytest.fixture
 def groups_of_the_record(milestone, shards, tmp_path):
     """Muon's groups for the record's layers, as muon_of_main has them."""
@@ -381,7 +387,7 @@ def groups_of_the_record(milestone, shards, tmp_path):
         val_tokens=32, kernel_warmup_steps=0))[0]
 
 
-@where("Muon", known="owned_layers")
+@pytest.mark.parametrize("milestone", having_attentions("Muon"), ids=by_id)
 def test_shares_of_both_kinds_have_the_same_updates_on_any_number_of_ranks(milestone):
     torch.manual_seed(0)
     module, attentions, gradients = load_snapshot(milestone), 3, 100 * torch.randn(7, 8, 32)
@@ -397,7 +403,7 @@ def test_shares_of_both_kinds_have_the_same_updates_on_any_number_of_ranks(miles
         torch.testing.assert_close(found.flatten(), expected, rtol=0, atol=2e-5)
 
 
-@where("Muon", "make_optimizers", known="owned_layers")
+@pytest.mark.parametrize("milestone", having_attentions("Muon", "make_optimizers"), ids=by_id)
 def test_what_each_of_eight_ranks_owns(milestone, groups_of_the_record):
     names = [name for some, _ in groups_of_the_record for name in some]
     for rank, expected in enumerate(known_values(milestone.id)["owned_layers"]):

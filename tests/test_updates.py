@@ -1,5 +1,5 @@
 """What Muon does to an update since 10: one tensor for all of a group's matrices, neurons that move
-alike, and a decay that waits for the update's sign.
+alike, a decay that waits for the update's sign, stacks of matrices (14b).
 
 Run: .venv/bin/python -m pytest tests/test_updates.py
 """
@@ -12,6 +12,7 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
+    four_matrices,
     known_values,
     load_snapshot,
     micro_args,
@@ -309,3 +310,105 @@ def test_the_first_two_steps_only_shrink(milestone, shards, tmp_path):
     for name, start in weights[0].items():
         shrunk = {"c_qkvo": 1 - 1.08e-3, "c_fc": 1 - 2.16e-3}.get(name.split(".")[-1], 1)
         torch.testing.assert_close(weights[1][name], start * shrunk**2, rtol=0, atol=4e-7)
+
+
+# ---- 14b: a group's parameters are stacks of matrices, one of them pairs of heads ----
+
+STACKED = having("stacks", "Muon", "muon_groups")
+stacked = pytest.mark.parametrize("milestone", STACKED, ids=by_id)
+
+
+@pytest.mark.parametrize("milestone", STACKED[:1], ids=by_id)
+@torch.no_grad()
+def test_the_parts_are_those_of_the_parents_matrix(milestone):
+    module, parent = load_snapshot(milestone), load_snapshot(MANIFEST.get(milestone.parent))
+    torch.manual_seed(0)
+    model, plain = (one.GPT(micro_sizes(one, num_heads=6, model_dim=48))
+                    for one in (module, parent))
+    plain.lm_head.weight.normal_()
+    weights = plain.state_dict()
+    for layer, block in enumerate(plain.blocks):
+        if block.attn is not None:
+            q, k, v, o = four_matrices(block.attn)
+            del weights[f"blocks.{layer}.attn.c_qkvo"]
+            weights[f"blocks.{layer}.attn.c_qk"] = torch.stack([  # by pairs (0, 1), (2, 3), (4, 5)
+                matrix[first * 8 : (first + 2) * 8] for matrix in (q, k) for first in (0, 2, 4)])
+            weights[f"blocks.{layer}.attn.c_vo"] = torch.stack([v, o])
+    model.load_state_dict(weights)
+    tokens = torch.randint(60, (2, 16))
+    torch.testing.assert_close(model(tokens), plain(tokens))
+
+
+@stacked
+def test_a_pair_of_heads_is_orthogonal_and_all_six_are_not(milestone, monkeypatch):
+    module = load_snapshot(milestone)
+    monkeypatch.setattr(module, "dist", World().dist)
+    torch.manual_seed(0)
+    model = module.GPT(args := micro_sizes(module, num_heads=6, model_dim=96))
+    _, muon = module.make_optimizers(model, args)
+    for group in muon.param_groups:
+        group.update(momentum=0.0, lr=1.0, weight_decay=0.0)
+    monkeypatch.setattr(muon, "even_out", lambda updates, *_: updates)  # plain Muon
+    param = model.blocks[0].attn.c_qk
+    assert list(param.shape) == [6, 32, 96]
+    before = param.detach().clone()
+    for other in matrices_of(muon):
+        other.grad = torch.randn_like(other)
+    muon.step()
+    moved = (before - param.detach()) / args.attention_lr_factor
+    values = torch.linalg.svdvals(moved)
+    assert values.min() > 0.85 and values.max() < 1.15
+    whole = torch.linalg.svdvals(moved.view(2, 96, 96))
+    assert whole.min() < 0.5 and whole.max() > 1.5
+    torch.testing.assert_close(moved[:3].norm(), torch.tensor(96.0).sqrt(), rtol=0.05, atol=0)
+
+
+COUNTS = (3, 0, 2, 5)  # matrices of each parameter; 0: it is no stack
+RATES = dict(lr=0.1, momentum=0.9, neuron_beta=0.9, weight_decay=0.5)
+
+
+def stacks_and_gradients():
+    """Parameters (4, 8), or stacks of these, and three gradients of each."""
+    torch.manual_seed(0)
+    shapes = [(count, 4, 8) if count else (4, 8) for count in COUNTS]
+    return [torch.randn(shape) for shape in shapes], [
+        [torch.randn(shape) for shape in shapes] for _ in range(3)]
+
+
+def steps_of_stacks(id):
+    """A rank's parameters after three steps; ranks have different shares of the gradients."""
+    module = load_snapshot(MANIFEST.get(id))
+    module.init_distributed()
+    rank, world_size = module.dist.get_rank(), module.dist.get_world_size()
+    share = (rank + 1) / sum(range(1, world_size + 1))
+    weights, gradients = stacks_and_gradients()
+    params = [torch.nn.Parameter(weight) for weight in weights]
+    factors = [1.0 + i for i in range(len(params))]
+    muon = module.Muon([dict(params=params, lr_factors=factors)], bf16=False, compiled=False,
+                       use_triton=False, **RATES)
+    for some in gradients:
+        for param, gradient in zip(params, some, strict=True):
+            param.grad = share * gradient
+        muon.step()
+    module.dist.destroy_process_group()
+    return [param.detach().numpy() for param in params]
+
+
+@stacked
+def test_matrices_of_stacks_move_as_if_alone_on_any_number_of_ranks(milestone):
+    module = load_snapshot(milestone)
+    weights, gradients = stacks_and_gradients()
+    expected = [weight.view(-1, 4, 8) for weight in weights]
+    for i, stack in enumerate(expected):
+        for j, weight in enumerate(stack):
+            momentum, square = torch.zeros(4, 8), torch.zeros(1, 1, 8)
+            for some in gradients:
+                update = module.nesterov_update(some[i].view(-1, 4, 8)[j], momentum, 0.9)[None]
+                update = orthogonalize(module)(update, torch.float32)
+                update = module.even_out(update, square, 0.9)[0]
+                module.cautious_update(weight, update, 0.1 * (1 + i), 0.1 * 0.5)
+    for world_size in (1, 2, 4):  # shares of 11, 6 and 3 of the 11 matrices
+        for found, _ in start_ranks(world_size, steps_of_stacks, milestone.id):
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(
+                    torch.from_numpy(one).view(-1, 4, 8), other, rtol=0, atol=1e-4)
