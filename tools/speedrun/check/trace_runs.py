@@ -129,7 +129,8 @@ def training(module, values, note, folder, shards, **_):
         lines = run(module, {
             **values, **{name: record[name] for name in tokens if name in record},
             "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
-            "train_steps": 2, "train_loss_every": 1, "val_loss_every": 0}, f"{folder}_tokens", spy)
+            "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
+            "train_loss_every": 1, "val_loss_every": 0}, f"{folder}_tokens", spy)
         note.note("the log of a run with the record's token ids", "log", lines)
 
 

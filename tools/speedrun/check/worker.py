@@ -256,7 +256,7 @@ def write_shards(folder: Path) -> None:
     lines = (folder / "train.jsonl").read_text(encoding="utf-8")
     (folder / "turns.jsonl").write_text(f"{lines}{json.dumps({'messages': turns})}\n", "utf-8")
     high = rng.integers(49_000, 50_256, 70_000)  # ids near the end of the record's vocabulary
-    high[[0, 66_000, *range(66_020, 70_000, 9)]] = 50_256  # the first document has 66,000 tokens
+    high[[0, 66_000, *range(66_020, 70_000, 13)]] = 50_256  # the first document has 66,000 tokens
     save("high", high)
     write("exact", 128)  # as many as a step takes, and no target for the last one
     # 40 tokens have a prefix, for some it is token 0; those beyond the table have none.
