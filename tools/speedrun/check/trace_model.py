@@ -19,7 +19,7 @@ def model(module, values, note, calls, machine, paths, **_):
     """
     def make(scale=1.0, tables=1.0, **changes):
         net = module.GPT(arguments(module, {**values, **changes}))
-        if scale:
+        if scale is not None:
             fill(net, scale)
         for param in net.parameters():
             if values["vocab_size"] in param.shape:
@@ -50,7 +50,7 @@ def model(module, values, note, calls, machine, paths, **_):
             loss.backward()
             note.note(f"the gradient in {where}", "tensors", gradients_of(net), 2e-3)
     with note.guard("the tables at the record's lengths"):
-        net = make(0, **{name: record[name] for name in length_names(record)})
+        net = make(None, **{name: record[name] for name in length_names(record)})
         note.note("the tables at the record's lengths, without signs", "tables", {
             name: table[-1000:].float().abs() for name, table in net.named_buffers()
             if table.ndim > 1}, 1e-2)  # signs are for forward
@@ -62,7 +62,8 @@ def model(module, values, note, calls, machine, paths, **_):
     for what, some, scale, tolerance in (
             ("logits", inputs, 1.0, 1e-4),
             ("logits of a short prompt", inputs[:1, :7], 1.0, 1e-4),
-            ("logits of small weights", inputs, 1e-3, 3e-2)):  # they show the epsilon of a norm
+            ("logits of small weights", inputs, 1e-3, 3e-2),  # they show the epsilon of a norm
+            ("logits of matrices of zero", inputs, 0.0, 1e-4)):  # nothing is divided by zero
         with note.guard(what), torch.no_grad():
             net = make(scale).eval()
             logits = net(some)
@@ -131,7 +132,7 @@ def _note_path(note, make, field, value, lengths, longer, many):
     switched = {field: value, "compile": True, **lengths}
     with note.guard(what), torch.no_grad():
         spy = Spy()
-        net = make(0, **switched)
+        net = make(None, **switched)
         note.note(f"dtypes of the parameters with {path}", "same", {
             name: dtype_name(p.dtype) + ", holding what bfloat16 can" * is_rounded(p)
             for name, p in parameters_of(net).items()})
