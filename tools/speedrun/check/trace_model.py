@@ -92,10 +92,11 @@ def model(module, values, note, calls, machine, paths, **_):
     for field, value in [*((field, True) for field in machine), *paths]:
         _note_path(note, make, field, value, lengths, longer, many)
         changes = {field: value, "compile": True}
-        where = f"call 1 of the model with {field}={value}"
-        if _note_call(note, where, make, calls[0], changes):
-            _note_call(note, f"{where}, out of the range of eight bits", make, calls[0], changes,
-                       30, 1e4)
+        for number, call in enumerate(calls, start=1):  # the last is of the last stage
+            where = f"call {number} of the model with {field}={value}"
+            if _note_call(note, where, make, call, changes) and number == 1:
+                _note_call(note, f"{where}, out of the range of eight bits", make, call, changes,
+                           30, 1e4)
 
 
 class _Kept(torch.autograd.graph.saved_tensors_hooks):
