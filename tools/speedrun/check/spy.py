@@ -170,7 +170,7 @@ class Spy:
         self.launches = Counter()  # of kernels in Triton, {phase: so many}
         self.wide = Counter()  # tensors that these address in 64 bits
         self.forms = defaultdict(set)  # {phase: whether their forms agree}
-        self.packs = False  # whether varlen_attn was called
+        self.starts = 0  # how many starts of documents varlen_attn got last
         self.activated = []  # FlashAttention that takes the place of torch's own
         self.meter = Meter(self)
         self.given = defaultdict(set)  # {compiled function: numbers that it was called with}
@@ -303,10 +303,10 @@ class Spy:
         self.launches[self.phase] += 1
         self.forms[self.phase].add(same)
 
-    def attend_to_packs(self, function, *args, **kwargs):
+    def attend_to_packs(self, function, q, k, v, starts, *args, **kwargs):
         """varlen_attn is called, which does not work on a CPU."""
-        self.packs = True
-        return varlen_attn(*args, **kwargs)
+        self.starts = len(starts)
+        return varlen_attn(q, k, v, starts, *args, **kwargs)
 
     def activate(self, function, implementation):
         """A FlashAttention is activated, whose package is not here."""

@@ -174,12 +174,16 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
         with FakeTensorMode(), torch.no_grad(), suppress(Exception):
             lengths = dict.fromkeys(length_names(values), UNMASKED)
             net = module.GPT(arguments(module, {**values, **lengths, switch: on}))
-            what = f"{UNMASKED:,} tokens{switch and f' with {switch}={on}'}"
+            what, spy = f"{UNMASKED:,} tokens{switch and f' with {switch}={on}'}", Spy()
             try:
                 net(*torch.ones(2, 1, UNMASKED, dtype=torch.int64))
                 seen[what] = "taken"
             except AssertionError:
                 seen[what] = "refused"
+            if spy.starts:  # a shorter list may be full, a longer one costs time
+                listed = f"document starts that are listed for {what}"
+                note.note(listed, "at least", spy.starts, 0.9)
+                note.note(f"{listed}, at most", "at most", spy.starts, (1.5, 0))
     for switch, on in switches:
         with torch.no_grad(), suppress(Exception):
             net = module.GPT(arguments(module, {**values, switch: on}))

@@ -148,7 +148,7 @@ def _note_path(note, make, field, value, lengths, longer, many):
         note.note(what, "tensors", {"logits": logits}, 4e-2 if loose else 1e-3)
         note.fact(f"{what} are rounded to bfloat16", is_rounded(logits))
         note.fact(f"flex_attention is called with {path}", bool(spy.masks))
-        note.fact(f"varlen_attn is called with {path}", spy.packs)
+        note.fact(f"varlen_attn is called with {path}", spy.starts > 0)
         if spy.masks:
             note.fact("rows and tiles of FlexAttention's mask", spy.masks[-1])
             note.note("tiles that FlexAttention's mask lists", "at most", spy.tiles, (1, 0))
