@@ -535,8 +535,9 @@ SEEN_BY_ONE_LOOK = [
     (LAST, "training", [("init_uniform(weights[:3], args.qkv_init)", "weights[:3] = init_uniform("
                          "torch.empty_like(weights[0]), args.qkv_init)")],
      "numbers that the initial weights have, each counted once"),
-    (LAST, "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
-                           "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
+    (LAST, "more ranks", [("own = weights.chunk(world_size)[rank]",
+                           "own = weights.chunk(world_size)[min(rank, 1)]")],
+     "the weights after two steps on 4 ranks, rank 0"),
     ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],
      "a run with the record's token ids"),
 ]
