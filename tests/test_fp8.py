@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from ranks import start_ranks
 from snapshots import (
@@ -323,3 +324,20 @@ def test_a_run_in_fp8(milestone, shards, tmp_path, monkeypatch):
         val_tokens=256)) for m in (parent, milestone)]
     assert without[0] == without[1] and without[0][0] == losses[0][0]
     assert abs(without[0][-1] - losses[0][3]) < 0.05 and without[0][-1] != losses[0][3]
+
+
+@mlps
+def test_the_mlp_in_fp8_is_compiled_once(milestone, monkeypatch):
+    module, compiled = load_snapshot(milestone), torch.compile
+    monkeypatch.setattr(torch, "compile", partial(compiled, backend="aot_eager"))
+    (one, x), (other, _) = (fp8_mlp(module, compile=True) for _ in range(2))
+    net, counts = torch.compile(torch.nn.Sequential(one, other), dynamic=False, fullgraph=True), []
+    counters.clear()
+    for settled in (False, False, True, True):
+        for mlp in (one, other):
+            mlp.quantize_weights(settled)
+        net(x).sum().backward()
+        counts.append(counters["stats"]["unique_graphs"])
+    # One for both models' weights and one for the model; then one for weights with a scale given.
+    assert counts == [2, 2, 3, 3]
+    torch._dynamo.reset()

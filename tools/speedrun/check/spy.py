@@ -104,6 +104,7 @@ class Meter(TorchDispatchMode):
         self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
         self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
+        self.scales = []  # of both factors of each of these products
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -114,6 +115,7 @@ class Meter(TorchDispatchMode):
             a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
             if a.dtype.itemsize == 1:
                 self.eight_bits[phase][_eight_bits(a, b, func, args, kwargs)] += 1
+                self.scales += [1 / float(inverse) for inverse in tensors[2:4]]
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
@@ -151,6 +153,7 @@ class Spy:
         # with, and its tensors' shapes: compiled code is made for them
         self.settings = {phase: [] for phase in self.kinds}
         self.places = defaultdict(set)  # {name of one of the model's tables: its addresses}
+        self.kept = set()  # names of the model's numbers that a pass changes
         self.parts = []  # of the model, that run now: each is called by the one before it
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
         self.optimizer, self.compiling = None, set()  # weights whose optimizer calls compiled code
@@ -229,10 +232,13 @@ class Spy:
                 self.places[name].add(table.data_ptr())
         self.all_calls += 1
         self.compiled_calls += self.compiled > 0
+        single = {name: value.clone() for name, value in net.named_buffers() if not value.ndim}
         try:
             return function(net, *args, **kwargs)
         finally:
             self.phase = before
+            self.kept |= {name for name, value in net.named_buffers()
+                          if name in single and value != single[name]}
 
     def batches_ready(self, inputs, *_):
         """How many batches wait besides that of these inputs, when threads have made all they will;

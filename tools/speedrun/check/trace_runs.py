@@ -21,6 +21,7 @@ SEEDS = 16  # from which weights are drawn, so that small tensors have a distrib
 SIZE = 0.02  # of gradients from outside
 SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
 STAGED = 6  # steps of a kernel warm-up that are in all stages
+SCALED = 5  # steps in which scales depend on passes before
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
 
@@ -293,6 +294,8 @@ def _switched(module, values, note, folder, machine):
         for phase in spy.kinds:
             note.fact(f"products of eight bits in the {phase} with {field}=True",
                       counted(spy.meter.eight_bits[phase]))
+        if spy.kept and spy.meter.scales:
+            _note_scales(module, values, note, folder, field)
         for phase, count in spy.launches.items():
             note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
                       count, 1.0)
@@ -308,6 +311,18 @@ def _switched(module, values, note, folder, machine):
                 note.note(f"the log of a run with {field}=True", "log", lines)
         if spy.launches["training pass"] and len(together) > 1:  # kernels of the model
             _note_together(module, values, note, folder, together)
+
+
+def _note_scales(module, values, note, folder, field):
+    """The scales of products of eight bits, where numbers are kept from one pass to the next."""
+    what, spy = f"the scales of products of eight bits with {field}=True", Spy()
+    with note.guard(what):
+        run(module, {**values, field: True, "compile": True, "train_steps": SCALED,
+                     "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy,
+            meter=True)
+        note.note(what, "numbers", {
+            f"scale {number}": scale for number, scale in enumerate(spy.meter.scales, start=1)},
+                  3e-2)
 
 
 def _note_together(module, values, note, folder, switches):
