@@ -364,8 +364,9 @@ def test_a_record_is_covered_by_neighbours():
     missing = [r.number for r in RECORDS_HERE[:last]
                if not any(r in m.covered for m in MILESTONES)]
     # Of no milestone: 03's script under another PyTorch, and PyTorch 2.10; the bigrams' hash on the
-    # GPU, where 13 computes it; tuned tiles of Triton's, where ours are tried at the start.
-    assert missing == [7, 66, 68, 69]
+    # GPU, where 13 computes it; tuned tiles of Triton's, where ours are tried at the start; an
+    # exchange of only those rows of the bigrams' gradient that somebody touched.
+    assert missing == [7, 66, 68, 69, 71]
 
 
 @pytest.mark.parametrize("id, tokens", [("13d", 470_417_408), ("13e", 412_876_800)])

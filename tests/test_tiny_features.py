@@ -9,7 +9,8 @@ import builtin_corpus
 from snapshots import MANIFEST, MILESTONES, by_id, load_snapshot
 from speedrun.history.fields import default_hyperparameters
 
-SHAPED = [m for m in MILESTONES if "backout_layer" in default_hyperparameters(m.script)]
+SHAPED = [m for m in MILESTONES
+          if {"backout_layer", "cached_layer"} & default_hyperparameters(m.script).keys()]
 
 
 def windows(module, args):
@@ -60,9 +61,15 @@ def of_layers(module, args):
             args.vocab_size < args.bigram_rows < args.vocab_size**2)
     yield "some layers have no table", bool(attending - set().union(*tables.values()))
     yield "all layers with a table attend", set().union(*tables.values()) <= attending
-    yield "layers follow the backout", args.backout_layer < args.num_layers - 1
-    yield "it comes after the layer without attention", (
-        args.backout_layer > args.layer_without_attention)
+    if hasattr(args, "cached_layer"):
+        yield "several attentions read the cached layer", len(
+            {i for i in attending if i > args.cached_layer}) > 1
+        yield "the layer without attention is not one of them", (
+            args.cached_layer >= args.layer_without_attention)
+    else:
+        yield "layers follow the backout", args.backout_layer < args.num_layers - 1
+        yield "it comes after the layer without attention", (
+            args.backout_layer > args.layer_without_attention)
     if hasattr(args, "skip_from"):
         yield "a skip leads from a long window", args.skip_from in kinds["L"] & attending
         yield "it leads to the layer without attention", (
@@ -72,8 +79,34 @@ def of_layers(module, args):
         yield "channels rotate and stay", args.model_dim // args.num_heads >= 8
     if hasattr(module, "bigram_hashes"):
         yield "bigrams share rows", args.vocab_size < args.bigram_rows < args.vocab_size**2
+    if hasattr(args, "coefficient_dim"):
+        yield "coefficients come from fewer channels", args.coefficient_dim < args.model_dim
+    if hasattr(args, "own_value_pattern"):
+        yield from of_heads(args, attending, kinds["P"], set().union(*tables.values()))
+    if hasattr(args, "sign_rows"):
+        yield "rows of signs are shared", args.sign_rows < args.bigram_rows
     yield "gates read a part of the channels", args.gate_channels < args.model_dim
     yield "a layer has several heads", args.num_heads > 1
+
+
+def of_heads(args, attending, paired, having_table):
+    """Features of the patterns of 14d to 14g."""
+    own, gated = ({i for i, letter in enumerate(getattr(args, name, "")) if letter != "."}
+                  for name in ("own_value_pattern", "gate_pattern"))
+    yield "several attentions return their own values, none with pairs", (
+        len(own) > 1 and own <= attending - paired)
+    yield "some of their values have a part from a table, some have not", bool(
+        own & having_table) and bool(own - having_table)
+    if hasattr(args, "late_layer"):
+        for name, found in (("return their own values", own), ("have gates", gated)):
+            yield f"early and late attentions {name}", found <= attending and (
+                min(found) < args.late_layer <= max(found))
+        yield "the last attention has gates", args.num_layers - 1 in gated
+        yield "late layers begin within the skip", args.skip_from < args.late_layer <= args.skip_to
+    if hasattr(args, "composed_window"):
+        yield "the mixture of heads sees less than a block and a document", (
+            1 < args.composed_window < min(args.composed_block, args.first_document_len))
+        yield "a row has several blocks", 2 * args.composed_block < args.train_seq_len
 
 
 def of_windows(module, args):
@@ -93,6 +126,9 @@ def of_rows(module, args):
     """Features of rows."""
     yield "rows hold several documents", max(
         row for row, *_ in windows(module, args)[:-1]) > args.max_document_len
+    if hasattr(args, "first_document_len"):
+        yield "documents are shorter in the first stage, which has several in a row", (
+            args.first_document_len < min(args.train_seq_len, args.max_document_len))
     yield "a step has several rows", args.total_batch_size > args.train_seq_len
     yield "documents begin with a token of the vocabulary", args.bos_id < args.vocab_size
 
@@ -118,8 +154,13 @@ def of_steps(module, args):
         yield "the tables part within the run", 0 < module.last_tied_step(args) < (
             args.train_steps - args.adam_every)
     if hasattr(module, "target_weights"):
+        prefix = hasattr(args, "prefix_weight")
         yield "one, two and three targets occur", {
-            len(module.target_weights(step, args)) for step in steps} == {1, 2, 3}
+            len(module.target_weights(step, args)) - prefix for step in steps} == {1, 2, 3}
+        if prefix:
+            weights = [module.target_weights(step, args)[-1] for step in steps]
+            yield "prefixes count, fade and do not count", (
+                weights[0] == weights[1] > 0 == weights[-1] and len(set(weights)) > 10)
 
 
 FEATURES = [of_layers, of_windows, of_rows, of_steps]
