@@ -77,7 +77,7 @@ class Heads(Attention):
 
 @returning
 @torch.no_grad()
-def test_it_is_subtracted_before_the_gates(milestone, monkeypatch):
+def test_heads_put_out_what_is_left_times_their_gates(milestone, monkeypatch):
     module = load_snapshot(milestone)
     heads = Heads(module)
     v = heads.own_values()
