@@ -69,7 +69,10 @@ def model(module, values, note, calls, machine, paths, **_):
             logits = net(some)
             note.note(what, "tensors", {"logits": logits}, tolerance)
             note.fact(f"{what}: later tokens change earlier ones", _leaks(net, some, logits))
-    windows = {name: record[name] for name in load_glossary().of_kind("window") if name in record}
+    glossary = load_glossary()
+    windows = {name: record[name] for name in glossary.of_kind("window") if name in record}
+    bounds = [glossary[name].at_most for name in windows]
+    windows |= {name: record[name] for name in bounds if name in record}
     # Documents begin within tiles and reach over more of them than a window; one fills a half; the
     # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
     longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]
