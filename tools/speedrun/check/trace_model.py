@@ -59,8 +59,11 @@ def model(module, values, note, calls, machine, paths, **_):
         tokens = torch.arange(size - inputs.size(1) * 8, size).view(8, -1)
         note.note("the loss of the vocabulary's last tokens", "numbers",
                   {"": make(vocab_size=size)(tokens, tokens).item()}, 1e-4)
+    within = inputs.clone()
+    within[:, :4][within[:, :4] == values.get("bos_id", -1)] = 2
     for what, some, scale, tolerance in (
             ("logits", inputs, 1.0, 1e-4),
+            ("logits of rows that begin within a document", within, 1.0, 1e-4),
             ("logits of a short prompt", inputs[:1, :7], 1.0, 1e-4),
             ("logits of small weights", inputs, 1e-3, 3e-2),  # they show the epsilon of a norm
             ("logits of matrices of zero", inputs, 0.0, 1e-4)):  # nothing is divided by zero
