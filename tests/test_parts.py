@@ -92,16 +92,20 @@ TOKENS = torch.tensor([(5 * i * i + 3 * i + 1) % 64 for i in range(17)])
 INPUTS, TARGETS = TOKENS[:-1].view(2, 8), TOKENS[1:].view(2, 8)
 SMALL = dict(vocab_size=64, num_layers=2, num_heads=2, model_dim=16, seq_len=8, compile=False,
              bf16=False)
+PREFIXES = torch.tensor([v // 2 if v > 1 and v % 3 else -1 for v in range(64)])  # from 14h on
 
 
 def weights_of(model, name):
-    """The matrices called `name`; c_qkv is three from 01 on, until it is a stack of three."""
+    """The matrices called `name`; c_qkv is three from 01 on, until it is a stack of three, and
+    c_qkvo is two stacks from 14b on."""
     parameters = dict(model.named_parameters())
     if name in parameters:  # a stack of matrices
         return [parameters[name]]
     names = [name]
     if name.endswith("c_qkv") and f"{name}.weight" not in parameters:
         names = [name.replace("c_qkv", part) for part in ("c_q", "c_k", "c_v")]
+    if name.endswith("c_qkvo"):
+        return [parameters[name.replace("c_qkvo", part)] for part in ("c_qk", "c_vo")]
     return [parameters[f"{name}.weight"] for name in names]
 
 
@@ -113,9 +117,12 @@ def is_scalar(name, param):
 @torch.no_grad()
 def fill(model, amplitude, fused_qkv=False, vectors=False):
     """Fills tensor k with amplitude * sin(0.37 i + k); vectors: all tensors count, not only the
-    matrices, and weights of norms, of one dimension, become 1 more."""
+    matrices, and weights of norms, of one dimension, become 1 more. Bigrams' signs are those of
+    cos(2.2 i)."""
     names = [name.removesuffix(".weight") for name, param in model.named_parameters()
              if vectors or not is_scalar(name, param)]
+    names = [name.replace("c_qk", "c_qkvo") if name.endswith("c_qk") else name
+             for name in names if not name.endswith("c_vo")]  # one tensor, cut in two
     for table in ("lm_head", "embed"):  # these come first, embed before the head
         if table in names:
             names.insert(0, names.pop(names.index(table)))
@@ -129,6 +136,9 @@ def fill(model, amplitude, fused_qkv=False, vectors=False):
             weight.copy_(part.view_as(weight))
             if name.endswith("norm"):
                 weight.add_(1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("signs"):
+            buffer.copy_(torch.arange(buffer.numel()).mul(2.2).cos().sign().view_as(buffer))
 
 
 def hyperparameters(module, sizes):
@@ -171,6 +181,7 @@ def train_small(milestone, train_steps, log_dir, **more):
         patched.setattr(module, "GPT", Filled)
         patched.setattr(module, "validate", noted)
         patched.setattr(module, "lr_multiplier", lambda step, args: 1.0)
+        patched.setattr(module, "load_prefixes", lambda args: PREFIXES, raising=False)
         patched.setattr(module, "token_batches",
                         lambda *args, **kwargs: itertools.repeat((INPUTS, TARGETS)))
         losses = train(module, hyperparameters(module, SMALL | dict(
@@ -196,7 +207,9 @@ def test_small_loss(milestone):
             if case.get("moved_scalars"):
                 for name, param in model.named_parameters():
                     if is_scalar(name, param):
-                        param.copy_(torch.tensor(known["moved_scalars"][name.split(".")[-1]]))
+                        moved = known["moved_scalars"]  # some have a name that others have, too
+                        moved = moved[name if name in moved else name.split(".")[-1]]
+                        param.copy_(torch.tensor(moved))
             for block in model.blocks:
                 if "attn_scale" in case:
                     block.attn_scale = case["attn_scale"]
@@ -234,7 +247,8 @@ def test_small_loss_in_bfloat16(milestone):
     assert loss.dtype == torch.float32
     assert 0 < abs(loss - exact(INPUTS, TARGETS)) < 0.05
     if expected:  # so is the residual stream, from 03e on; CPUs round at different places
-        assert set(dtypes) == {torch.bfloat16} and loss.item() == pytest.approx(expected, abs=4e-3)
+        within = known_values(milestone.id).get("small_loss_in_bfloat16_within", 4e-3)
+        assert set(dtypes) == {torch.bfloat16} and loss.item() == pytest.approx(expected, abs=within)
 
 
 # ---- init ----
