@@ -53,7 +53,8 @@ def test_defaults_are_the_records(milestone):
         or "steps" in name or "momentum" in name or "window" in name)}
     assert rates - {"kernel_warmup_steps"} <= known["record"].keys()
     assert args.total_batch_size == milestone.tokens_per_step
-    assert args.train_steps == milestone.train_steps
+    measured = known.get("measured_steps", args.train_steps)  # of the record's log
+    assert measured == milestone.train_steps
     length, val_length = (getattr(args, name) for name in length_names(vars(args)))
     micro_steps = known.get("micro_steps", 1)  # of each of 8 GPUs
     assert args.total_batch_size == micro_steps * 8 * args.micro_batch_size * length
@@ -248,7 +249,8 @@ def test_small_loss_in_bfloat16(milestone):
     assert 0 < abs(loss - exact(INPUTS, TARGETS)) < 0.05
     if expected:  # so is the residual stream, from 03e on; CPUs round at different places
         within = known_values(milestone.id).get("small_loss_in_bfloat16_within", 4e-3)
-        assert set(dtypes) == {torch.bfloat16} and loss.item() == pytest.approx(expected, abs=within)
+        assert set(dtypes) == {torch.bfloat16}
+        assert loss.item() == pytest.approx(expected, abs=within)
 
 
 # ---- init ----
@@ -262,7 +264,7 @@ def test_init(milestone):
         micro_layers(module), num_layers=3 if hasattr(module, "gates") else 2,  # a value gate
         vocab_size=2000, seq_len=1024, bf16=False)))
     for name, expected in known_values(milestone.id)["init"].items():
-        (weight,) = weights_of(model, name)
+        weight = torch.cat([matrix.flatten() for matrix in weights_of(model, name)])
         if "max" in expected:
             assert weight.abs().max().item() == pytest.approx(expected["max"], rel=1e-3), name
         if "std" in expected:
@@ -348,7 +350,7 @@ def test_all_layers_share_one_rotary_table_that_is_not_saved(milestone):
     rows = 32 * getattr(module, "STAGES", 1)  # of the longest sequence
     rows *= 2 if hasattr(module, "pair_heads") else 1  # a token of paired heads has two positions
     assert tables == 2 * [(rows, 1, 16)]  # cos and sin
-    kept = {name for name, _ in model.named_buffers() if name.endswith(".signs")}
+    kept = {name for name, _ in model.named_buffers() if name.endswith((".signs", ".post_max"))}
     assert model.state_dict().keys() == kept | dict(
         model.named_parameters(remove_duplicate=False)).keys()
 
