@@ -199,7 +199,8 @@ class Milestone(Declared):
     @property
     def step_tokens_read(self) -> list[int]:
         """Tokens that each step of the whole run takes from the shards; see tokens_read."""
-        return [round(tokens * self.read_ratio)
+        ratio = self.read_ratio
+        return [round(tokens * ratio)
                 for tokens in itertools.islice(step_tokens(self._sizes), self.train_steps)]
 
     @property
