@@ -161,7 +161,7 @@ def test_eight_ranks_are_eight_micro_steps(milestone, shards, tmp_path):
 # ---- the MLP ----
 
 
-SIZE = 256  # of Gaussian inputs; their number is as large
+SIZE = 64  # of Gaussian inputs, and their number: products in FP8 are slow on a CPU
 mlps = where("fp8_relu2_product", "FP8MLP", "fp8_weights", "MLP", known="fp8_mlp")
 
 
@@ -169,10 +169,10 @@ def fp8_mlp(module, **more):
     """An MLP in FP8 whose second matrix is as large as the first, and its inputs."""
     torch.manual_seed(0)
     args = module.Hyperparameters(**dict(
-        model_dim=64, use_fp8=True, use_triton=False, compile=False) | more)
+        model_dim=SIZE, use_fp8=True, use_triton=False, compile=False) | more)
     mlp = module.MLP(args)
     torch.nn.init.normal_(mlp.c_proj, std=0.5 * args.model_dim**-0.5)
-    return mlp, torch.randn(SIZE, args.model_dim)
+    return mlp, torch.randn(SIZE, SIZE)
 
 
 def exactly(mlp, x):
@@ -191,7 +191,7 @@ def error(found, exact):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_errors_of_the_mlp_in_fp8(milestone, dtype, monkeypatch):
     module, known = load_snapshot(milestone), known_values(milestone.id)["fp8_mlp"]
-    mlp, x = fp8_mlp(module, model_dim=128)
+    mlp, x = fp8_mlp(module)
     mlp, x, products = mlp.to(dtype), x.to(dtype), []
     pre, post, y = exactly(mlp, x)
     fp8_product = module.fp8_product
@@ -215,9 +215,9 @@ def test_the_backward_pass_is_not_in_fp8(milestone, monkeypatch):
     module = load_snapshot(milestone)
     mlp, x = fp8_mlp(module)
     x.requires_grad_()
-    y, grad = mlp(x), torch.randn(SIZE, 64)
+    y, grad = mlp(x), torch.randn(SIZE, SIZE)
     assert not mlp.post_max.requires_grad
-    (post,) = [t for t in y.grad_fn.next_functions[0][0].saved_tensors if t.shape == (SIZE, 256)]
+    *_, post = y.grad_fn.next_functions[0][0].saved_tensors
     monkeypatch.setattr(module, "fp8_product", None)
     found = torch.autograd.grad(y, (x, mlp.c_fc, mlp.c_proj), grad)
     pre = 2 * post.sqrt() * (grad @ mlp.c_proj)
@@ -279,7 +279,7 @@ def test_scales_of_weights(milestone):
             mlp.c_proj.mul_(growth)
         mlp.quantize_weights(settled)
         w_in8, in_scale, w_out8, out_scale = mlp.weights8
-        assert w_in8.shape == (256, 64) and w_in8.is_contiguous() and w_out8.is_contiguous()
+        assert w_in8.shape == (4 * SIZE, SIZE) and w_in8.is_contiguous() and w_out8.is_contiguous()
         assert w_in8.float().abs().max() == 448
         assert error(w_in8.T.float() / in_scale, mlp.c_fc.double()) < 0.03
         # The largest weight: at 448 with its own maximum, else by the maximum before.

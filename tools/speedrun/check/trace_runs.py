@@ -302,9 +302,7 @@ def _switched(module, values, note, folder, machine):
             note.note(f"tensors that they address in 64 bits in the {phase} with {field}=True",
                       "at least", spy.wide[phase], 1.0)
             if None not in spy.forms[phase]:
-                given = "one" if all(spy.forms[phase]) else "several"
-                note.note(f"results of Triton's kernels by the {phase} with {field}=True",
-                          "in common", {"tiles of all sizes give": given})
+                _note_forms(note, spy, phase, f"{field}=True")
                 note.note(f"the gradients with {field}=True", "tables", spy.received, 1e-2)
                 note.note(f"the weights after a step with {field}=True", "tables",
                           _weights(spy), 2e-2)
@@ -325,14 +323,23 @@ def _note_scales(module, values, note, folder, field):
                   3e-2)
 
 
+def _note_forms(note, spy, phase, what):
+    given = "one" if all(spy.forms[phase]) else "several"
+    note.note(f"results of Triton's kernels by the {phase} with {what}", "in common",
+              {"tiles of all sizes give": given})
+
+
 def _note_together(module, values, note, folder, switches):
     """The gradients where all these switches are on: a kernel may compute in eight bits."""
-    what = f"the gradients with all of {', '.join(switches)}"
-    spy = Spy()
+    which, spy = f"all of {', '.join(switches)}", Spy()
+    what = f"the gradients with {which}"
     with note.guard(what):
         run(module, {**values, **switches, "compile": True, "train_steps": 1, "val_loss_every": 0,
                      "adam_every": 1}, f"{folder}_together", spy)
         note.note(what, "tables", spy.received, 5e-2)
+        for phase, forms in spy.forms.items():
+            if None not in forms:
+                _note_forms(note, spy, phase, which)
 
 
 def _joined(names):
