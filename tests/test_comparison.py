@@ -253,7 +253,15 @@ def test_flops_of_the_records(milestone):
     gated = attentions  # and from 11d on value embeddings, by layer
     gated += sum(table != "." for table in args.value_embed_pattern) if hasattr(
         module, "gates") else 0
+    networks = []  # numbers of coefficients that networks of 64 hidden channels compute
+    if hasattr(module, "Coefficients"):  # the last layer's values have no gate any more
+        networks, gated = [14, 5], gated - 1
+    if found := known.get("stream_gates"):  # and attentions' heads have no other gates
+        networks, gated = [*networks, found["early"], found["late"]], gated - attentions
     weights = (attentions * 4 + mlps * 8) * 768**2 + gated * gates + V * 768
+    weights += sum(64 * (768 + outputs) for outputs in networks)
+    if hasattr(module, "composed_heads"):  # scores, mixture and values of 256 keys
+        weights += 256 * (768 + 6 + 768)
     expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 
