@@ -139,8 +139,12 @@ def test_documents_are_twice_as_long_for_the_kernel(milestone):
     module = load_snapshot(milestone)
     inputs = torch.zeros(2, 600, dtype=torch.int64)
     inputs[0, [0, 7, 300]] = inputs[1, 590] = 1
-    for training, longest in ((True, 40), (False, 1200)):
+    for training, longest, first in ((True, 40, False), (False, 1200, False), (True, 30, True)):
         args = micro_sizes(module, bos_id=1, attention_kernel="FA2", max_document_len=20)
+        if first:  # rows of the first stage, where documents are shorter since 14
+            if not hasattr(args, "first_document_len"):
+                continue
+            args.first_document_len, args.train_seq_len = 15, 600
         starts, found, window = module.attention_masks(
             inputs, dict(P=8), training, args, slots=2)["P"]
         assert (found, window) == (longest, 8) and starts.dtype == torch.int32

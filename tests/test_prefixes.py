@@ -43,7 +43,7 @@ def test_the_table_of_gpt2(milestone, tmp_path, monkeypatch, capsys):
     if not os.environ.get("TIKTOKEN_CACHE_DIR"):
         pytest.skip("GPT-2's vocabulary is not here; set TIKTOKEN_CACHE_DIR")
     module, known = load_snapshot(milestone), known_values(milestone.id)["prefixes"]
-    file = tmp_path / "a new folder" / "table.bin"
+    file = tmp_path / "table.bin"
     monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(file)])
     prefixes.main()
     assert f"{file}: 50,000 of 50,257 tokens have a prefix" in capsys.readouterr().out
@@ -75,9 +75,12 @@ def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 @loading
-def test_a_file_of_prefixes(milestone, tmp_path):
-    module, file = load_snapshot(milestone), tmp_path / "table.bin"
-    np.array([-1, 0, 1], "<i4").tofile(file)
+def test_a_file_of_prefixes(milestone, tmp_path, monkeypatch):
+    module, file = load_snapshot(milestone), tmp_path / "a new folder" / "table.bin"
+    monkeypatch.setattr(prefixes, "gpt2_prefixes", lambda: [-1, 0, 1])
+    monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(file)])
+    prefixes.main()
+    assert np.fromfile(file, "<i4").tolist() == [-1, 0, 1]
     for name, expected in ((file, [-1, 0, 1, -1, -1]), ("none", 5 * [-1])):
         found = module.load_prefixes(module.Hyperparameters(prefix_file=str(name), vocab_size=5))
         assert found.tolist() == expected and found.dtype == torch.int64
