@@ -98,7 +98,8 @@ def test_a_run(milestone, shards, tmp_path):
 
 @where("parse_args", "init_distributed")
 def test_by_hand(milestone, shards, tmp_path):
-    overrides = micro_overrides(milestone, shards, tmp_path / "log", val_loss_every=0)
+    overrides = micro_overrides(milestone, shards, tmp_path / "log", val_loss_every=0,
+                                micro_batch_size=STEP // MICRO["seq_len"])
     ended = run_tool(milestone.script, *as_options(overrides))
     assert not ended.returncode, ended.stderr
     steps = [line for line in ended.stdout.splitlines() if line.startswith("step:")]
