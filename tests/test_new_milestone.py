@@ -1,5 +1,5 @@
-"""A new milestone is a folder and nothing else: a throw-away one is taken by the commands and by the
-checks of the chain, and no other file knows of it.
+"""A new milestone is a folder and nothing else: a throw-away one is taken by the commands and by
+the checks of the chain, and no other file knows of it.
 
 Run: .venv/bin/python -m pytest tests/test_new_milestone.py
 """
