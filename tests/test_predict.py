@@ -306,13 +306,15 @@ def test_bytes_of_a_kernel_are_those_that_it_touches(change, moved):
     assert launch.kind == "triton" and launch.moved == pytest.approx(moved)
 
 
-def test_the_fused_mlps_kernel_is_a_product():
-    source = load_manifest().get("12c").script.read_text(encoding="utf-8")
+@pytest.mark.parametrize(("milestone", "transposed"), [("12c", False), ("14i", True)])
+def test_the_fused_mlps_kernel_is_a_product(milestone, transposed):
+    source = load_manifest().get(milestone).script.read_text(encoding="utf-8")
     M, N, K = 3, 5, 7
     a, b, post, out = (torch.empty(shape).bfloat16() for shape in ((M, K), (K, N), (M, N), (M, N)))
     observer = Observer()
     for given in None, post:
-        SilentKernel("relu2_kernel", source, observer).run(a, b, given, out, M, N, K, stream=0)
+        SilentKernel("relu2_kernel", source, observer).run(
+            a, b.T if transposed else b, given, out, M, N, K, stream=0)
     assert [(launch.group, launch.flops, launch.moved) for launch in observer.launches] == [
         ("products", 2 * M * N * K, 2 * (M * K + K * N + count * M * N)) for count in (1, 2)]
     assert observer.flops == {"bfloat16": 4 * M * N * K}

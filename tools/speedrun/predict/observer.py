@@ -214,8 +214,8 @@ class SilentKernel:
             batch, rows, columns = tensors["x"].shape
             return batch * rows * rows * columns, str(tensors["x"].dtype)[6:]
         if self.name == SQUARED_RELU:
-            a, b = tensors["a"], tensors["b"]  # (M, K), (K, N)
-            return 2 * a.numel() * b.size(1), str(a.dtype)[6:]
+            a, out = tensors["a"], tensors["out"]  # (M, K), (M, N)
+            return 2 * a.numel() * out.size(1), str(a.dtype)[6:]
         if "arg_Q" not in tensors:
             return 0, None
         query, products = tensors["arg_Q"], 7 if "arg_DQ" in tensors else 2
