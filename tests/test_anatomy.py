@@ -76,6 +76,8 @@ def test_picture_shows_the_module_tree(id):
         paired = {i for i in attention if args.window_pattern[i] == "P"}
         assert numbers(parts, "pair") == paired
     bigrams = {i for i in range(1, L) if hasattr(args, "bigram_rows")}
+    if hasattr(args, "add_lr"):  # the skip takes their place
+        bigrams.remove(args.skip_to)
     assert numbers(parts, "bigrams") == bigrams
     if hasattr(args, "window_pattern"):
         last = module.window_size(args.train_steps, args)
