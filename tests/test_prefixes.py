@@ -37,7 +37,7 @@ def test_the_longest_token_that_begins_a_token():
         x="", xaaaa="x", xab="x", xabzz="xab", xb="x")
 
 
-@loading
+@where("load_prefixes")
 def test_the_table_of_gpt2(milestone, tmp_path, monkeypatch, capsys):
     pytest.importorskip("tiktoken")
     if not os.environ.get("TIKTOKEN_CACHE_DIR"):
@@ -74,7 +74,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
 # ---- the file ----
 
 
-@loading
+@where("load_prefixes")
 def test_a_file_of_prefixes(milestone, tmp_path, monkeypatch):
     module, file = load_snapshot(milestone), tmp_path / "a new folder" / "table.bin"
     monkeypatch.setattr(prefixes, "gpt2_prefixes", lambda: [-1, 0, 1])
