@@ -96,6 +96,8 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
             folder, "train", stages(vars(args)) * STEPS * args.total_batch_size + 1,
             getattr(args, "max_document_len", seq_len), first_token)
         args.val_files = _shard(folder, "val", args.val_tokens + 1, val_seq_len, first_token)
+        if hasattr(args, "prefix_file"):
+            args.prefix_file = "none"  # a table of the same size, in which no token has a prefix
         if not compiled and hasattr(args, "use_triton"):
             args.use_triton = False  # a kernel by itself wants a device
         if compiled:
