@@ -501,7 +501,7 @@ SEEN_BY_ONE_LOOK = [
     ("e2a", "model", [("torch.outer(torch.arange(seq_len)",
                       "torch.outer(torch.arange(seq_len).bfloat16().float()")],
      "the tables at the record's lengths, without signs"),
-    ("09", "two ranks", [("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)")],
+    (LAST, "two ranks", [("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)")],
      "all ranks begin with the same weights"),
     ("09", "updates", [("return ready.popleft().result()",
                         "kept.append(ready.popleft())\n        return kept[-1].result()"),
@@ -522,8 +522,6 @@ SEEN_BY_ONE_LOOK = [
      "results of Triton's kernels by the optimizers with use_triton=True"),
     ("09", "training", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
      "sets of Python numbers in calls of compiled functions, each compiled by itself"),
-    ("09", "more ranks", [("rank * len(grads), len(grads)))", "min(rank, 1) * len(grads), "
-                           "len(grads)))")], "the weights after two steps on 4 ranks, rank 0"),
     (LAST, "precision", [("(upper | remainders.int() & 0xFFFF)", "(upper + remainders.int())")],
      "the sum of 12 small moves with bf16=True"),
     (LAST, "precision", [("            total = tl.maximum(total, 0.0)\n", "")],
@@ -538,7 +536,7 @@ SEEN_BY_ONE_LOOK = [
     (LAST, "more ranks", [("own = weights.chunk(world_size)[rank]",
                            "own = weights.chunk(world_size)[min(rank, 1)]")],
      "the weights after two steps on 4 ranks, rank 0"),
-    ("09", "training", [(".astype(np.int64))", ".astype(np.int16).astype(np.int64))")],
+    ("p6d", "training", [(".astype(np.int64)", ".astype(np.int16).astype(np.int64)")],
      "a run with the record's token ids"),
 ]
 
@@ -574,7 +572,7 @@ def test_values_are_the_same_for_every_hash_seed():
     found = {subprocess.run([sys.executable, "-c", code], encoding="utf-8", capture_output=True,
                             check=True, env=os.environ | dict(
                                 PYTHONHASHSEED=str(seed), PYTHONPATH=os.pathsep.join(sys.path))
-                            ).stdout for seed in range(8)}
+                            ).stdout for seed in range(3)}
     assert len(found) == 1 and "num_layers" in found.pop()
 
 
