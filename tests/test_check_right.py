@@ -402,11 +402,11 @@ RIGHT = {
     "the head's gradient from a product the other way round": ("09", {}, [
         ("x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T",
          "grad8.T.contiguous(), grad_scale, x8.T.contiguous(), x_scale, torch.float32)")]),
-    "a mixture of heads without blocks": (LAST, {"composed_heads": DENSE_MIXTURE}, []),
-    "signs by coins": (LAST, {}, [
+    "a mixture of heads without blocks": ("14h", {"composed_heads": DENSE_MIXTURE}, []),
+    "signs by coins": ("14h", {}, [
         ("torch.randn(args.sign_rows, args.model_dim).sign()",
          "1.0 - 2.0 * torch.randint(2, (args.sign_rows, args.model_dim))")]),
-    "prefixes in other words": (LAST, {"load_prefixes": OTHER_PREFIXES}, [
+    "prefixes in other words": ("14h", {"load_prefixes": OTHER_PREFIXES}, [
         ("            targets = next_targets(targets, len(weights) - 1)\n"
          "            targets = torch.cat((targets, prefixes.reshape(-1, 1)), dim=1)\n",
          "            further = next_targets(targets, len(weights))[:, :-1]\n"
