@@ -37,6 +37,14 @@ WHOLE = SIZES | dict(micro_batch_size=8)  # a step is one micro-step: twice as f
 EVERY = 4  # steps between two validations
 
 
+def few_documents(milestone, **sizes):
+    """The sizes, from 14 on with a quarter of the rows and with longer documents: since 14b, a
+    micro-batch has room for few of them."""
+    if "first_document_len" not in default_hyperparameters(milestone.script):
+        return sizes
+    return sizes | dict(micro_batch_size=sizes["micro_batch_size"] // 4, max_document_len=96)
+
+
 @pytest.fixture(scope="module")
 def short_shards(tmp_path_factory):
     """A folder with shards of 7 and of 10 steps."""
@@ -158,8 +166,8 @@ def losses_of(shards, tmp_path_factory):
     def losses(id):
         milestone = MANIFEST.get(id)
         return train(load_snapshot(milestone), micro_args(
-            milestone, shards, tmp_path_factory.mktemp(id) / "log", **WHOLE,
-            **constant_momentum(milestone)))
+            milestone, shards, tmp_path_factory.mktemp(id) / "log",
+            **few_documents(milestone, **WHOLE), **constant_momentum(milestone)))
 
     return losses
 
@@ -190,8 +198,10 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     losses, logged = [], []
     for size in (4, 16):
-        args = micro_args(milestone, shards, tmp_path / str(size), micro_batch_size=size,
-                          train_steps=5, val_loss_every=5, total_batch_size=512, val_tokens=512)
+        args = micro_args(
+            milestone, shards, tmp_path / str(size),
+            **few_documents(milestone, micro_batch_size=size), train_steps=5, val_loss_every=5,
+            total_batch_size=512, val_tokens=512)
         losses.append(train(module, args))
         logged.append(read_log(tmp_path / str(size) / "log.txt").train_curve)
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)
@@ -202,7 +212,8 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
 def test_kernel_warmup_leaves_no_trace(milestone, shards, tmp_path):
     losses = [
         train(load_snapshot(milestone), micro_args(
-            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=5, **WHOLE))
+            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=5,
+            **few_documents(milestone, **WHOLE)))
         for n in (0, 3)
     ]
     assert losses[0] == losses[1]
