@@ -20,8 +20,9 @@ from snapshots import write_random_shards  # noqa: E402
 
 # The files that take longest, a minute of a core at most, in this order: none is left for the end.
 LONGEST = [f"test_{name}.py" for name in (
-    "check_right", "check_verdicts", "smoke", "equivalence", "check_train", "encore", "predict",
-    "new_milestone", "lessons", "generate", "site", "data", "sample", "comparison", "prelude",
+    "check_right", "smoke", "equivalence", "check_train", "encore", "predict", "parts",
+    "check_verdicts", "lessons", "generate", "site", "data", "sample", "comparison", "prelude",
+    "new_milestone", "fp8", "doctor", "attention_kernels",
     "run_milestone", "tools", "anatomy", "propagate", "masks", "diff_milestones")]
 
 
