@@ -182,7 +182,7 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
                 seen[what] = "refused"
             if spy.starts:  # a shorter list may be full, a longer one costs time
                 listed = f"document starts that are listed for {what}"
-                note.note(listed, "at least", spy.starts, 0.9)
+                note.note(listed, "at least", spy.starts, 0.8)
                 note.note(f"{listed}, at most", "at most", spy.starts, (1.5, 0))
     for switch, on in switches:
         with torch.no_grad(), suppress(Exception):
