@@ -313,7 +313,8 @@ def _switched(module, values, note, folder, machine):
 
 def _note_scales(module, values, note, folder, field):
     """The scales of products of eight bits, where numbers are kept from one pass to the next."""
-    what, spy = f"the scales of products of eight bits with {field}=True", Spy()
+    what = f"the scales of products of eight bits with {field}=True"
+    spy = Spy(gradients=SIZE)  # else round-off grows from step to step
     with note.guard(what):
         run(module, {**values, field: True, "compile": True, "train_steps": SCALED,
                      "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy,
