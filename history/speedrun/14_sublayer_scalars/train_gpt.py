@@ -1,11 +1,11 @@
 """
-14 sublayer scalars: each sublayer weighs what it keeps of the stream and what it adds
+14 sublayer scalars: two scalars per sublayer weigh the stream and the output added to it
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  13e fp8 loss
-Changed: every attention and every MLP weighs the stream that it reads and the output that it adds;
+Changed: every attention and every MLP has one scalar for the stream and one for its own output;
          embedding and bigrams are added after attention; shorter documents in the first stage; a
          longer cooldown to a higher rate; fewer steps
 Record:  #74 by @ChrisJMcCormick, 2026-02-16: val loss 3.2789 after 0.40B tokens in 1.47 minutes on
@@ -110,13 +110,13 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of all that is added to the stream
+    add_lr: float = 0.008  # for the scalars of everything added to the stream
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
-    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
@@ -618,7 +618,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # by packed_rows
+        cut = document_len(inputs.size(1), args)  # as packed_rows
         longest = slots * cut if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
@@ -881,7 +881,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def cut_scalars(self):
-        # Those of each layer, by name, then the model's.
+        # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
@@ -942,7 +942,7 @@ def open_shard(file):
 
 
 def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
     return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 

@@ -1,5 +1,5 @@
 """
-14a cached input: the last three attentions read the stream as it was after layer 7
+14a cached input: the last three attention layers read the stream as it was after layer 7
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
@@ -108,13 +108,13 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of all that is added to the stream
+    add_lr: float = 0.008  # for the scalars of everything added to the stream
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
-    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
@@ -616,7 +616,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # by packed_rows
+        cut = document_len(inputs.size(1), args)  # as packed_rows
         longest = slots * cut if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
@@ -880,7 +880,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def cut_scalars(self):
-        # Those of each layer, by name, then the model's.
+        # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
@@ -902,7 +902,7 @@ class GPT(nn.Module):
         x = x + self.bigram_weights[0] * bigrams
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
-            # What the last MLPs write is for the prediction; attention does better without it.
+            # The last MLPs' outputs serve the prediction; attention does better without them.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             injected = self.x0_weights[i] * x0
             if i == self.args.skip_to:
@@ -944,7 +944,7 @@ def open_shard(file):
 
 
 def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
     return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 

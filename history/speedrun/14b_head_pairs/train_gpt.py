@@ -1,12 +1,12 @@
 """
-14b head pairs: Muon orthogonalises queries and keys by pairs of heads, not all heads at once
+14b head pairs: Muon orthogonalises query and key updates by pairs of heads, not all at once
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  14a cached input
-Changed: Muon cuts the matrices of queries and keys into pairs of heads; it forgets its columns'
-         mean squares faster; fewer document starts per row; fewer steps
+Changed: Muon's matrices of queries and keys are pairs of heads; the columns' mean squares decay
+         faster; fewer document starts per row; fewer steps
 Record:  #80 by @samacqua, 2026-04-08: mean val loss of 10 runs 3.2788 after 0.39B tokens in 1.41
          minutes on 8xH100 (#78 by @ChrisJMcCormick, the mean squares and document starts: 1.43)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -108,13 +108,13 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of all that is added to the stream
+    add_lr: float = 0.008  # for the scalars of everything added to the stream
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
-    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
@@ -471,7 +471,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters are one matrix, or a stack, each; all matrices share a shape.
+        # Each parameter is a matrix or a stack of them; a group's matrices share one shape.
         super().__init__(groups, dict(
             neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -609,7 +609,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # by packed_rows
+        cut = document_len(inputs.size(1), args)  # as packed_rows
         longest = slots * cut if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
@@ -874,7 +874,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def cut_scalars(self):
-        # Those of each layer, by name, then the model's.
+        # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
@@ -896,7 +896,7 @@ class GPT(nn.Module):
         x = x + self.bigram_weights[0] * bigrams
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
-            # What the last MLPs write is for the prediction; attention does better without it.
+            # The last MLPs' outputs serve the prediction; attention does better without them.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             injected = self.x0_weights[i] * x0
             if i == self.args.skip_to:
@@ -938,7 +938,7 @@ def open_shard(file):
 
 
 def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
     return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 

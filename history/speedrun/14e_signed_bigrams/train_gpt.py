@@ -1,5 +1,5 @@
 """
-14e signed bigrams: random signs tell bigrams apart that share a row of the table
+14e signed bigrams: random signs make bigrams that share a row of the table distinguishable
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
@@ -77,10 +77,10 @@ class Hyperparameters:
     layer_without_attention: int = 6  # counted from 0
     value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
-    sign_rows: int = 8192  # of random signs, of which each bigram has one
+    sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
     value_embed_init: float = 0.01  # initial standard deviation
-    own_value_pattern: str = ".V.VV..VV.V"  # V = attention gives back its own value
+    own_value_pattern: str = ".V.VV..VV.V"  # V = attention subtracts its own value
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     cached_layer: int = 7  # later attentions read its output
@@ -112,14 +112,14 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of all that is added, and for own_values
+    add_lr: float = 0.008  # for the scalars of everything added, and for own_values
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     mix_lr: float = 0.002  # for the networks that compute coefficients
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
-    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
@@ -476,7 +476,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters are one matrix, or a stack, each; all matrices share a shape.
+        # Each parameter is a matrix or a stack of them; a group's matrices share one shape.
         super().__init__(groups, dict(
             neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -614,7 +614,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # by packed_rows
+        cut = document_len(inputs.size(1), args)  # as packed_rows
         longest = slots * cut if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
@@ -652,9 +652,9 @@ def gates(x, weight):
 
 
 def without_own_value(y, v, shares):
-    """Outputs y (B, T, H, D) less shares (H,) of their projections on the token's own values v.
+    """Outputs y (B, T, H, D) minus shares (H,) of their projections on the token's own values v.
 
-    Exclusive self-attention (arXiv 2603.09078): the stream has what a token could copy from itself.
+    Exclusive self-attention (arXiv 2603.09078): the stream already holds the token's own content.
     """
     projections = (y * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp(min=1e-8)
     return y - shares.to(y.dtype)[..., None] * projections * v
@@ -766,14 +766,14 @@ def bigram_hashes(inputs, rows):
 
 
 def sign_hashes(inputs, rows):
-    """Rows (B, T) of signs for each token and the previous one; the first token has row 0."""
+    """Sign rows (B, T) for each token and the previous one; the first token has row 0."""
     return F.pad((inputs[:, 1:] ^ inputs[:, :-1]) % rows, (1, 0))
 
 
 class BigramEmbed(nn.Module):
     """A learned vector for each token and the previous one, initially zero, with random signs.
 
-    Two bigrams in one row have different signs, so what one writes is noise of mean 0 to the other.
+    Two bigrams in one row have different signs, so one's updates are zero-mean noise to the other.
     """
     def __init__(self, args):
         super().__init__()
@@ -786,7 +786,7 @@ class BigramEmbed(nn.Module):
 
 
 class Coefficients(nn.Module):
-    """Numbers for each token from a small network on its vector; initially the same for all.
+    """Coefficients per token from a small network on its vector; initially the same for all.
 
     layout: {name: initial values}; forward returns {name: (B, T, number of values)}.
     """
@@ -838,18 +838,18 @@ class Block(nn.Module):
 
 
 class LastBlock(Block):
-    """The last layer, which mixes earlier outputs into its stream and values, by the token.
+    """The last layer; it mixes earlier outputs into its stream and values, weighted per token.
 
-    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` that of attention.
+    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` attention's input.
     """
     def __init__(self, args, rotary, layer):
         super().__init__(args, rotary, layer)
         assert self.attn is not None, "the last layer needs attention"
         self.scale = args.mix_scale
         self.mix = Coefficients(args, dict(
-            values=[0, 0, 0], stream=[0, 0, 0],  # of start, cached and the stream itself
-            value_gates=[2, 2],  # of the first and the second half of the heads
-            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # of start and bigrams
+            values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
+            value_gates=[2, 2],  # first half of the heads, second half
+            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
             keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
 
     def forward(self, x, start, cached, bigrams, value_embed, scalars, gate, masks):
@@ -961,7 +961,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def cut_scalars(self):
-        # Those of each layer, by name, then the model's.
+        # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         own_values = dict(zip(self.own_value_layers, self.own_values, strict=True))
@@ -984,9 +984,9 @@ class GPT(nn.Module):
         value_embeds = self.value_embeds(inputs)
         bigrams = self.bigram_embed(inputs)
         x = start = x + self.bigram_weights[0] * bigrams
-        outputs = []  # one per layer but the last
+        outputs = []  # one per layer except the last
         for i, block in enumerate(self.blocks[:-1]):
-            # What the last MLPs write is for the prediction; attention does better without it.
+            # The last MLPs' outputs serve the prediction; attention does better without them.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             injected = self.x0_weights[i] * x0
             if i == self.args.skip_to:
@@ -1033,7 +1033,7 @@ def open_shard(file):
 
 
 def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
     return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 

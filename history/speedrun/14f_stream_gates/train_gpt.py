@@ -77,10 +77,10 @@ class Hyperparameters:
     layer_without_attention: int = 6  # counted from 0
     value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
-    sign_rows: int = 8192  # of random signs, of which each bigram has one
+    sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
     value_embed_init: float = 0.01  # initial standard deviation
-    own_value_pattern: str = ".V.VV..V..."  # V = attention gives back its own value
+    own_value_pattern: str = ".V.VV..V..."  # V = attention subtracts its own value
     gate_pattern: str = "...G......G"  # G = attention's heads have gates
     gate_init: float = 0.25  # initial gates of heads
     skip_init: float = 0.5  # initial coefficient of the skip
@@ -117,14 +117,14 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of what sublayers add
+    add_lr: float = 0.008  # for the scalars of the sublayers' outputs
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     mix_lr: float = 0.002  # for the networks that compute coefficients
     stream_gate_lr: float = 8e-4  # for the networks that compute gates from the stream
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
-    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
@@ -481,7 +481,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters are one matrix, or a stack, each; all matrices share a shape.
+        # Each parameter is a matrix or a stack of them; a group's matrices share one shape.
         super().__init__(groups, dict(
             neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -619,7 +619,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # by packed_rows
+        cut = document_len(inputs.size(1), args)  # as packed_rows
         longest = slots * cut if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
@@ -657,9 +657,9 @@ def gates(x, weight):
 
 
 def without_own_value(y, v, shares):
-    """Outputs y (B, T, H, D) less shares (B, T, H) of their projections on the token's values v.
+    """Outputs y (B, T, H, D) minus shares (B, T, H) of their projections on the token's values v.
 
-    Exclusive self-attention (arXiv 2603.09078): the stream has what a token could copy from itself.
+    Exclusive self-attention (arXiv 2603.09078): the stream already holds the token's own content.
     """
     projections = (y * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp(min=1e-8)
     return y - shares[..., None] * projections * v
@@ -771,14 +771,14 @@ def bigram_hashes(inputs, rows):
 
 
 def sign_hashes(inputs, rows):
-    """Rows (B, T) of signs for each token and the previous one; the first token has row 0."""
+    """Sign rows (B, T) for each token and the previous one; the first token has row 0."""
     return F.pad((inputs[:, 1:] ^ inputs[:, :-1]) % rows, (1, 0))
 
 
 class BigramEmbed(nn.Module):
     """A learned vector for each token and the previous one, initially zero, with random signs.
 
-    Two bigrams in one row have different signs, so what one writes is noise of mean 0 to the other.
+    Two bigrams in one row have different signs, so one's updates are zero-mean noise to the other.
     """
     def __init__(self, args):
         super().__init__()
@@ -791,7 +791,7 @@ class BigramEmbed(nn.Module):
 
 
 class Coefficients(nn.Module):
-    """Numbers for each token from a small network on its vector; initially the same for all.
+    """Coefficients per token from a small network on its vector; initially the same for all.
 
     layout: {name: initial values}; forward returns {name: (B, T, number of values)}.
     """
@@ -817,7 +817,7 @@ def weighted_sum(weights, tensors):
 
 
 def gate_layout(args, layers):
-    """{(name, layer): initial values} of what these layers take from the stream."""
+    """{(name, layer): initial values} of these layers' coefficients from the stream."""
     injecting = set(range(args.num_layers - 1)) - {args.skip_to}
     own_value = [i for i, letter in enumerate(args.own_value_pattern) if letter == "V"]
     gate = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
@@ -859,18 +859,18 @@ class Block(nn.Module):
 
 
 class LastBlock(Block):
-    """The last layer, which mixes earlier outputs into its stream and values, by the token.
+    """The last layer; it mixes earlier outputs into its stream and values, weighted per token.
 
-    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` that of attention.
+    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` attention's input.
     """
     def __init__(self, args, rotary, layer):
         super().__init__(args, rotary, layer)
         assert self.attn is not None, "the last layer needs attention"
         self.scale = args.mix_scale
         self.mix = Coefficients(args, dict(
-            values=[0, 0, 0], stream=[0, 0, 0],  # of start, cached and the stream itself
-            value_gates=[2, 2],  # of the first and the second half of the heads
-            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # of start and bigrams
+            values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
+            value_gates=[2, 2],  # first half of the heads, second half
+            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
             keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
 
     def forward(self, x, start, cached, bigrams, value_embed, scalars, stream_gates, masks):
@@ -977,7 +977,7 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def cut_scalars(self):
-        # Those of each layer, by name, then the model's.
+        # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
@@ -997,11 +997,11 @@ class GPT(nn.Module):
         bigrams = self.bigram_embed(inputs)
         stream_gates = self.early_gates(x0, self.gate_scale)
         x = start = x + stream_gates["bigrams", 0] * bigrams
-        outputs = []  # one per layer but the last
+        outputs = []  # one per layer except the last
         for i, block in enumerate(self.blocks[:-1]):
             if i == self.args.late_layer:
                 stream_gates |= self.late_gates(x, self.gate_scale)
-            # What the last MLPs write is for the prediction; attention does better without it.
+            # The last MLPs' outputs serve the prediction; attention does better without them.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             if i == self.args.skip_to:
                 skip = stream_gates["skip", i] * outputs[self.args.skip_from]
@@ -1049,7 +1049,7 @@ def open_shard(file):
 
 
 def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
     return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 

@@ -79,16 +79,16 @@ class Hyperparameters:
     layer_without_attention: int = 6  # counted from 0
     value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
-    sign_rows: int = 8192  # of random signs, of which each bigram has one
+    sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
     value_embed_init: float = 0.01  # initial standard deviation
-    own_value_pattern: str = ".V.VV..V..."  # V = attention gives back its own value
+    own_value_pattern: str = ".V.VV..V..."  # V = attention subtracts its own value
     gate_pattern: str = "...G......G"  # G = attention's heads have gates
     gate_init: float = 0.25  # initial gates of heads
     skip_init: float = 0.5  # initial coefficient of the skip
     late_layer: int = 4  # from here on, coefficients come from this layer's input; before, from x0
     gate_scale: float = 0.1  # initial factor of these coefficients
-    composed_window: int = 112  # tokens that the mixture of heads sees, itself included
+    composed_window: int = 112  # tokens that a token sees in the mixture of heads, itself included
     composed_block: int = 128  # queries that are computed together
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
@@ -102,7 +102,7 @@ class Hyperparameters:
     fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
     fp8_act_headroom: float = 1.8  # growth of an MLP's activations, per forward pass, that fits FP8
     fp8_weight_headroom: float = 1.12  # the same for its output weights, per step
-    fp8_settle_steps: int = 16  # first steps, in which these weights, from zero, may grow faster
+    fp8_settle_steps: int = 16  # first steps: these weights start at zero and may grow faster
     num_heads: int = 6
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
@@ -124,14 +124,14 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of what sublayers add
+    add_lr: float = 0.008  # for the scalars of the sublayers' outputs
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5
     mix_lr: float = 0.002  # for the networks that compute coefficients
     stream_gate_lr: float = 8e-4  # for the networks that compute gates from the stream
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
-    adam_beta2: float = 0.95  # for all of these, and for what layers keep and add
+    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
@@ -247,7 +247,7 @@ if find_spec("triton"):
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post).
 
-        FP8: out = relu(factor a b)^2, out8 = scale out up to 448, largest = the maximum of out.
+        FP8: out = relu(factor a b)^2, out8 = min(scale out, 448), largest = the maximum of out.
         """
         # a (M, K), post, out, out8 (M, N) are contiguous, b (K, N) has strides; sums are float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
@@ -515,7 +515,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters are one matrix, or a stack, each; all matrices share a shape.
+        # Each parameter is a matrix or a stack of them; a group's matrices share one shape.
         super().__init__(groups, dict(
             neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -590,7 +590,7 @@ def quantize(x, scale, dtype):
 
 
 def fp8_scale(largest):
-    """The scale, as a tensor, that takes numbers up to `largest` to e4m3's largest, 448."""
+    """The scale, a tensor, that maps `largest` to the largest number of e4m3, 448."""
     return 1 / (largest.float() / 448).clamp(min=1e-12)
 
 
@@ -658,7 +658,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # by packed_rows
+        cut = document_len(inputs.size(1), args)  # as packed_rows
         longest = slots * cut if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
@@ -696,16 +696,16 @@ def gates(x, weight):
 
 
 def without_own_value(y, v, shares):
-    """Outputs y (B, T, H, D) less shares (B, T, H) of their projections on the token's values v.
+    """Outputs y (B, T, H, D) minus shares (B, T, H) of their projections on the token's values v.
 
-    Exclusive self-attention (arXiv 2603.09078): the stream has what a token could copy from itself.
+    Exclusive self-attention (arXiv 2603.09078): the stream already holds the token's own content.
     """
     projections = (y * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True).clamp(min=1e-8)
     return y - shares[..., None] * projections * v
 
 
 def composed_heads(q, k, v, documents, mix, scale, window, block):
-    """Values v (B, T, H, D) under a mixture of all heads' attention, which is the same for all.
+    """Values v (B, T, H, D) weighted by one mixture of all heads' attention, shared by all heads.
 
     DCMHA (arXiv 2405.08553): mix (B, T, H) weighs the heads' probabilities, each a softmax over the
     last `window` tokens of the query's document. A block of queries sees its own and the previous
@@ -805,7 +805,7 @@ class SquaredReLUMLP(torch.autograd.Function):
 
 
 class FP8MLP(torch.autograd.Function):
-    """The same with a forward pass in FP8 (arXiv 2209.05433); then its largest squared ReLU.
+    """SquaredReLUMLP with its forward pass in FP8 (arXiv 2209.05433); also returns max(post).
 
     The scale of post is given: its own maximum would cost a second pass over (N, 4C) numbers.
     """
@@ -850,7 +850,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
         self.use_triton, self.use_fp8 = args.use_triton, args.use_fp8
         self.act_headroom, self.weight_headroom = args.fp8_act_headroom, args.fp8_weight_headroom
-        self.register_buffer("post_max", torch.tensor(448 / self.act_headroom))  # its scale is 1
+        self.register_buffer("post_max", torch.tensor(448 / self.act_headroom))  # first scale: 1
         self.weights8 = self.out_max = None
         self.fp8_weights = torch.compile(fp8_weights, dynamic=False, disable=not args.compile)
 
@@ -900,14 +900,14 @@ def bigram_hashes(inputs, rows):
 
 
 def sign_hashes(inputs, rows):
-    """Rows (B, T) of signs for each token and the previous one; the first token has row 0."""
+    """Sign rows (B, T) for each token and the previous one; the first token has row 0."""
     return F.pad((inputs[:, 1:] ^ inputs[:, :-1]) % rows, (1, 0))
 
 
 class BigramEmbed(nn.Module):
     """A learned vector for each token and the previous one, initially zero, with random signs.
 
-    Two bigrams in one row have different signs, so what one writes is noise of mean 0 to the other.
+    Two bigrams in one row have different signs, so one's updates are zero-mean noise to the other.
     """
     def __init__(self, args):
         super().__init__()
@@ -920,7 +920,7 @@ class BigramEmbed(nn.Module):
 
 
 class Coefficients(nn.Module):
-    """Numbers for each token from a small network on its vector; initially the same for all.
+    """Coefficients per token from a small network on its vector; initially the same for all.
 
     layout: {name: initial values}; forward returns {name: (B, T, number of values)}.
     """
@@ -946,7 +946,7 @@ def weighted_sum(weights, tensors):
 
 
 def gate_layout(args, layers):
-    """{(name, layer): initial values} of what these layers take from the stream."""
+    """{(name, layer): initial values} of these layers' coefficients from the stream."""
     injecting = set(range(args.num_layers - 1)) - {args.skip_to}
     own_value = [i for i, letter in enumerate(args.own_value_pattern) if letter == "V"]
     gate = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
@@ -991,18 +991,18 @@ class Block(nn.Module):
 
 
 class LastBlock(Block):
-    """The last layer, which mixes earlier outputs into its stream and values, by the token.
+    """The last layer; it mixes earlier outputs into its stream and values, weighted per token.
 
-    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` that of attention.
+    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` attention's input.
     """
     def __init__(self, args, rotary, layer):
         super().__init__(args, rotary, layer)
         assert self.attn is not None, "the last layer needs attention"
         self.scale = args.mix_scale
         self.mix = Coefficients(args, dict(
-            values=[0, 0, 0], stream=[0, 0, 0],  # of start, cached and the stream itself
-            value_gates=[2, 2],  # of the first and the second half of the heads
-            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # of start and bigrams
+            values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
+            value_gates=[2, 2],  # first half of the heads, second half
+            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
             keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
 
     def forward(self, x, start, cached, bigrams, value_embed, scalars, stream_gates, masks):
@@ -1110,13 +1110,13 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def quantize_weights(self, settled):
-        # Before the forward passes of a step, which share them.
+        # Called before a step's forward passes: all of them use these FP8 weights.
         if self.args.use_fp8:
             for block in self.blocks:
                 block.mlp.quantize_weights(settled)
 
     def cut_scalars(self):
-        # Those of each layer, by name, then the model's.
+        # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
@@ -1127,7 +1127,7 @@ class GPT(nn.Module):
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        masks["documents"] = (inputs == self.args.bos_id).cumsum(1)  # numbers (B, T)
+        masks["documents"] = (inputs == self.args.bos_id).cumsum(1)  # document numbers, (B, T)
         layer_scalars, smear_weight, skip_weight = self.cut_scalars()
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
@@ -1137,11 +1137,11 @@ class GPT(nn.Module):
         bigrams = self.bigram_embed(inputs)
         stream_gates = self.early_gates(x0, self.gate_scale)
         x = start = x + stream_gates["bigrams", 0] * bigrams
-        outputs = []  # one per layer but the last
+        outputs = []  # one per layer except the last
         for i, block in enumerate(self.blocks[:-1]):
             if i == self.args.late_layer:
                 stream_gates |= self.late_gates(x, self.gate_scale)
-            # What the last MLPs write is for the prediction; attention does better without it.
+            # The last MLPs' outputs serve the prediction; attention does better without them.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             if i == self.args.skip_to:
                 skip = stream_gates["skip", i] * outputs[self.args.skip_from]
@@ -1170,7 +1170,7 @@ class GPT(nn.Module):
         weights = torch.as_tensor(target_weights, device=x.device)
         if prefixes is None:
             targets = next_targets(targets, len(weights))
-        else:  # of the next token only; they have the last weight
+        else:  # only the next token's prefix is a target; it has the last weight
             targets = next_targets(targets, len(weights) - 1)
             targets = torch.cat((targets, prefixes.reshape(-1, 1)), dim=1)
         x = x.flatten(0, 1)  # (B T, C)
@@ -1193,12 +1193,12 @@ def open_shard(file):
 
 
 def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage has the shortest."""
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
     return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 
 def load_prefixes(args):
-    """The id of each token's longest proper prefix that is a token, (V,); -1 without one."""
+    """Ids (V,) of each token's longest proper prefix that is a token; -1 without one."""
     prefixes = torch.full((args.vocab_size,), -1)
     if args.prefix_file != "none":
         assert Path(args.prefix_file).exists(), (
@@ -1295,7 +1295,7 @@ def lr_multiplier(step, args):
 
 
 def target_weights(step, args):
-    """The loss's weights: the next token's, those of further targets that last, the prefix's."""
+    """The loss's weights: the next token's, further targets' while they last, the prefix's last."""
     left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
     second, third = args.second_target_weight, args.third_target_weight
     prefix = args.prefix_weight
@@ -1437,7 +1437,7 @@ def warm_up(model, optimizers, load_train, prefixes, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        model.quantize_weights(settled=i > 1)  # both ways occur
+        model.quantize_weights(settled=i > 1)  # both kinds of scale occur
         weights = torch.tensor(target_weights(step, args), device=inputs.device)
         tied = step <= last_tied_step(args)
         model(inputs, targets, tied, weights, prefixes[targets]).backward()
