@@ -81,7 +81,7 @@ class Hyperparameters:
     value_embed_init: float = 0.01  # initial standard deviation
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
-    cached_layer: int = 7  # later attentions read its output; a share is subtracted at the end
+    cached_layer: int = 7  # attention of later layers reads its output; a share is subtracted at the end
     window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
@@ -479,7 +479,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group, a slot per matrix: parameters become views, the rest is zero
+        self.weights = []  # per group, one slot per matrix and zeros; parameters become views
         self.lr_factors = []  # likewise, one number per matrix
         for group in self.param_groups:
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
@@ -502,7 +502,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
             filled = sum(len(stack) for stack in stacks)
-            stack = torch.cat([*stacks, weights[filled:]])  # the other slots are zero
+            stack = torch.cat([*stacks, weights[filled:]])  # padding is zero, as its weights are
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # handles; scatters and gathers overlap other groups
@@ -655,7 +655,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # pairs of heads of Q, then of K
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"

@@ -63,7 +63,7 @@ class Hyperparameters:
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
-    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # from data/prefixes.py, or none
+    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # from data/prefixes.py; none: without
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 131_072  # tokens per optimizer step, all ranks, in the first stage
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
@@ -83,7 +83,7 @@ class Hyperparameters:
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
     value_embed_init: float = 0.01  # initial standard deviation
     own_value_pattern: str = ".V.VV..V..."  # V = attention subtracts its own value
-    gate_pattern: str = "...G......G"  # G = attention's heads have gates
+    gate_pattern: str = "...G......G"  # G = attention's heads are gated
     gate_init: float = 0.25  # initial gates of heads
     skip_init: float = 0.5  # initial coefficient of the skip
     late_layer: int = 4  # from here on, coefficients come from this layer's input; before, from x0
@@ -92,7 +92,7 @@ class Hyperparameters:
     composed_block: int = 128  # queries that are computed together
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
-    cached_layer: int = 7  # later attentions read its output
+    cached_layer: int = 7  # attention of later layers reads its output
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
     window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
@@ -274,7 +274,7 @@ if find_spec("triton"):
             total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
         tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
         if out8 is not None:
-            tl.atomic_max(largest, tl.max(total))  # beyond the matrix, tiles repeat its numbers
+            tl.atomic_max(largest, tl.max(total))  # rows beyond the end repeat others
             total = tl.minimum(tl.load(scale) * total, 448.0)
             tl.store(out8 + place, total.to(out8.dtype.element_ty), mask=inside)
 
@@ -523,7 +523,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group, a slot per matrix: parameters become views, the rest is zero
+        self.weights = []  # per group, one slot per matrix and zeros; parameters become views
         self.lr_factors = []  # likewise, one number per matrix
         for group in self.param_groups:
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
@@ -546,7 +546,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
             filled = sum(len(stack) for stack in stacks)
-            stack = torch.cat([*stacks, weights[filled:]])  # the other slots are zero
+            stack = torch.cat([*stacks, weights[filled:]])  # padding is zero, as its weights are
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # handles; scatters and gathers overlap other groups
@@ -722,7 +722,7 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
 
     i, j = torch.arange(block, device=q.device), torch.arange(-block, block, device=q.device)
     distance = i[:, None] - j
-    documents = documents + 1  # padding is document 0
+    documents = documents + 1  # 0 is padding
     visible = blocks(documents)[..., None] == with_previous(documents)[:, :, None]
     visible = visible & (distance >= 0) & (distance < window)  # (B, N, block, 2 block)
     scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
@@ -743,7 +743,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # pairs of heads of Q, then of K
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -864,7 +864,7 @@ class MLP(nn.Module):
         inputs = x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton
         if not (self.use_fp8 and self.training):
             return SquaredReLUMLP.apply(*inputs).view_as(x)
-        if self.weights8 is None:  # outside of a run
+        if self.weights8 is None:  # `train` renews them per step
             self.quantize_weights()
         post_scale = fp8_scale(self.act_headroom * self.post_max)
         y, post_max = FP8MLP.apply(*inputs, self.weights8, post_scale)
