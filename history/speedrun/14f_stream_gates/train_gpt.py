@@ -88,7 +88,7 @@ class Hyperparameters:
     gate_scale: float = 0.1  # initial factor of these coefficients
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
-    cached_layer: int = 7  # attention of later layers reads its output
+    cached_layer: int = 7  # read by later layers' attention
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
     window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
@@ -674,7 +674,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # pairs of heads of Q, then of K
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
