@@ -369,6 +369,18 @@ def test_training_is_one_graph_and_validation_another():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["p3", "p6d"])
+def test_compiled_runs_have_the_same_losses(id, shards, tmp_path):
+    milestone = MANIFEST.get(id)
+    eager, compiled = (train(load_snapshot(milestone), micro_args(
+        milestone, shards, tmp_path / str(compile), compile=compile, vocab_size=70,
+        total_batch_size=2048, val_tokens=2048, train_steps=20, kernel_warmup_steps=1,
+        val_loss_every=1)) for compile in (False, True))
+    assert len(eager) == 21 and eager[0] - eager[-1] > 0.02
+    assert compiled == pytest.approx(eager, rel=0, abs=1e-5)
+
+
 # ---- p6 and p6d ----
 
 
