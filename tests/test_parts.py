@@ -230,11 +230,13 @@ def test_small_training(milestone, tmp_path):
         milestone.script).keys()
     within, expected = 3e-5 if signs else 6e-6, known["small_training"]
     assert losses[:-1] == pytest.approx(expected[:-1], abs=within)
-    assert losses[-1] == pytest.approx(expected[-1], abs=5 * within)  # CPUs differ, step by step
+    # Rounding, which differs between CPUs, has grown most in the last step.
+    assert losses[-1] == pytest.approx(expected[-1], abs=5 * within if signs else within)
     for name, expected in known["small_moves"].items():
         moves = (after[name] - before[name]).flatten()[:3].tolist()
         largest = max(map(abs, expected))
-        assert moves == pytest.approx(expected, abs=max(largest * 1e-3, 1e-7)), name
+        within = largest * (1e-3 if signs else 4e-4)
+        assert moves == pytest.approx(expected, abs=max(within, 1e-7)), name
 
 
 @pytest.mark.parametrize("milestone", [
