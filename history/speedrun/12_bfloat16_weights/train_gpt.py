@@ -6,8 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  11d value gates
 Changed: hidden matrices are stored and sent in bfloat16; the rank that updates a matrix keeps its
-         float32 numbers' lower 16 bits, so no update is lost; Adam has a first beta for head and
-         embedding, and one for value embeddings; a smaller epsilon; more steps
+         float32 numbers' lower 16 bits, so no update is lost; Adam's means are float32, with first
+         betas for head and embedding and for value embeddings, a smaller epsilon; more steps
 Record:  #57 by @classiclarryd, @YouJiacheng, @ChrisJMcCormick, 2026-01-04: mean val loss of 10 runs
          3.2781 after 0.49B tokens in 1.88 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -289,6 +289,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
@@ -324,8 +325,8 @@ class ShardedAdam(torch.optim.Optimizer):
             rows = param if group["whole"] else param.chunk(world_size)[rank]
             state = self.state[param]
             if not state:
-                state.update(
-                    mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows), step=0)
+                zeros = torch.zeros_like(rows, dtype=torch.float32)
+                state.update(mean=zeros, mean_square=zeros.clone(), step=0)
             state["step"] += 1
             beta1, beta2 = group["betas"]
             correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])

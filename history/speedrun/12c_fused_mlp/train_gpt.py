@@ -332,6 +332,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
@@ -367,8 +368,8 @@ class ShardedAdam(torch.optim.Optimizer):
             rows = param if group["whole"] else param.chunk(world_size)[rank]
             state = self.state[param]
             if not state:
-                state.update(
-                    mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows), step=0)
+                zeros = torch.zeros_like(rows, dtype=torch.float32)
+                state.update(mean=zeros, mean_square=zeros.clone(), step=0)
             state["step"] += 1
             beta1, beta2 = group["betas"]
             correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
