@@ -209,7 +209,7 @@ def test_shares_of_the_mixture_are_added_before_the_own_value_is_subtracted(
 
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", attend)
     mix, share = torch.randn(2, 2, 16, 4, dtype=torch.float64)
-    heads.more["stream_gates"] |= {("composed", 0): mix, ("share", 0): share}
+    heads.more["stream_gates"] |= {("composed", 0): mix, ("composed_share", 0): share}
     numbers = (documents(16, 0, 3, 11) == 1).cumsum(1).expand(2, -1)
     found = heads(0.5, 0.7, heads.values, **heads.more, documents=numbers)
     y += share[..., None] * dense(*seen, v, numbers, mix, heads.attn.rotary.scale, 5)
@@ -232,7 +232,7 @@ def test_without_a_share_it_is_the_parent(milestone):
     tokens = torch.randint(60, (2, 30))
     before = plain(tokens)
     assert model(tokens).equal(before)
-    start = sum([*sizes.values()][: [*sizes].index(("share", 10))])
+    start = sum([*sizes.values()][: [*sizes].index(("composed_share", 10))])
     for head in range(4):
         model.late_gates.bias[start : start + 4] = 0
         model.late_gates.bias[start + head] = 5.0

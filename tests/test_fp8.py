@@ -279,12 +279,12 @@ def test_zeros_and_floors(milestone):
 def test_scales_of_weights(milestone):
     module = load_snapshot(milestone)
     mlp, x = fp8_mlp(module)
-    for settled, growth, factor in ((False, 1, 1), (False, 3, 1), (True, 3, 1 / (1.12 / 3)),
+    for delayed, growth, factor in ((False, 1, 1), (False, 3, 1), (True, 3, 1 / (1.12 / 3)),
                                     (True, 1.11, 1.11 / 1.12), (True, 0.5, 0.5 / 1.12)):
         with torch.no_grad():
             mlp.c_fc.mul_(growth)
             mlp.c_proj.mul_(growth)
-        mlp.quantize_weights(settled)
+        mlp.quantize_weights(delayed)
         w_in8, in_scale, w_out8, out_scale = mlp.weights8
         assert w_in8.shape == (4 * SIZE, SIZE) and w_in8.is_contiguous() and w_out8.is_contiguous()
         assert w_in8.float().abs().max() == 448
@@ -340,9 +340,9 @@ def test_the_mlp_in_fp8_is_compiled_once(milestone, monkeypatch):
     (one, x), (other, _) = (fp8_mlp(module, compile=True) for _ in range(2))
     net, counts = torch.compile(torch.nn.Sequential(one, other), dynamic=False, fullgraph=True), []
     counters.clear()
-    for settled in (False, False, True, True):
+    for delayed in (False, False, True, True):
         for mlp in (one, other):
-            mlp.quantize_weights(settled)
+            mlp.quantize_weights(delayed)
         net(x).sum().backward()
         counts.append(counters["stats"]["unique_graphs"])
     # One for both models' weights and one for the model; then one for weights with a scale given.

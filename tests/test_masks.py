@@ -393,8 +393,8 @@ def test_the_warm_up_meets_all_that_the_run_needs(milestone):
         def set_window(self, window):
             self.window = window
 
-        def quantize_weights(self, settled):
-            settlings.append(settled)
+        def quantize_weights(self, delayed):
+            settlings.append(delayed)
 
         def forward(self, inputs, targets, *how, **named):
             how = *how, *named.values()

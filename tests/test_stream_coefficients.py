@@ -212,7 +212,7 @@ def test_which_coefficients_there_are_and_what_they_are_at_first(milestone):
         assert {layer for _, layer in layout} <= {*layers}
         for (name, layer), values in layout.items():
             found.setdefault(name, []).append(layer)
-            heads = name in ("own_value", "gate", "composed", "share")
+            heads = name in ("own_value", "gate", "composed", "composed_share")
             assert values == [known["initial"][name]] * (6 if heads else 1)
     expected = dict(own_value=[1, 3, 4, 7], gate=[3, 10], skip=[6])
     expected |= dict.fromkeys(("x0", "bigrams"), [0, 1, 2, 3, 4, 5, 7, 8, 9])

@@ -4,13 +4,11 @@
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  13e fp8 loss
+Parent:  13f short documents
 Changed: every attention and every MLP has one scalar for the stream and one for its own output;
-         embedding and bigrams are added after attention; shorter documents in the first stage; a
-         longer cooldown to a higher rate; fewer steps
+         embedding and bigrams are added after attention; a longer cooldown; fewer steps
 Record:  #74 by @ChrisJMcCormick, 2026-02-16: val loss 3.2789 after 0.40B tokens in 1.47 minutes on
-         8xH100 (#72 by @dualverse-ai with the AI system Station, the documents: 1.50; #73 by
-         @sisovicm, the scalars: 1.49)
+         8xH100 (#73 by @sisovicm, with the scalars: 1.49)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
@@ -881,7 +879,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def cut_scalars(self):
+    def split_scalars(self):
         # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
@@ -893,7 +891,7 @@ class GPT(nn.Module):
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        layer_scalars, smear_weight, backout_weight, skip_weight = self.cut_scalars()
+        layer_scalars, smear_weight, backout_weight, skip_weight = self.split_scalars()
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight

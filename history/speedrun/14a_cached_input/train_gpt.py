@@ -880,7 +880,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def cut_scalars(self):
+    def split_scalars(self):
         # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
@@ -892,7 +892,7 @@ class GPT(nn.Module):
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        layer_scalars, smear_weight, backout_weight, skip_weight = self.cut_scalars()
+        layer_scalars, smear_weight, backout_weight, skip_weight = self.split_scalars()
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight

@@ -934,7 +934,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def cut_scalars(self):
+    def split_scalars(self):
         # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
@@ -946,7 +946,7 @@ class GPT(nn.Module):
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        layer_scalars, smear_weight, skip_weight = self.cut_scalars()
+        layer_scalars, smear_weight, skip_weight = self.split_scalars()
         attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
@@ -1158,16 +1158,20 @@ class Log:
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
 
 
-def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+def muon_groups(model, args):
+    """Muon's three groups: pairs of heads of queries and keys, values and outputs, MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
-    muon_groups = [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
+    return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
         dict(params=[attn.c_qk for attn in attentions], lr_factors=attention_factors),
         dict(params=[attn.c_vo for attn in attentions], lr_factors=attention_factors),
         dict(params=[param for block in model.blocks for param in block.mlp.parameters()],
              lr_factors=[args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)),
     ]
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
     mixes = [model.blocks[-1].mix, model.final_mix]
     small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
@@ -1193,7 +1197,7 @@ def make_optimizers(model, args):
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
-        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
              neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
              compiled=args.compile, use_triton=args.use_triton),
     ]

@@ -745,7 +745,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         y = y.reshape(B, T, self.num_heads, -1)
         if ("composed", self.layer) in stream_gates:
-            y = y + stream_gates["share", self.layer][..., None] * composed
+            y = y + stream_gates["composed_share", self.layer][..., None] * composed
         if ("own_value", self.layer) in stream_gates:
             y = without_own_value(y, own_values, stream_gates["own_value", self.layer].tanh())
         if ("gate", self.layer) in stream_gates:  # can switch a head off for a token, or invert it
@@ -867,7 +867,7 @@ def gate_layout(args, layers):
         ("own_value", own_value, args.num_heads, 0.0),
         ("gate", gate, args.num_heads, args.gate_init),
         ("composed", [args.num_layers - 1], args.num_heads, 1.0),
-        ("share", [args.num_layers - 1], args.num_heads, 0.0),
+        ("composed_share", [args.num_layers - 1], args.num_heads, 0.0),
         ("x0", injecting, 1, 0.0),
         ("bigrams", injecting, 1, args.bigram_scale),
         ("skip", [args.skip_to], 1, args.skip_init),
@@ -1022,7 +1022,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def cut_scalars(self):
+    def split_scalars(self):
         # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
@@ -1035,7 +1035,7 @@ class GPT(nn.Module):
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
         masks["documents"] = (inputs == self.args.bos_id).cumsum(1)  # document numbers, (B, T)
-        layer_scalars, smear_weight, skip_weight = self.cut_scalars()
+        layer_scalars, smear_weight, skip_weight = self.split_scalars()
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, table)  # (B, T, C)

@@ -780,7 +780,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         y = y.reshape(B, T, self.num_heads, -1)
         if ("composed", self.layer) in stream_gates:
-            y = y + stream_gates["share", self.layer][..., None] * composed
+            y = y + stream_gates["composed_share", self.layer][..., None] * composed
         if ("own_value", self.layer) in stream_gates:
             y = without_own_value(y, own_values, stream_gates["own_value", self.layer].tanh())
         if ("gate", self.layer) in stream_gates:  # can switch a head off for a token, or invert it
@@ -856,9 +856,9 @@ class MLP(nn.Module):
         self.fp8_weights = torch.compile(fp8_weights, dynamic=False, disable=not args.compile)
 
     @torch.no_grad()
-    def quantize_weights(self, settled=False):
-        """Renews the FP8 weights; once settled, c_proj's scale follows from its last maximum."""
-        expected_max = self.weight_headroom * self.out_max if settled else None
+    def quantize_weights(self, delayed=False):
+        """Renews the FP8 weights; if `delayed`, c_proj's scale follows from its last maximum."""
+        expected_max = self.weight_headroom * self.out_max if delayed else None
         self.weights8, self.out_max = self.fp8_weights(self.c_fc, self.c_proj, expected_max)
 
     def forward(self, x):
@@ -955,7 +955,7 @@ def gate_layout(args, layers):
         ("own_value", own_value, args.num_heads, 0.0),
         ("gate", gate, args.num_heads, args.gate_init),
         ("composed", [args.num_layers - 1], args.num_heads, 1.0),
-        ("share", [args.num_layers - 1], args.num_heads, 0.0),
+        ("composed_share", [args.num_layers - 1], args.num_heads, 0.0),
         ("x0", injecting, 1, 0.0),
         ("bigrams", injecting, 1, args.bigram_scale),
         ("skip", [args.skip_to], 1, args.skip_init),
@@ -1110,13 +1110,13 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def quantize_weights(self, settled):
+    def quantize_weights(self, delayed):
         # Called before a step's forward passes: all of them use these FP8 weights.
         if self.args.use_fp8:
             for block in self.blocks:
-                block.mlp.quantize_weights(settled)
+                block.mlp.quantize_weights(delayed)
 
-    def cut_scalars(self):
+    def split_scalars(self):
         # Each layer's scalars by name, then the model's.
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
@@ -1129,7 +1129,7 @@ class GPT(nn.Module):
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
         masks["documents"] = (inputs == self.args.bos_id).cumsum(1)  # document numbers, (B, T)
-        layer_scalars, smear_weight, skip_weight = self.cut_scalars()
+        layer_scalars, smear_weight, skip_weight = self.split_scalars()
         value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
         table = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, table)  # (B, T, C)
@@ -1438,7 +1438,7 @@ def warm_up(model, optimizers, load_train, prefixes, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        model.quantize_weights(settled=i > 1)  # both kinds of scale occur
+        model.quantize_weights(delayed=i > 1)  # both kinds of scale occur
         weights = torch.tensor(target_weights(step, args), device=inputs.device)
         tied = step <= last_tied_step(args)
         model(inputs, targets, tied, weights, prefixes[targets]).backward()
@@ -1482,7 +1482,7 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, args):
             break
 
         train_loss = 0.0
-        model.quantize_weights(settled=step > args.fp8_settle_steps)
+        model.quantize_weights(delayed=step > args.fp8_settle_steps)
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             weights = torch.tensor(target_weights(step, args), device=inputs.device)
             loss = model(inputs, targets, tied, weights, prefixes[targets])

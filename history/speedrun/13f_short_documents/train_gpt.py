@@ -1,0 +1,1256 @@
+"""
+13f short documents: the first stage, whose windows are short, reads shorter documents
+
+Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
+speedrun asks how fast that can be done; these scripts retell it step by step.
+
+Parent:  13e fp8 loss
+Changed: the first stage keeps 896 tokens of a document instead of 2,048; the rate ends at 0.15 of
+         its first peak instead of 0.1; fewer steps
+Record:  #72 by @dualverse-ai with the AI system Station, 2026-02-10: val loss 3.2779 after 0.41B
+         tokens in 1.50 minutes on 8xH100
+Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+"""
+
+import argparse
+import gc
+import glob
+import itertools
+import json
+import math
+import os
+import platform
+import time
+import warnings
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
+
+
+# ---------------------------------------- Hyperparameters ----------------------------------------
+def best_attention():
+    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability[0] == 9:
+        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+            import_module("flash_attn_interface")
+            return "FA3"
+        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
+    return "FA2" if capability >= (8, 0) else "dense"
+
+
+@dataclass
+class Hyperparameters:
+    """Every setting you may want to change; the defaults are the record's."""
+    # data
+    train_files: str = "data/fineweb10B/fineweb_train_*.bin"
+    val_files: str = "data/fineweb10B/fineweb_val_*.bin"
+    val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
+    total_batch_size: int = 131_072  # tokens per optimizer step, all ranks, in the first stage
+    train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
+    val_seq_len: int = 262_144  # longer, so that fewer documents are cut
+    micro_batch_size: int = 1  # sequences per forward pass per rank
+    first_document_len: int = 896  # tokens kept per document in the first stage
+    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
+    prefetched_batches: int = 32  # micro-batches prepared in advance
+    # model
+    vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
+    bos_id: int = 50256  # <|endoftext|>, with which every document begins
+    num_layers: int = 11
+    layer_without_attention: int = 6  # counted from 0
+    value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
+    bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
+    bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
+    value_embed_init: float = 0.01  # initial standard deviation
+    skip_from: int = 3  # counted from 0; a learned share of its output is added ...
+    skip_to: int = 6  # ... to this layer's input
+    backout_layer: int = 7  # a share of its output is subtracted before the head
+    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
+    gate_channels: int = 12  # leading channels, from which gates are computed
+    fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
+    fp8_weight_scale: float = 448 / 1.6  # the same for its weights
+    fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
+    num_heads: int = 6
+    model_dim: int = 768
+    qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
+    output_init: float = 0.5  # the same for attention's output
+    cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
+    cap_shift: float = 5.0
+    cap_width: float = 7.5
+    attention_scale: float = 0.1  # softmax scale in the first window
+    # optimizer and schedules
+    muon_lr: float = 0.023  # roughly an update's singular values
+    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
+    mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
+    mlp_out_lr_factor: float = 4.0  # the same for the second one
+    neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
+    muon_weight_decay: float = 1.2  # times the square of the rate
+    muon_momentum_start: float = 0.85
+    muon_momentum: float = 0.95
+    value_embed_lr: float = 0.6  # for the bigrams, too
+    head_lr: float = 0.008  # for the embedding, too
+    tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
+    scalar_lr: float = 0.04
+    gate_lr: float = 0.008
+    smear_gate_lr: float = 8e-5
+    skip_gate_lr: float = 4e-4
+    value_embed_beta1: float = 0.75  # for the bigrams, too
+    head_beta1: float = 0.5  # for the embedding, too
+    adam_beta1: float = 0.65  # for x0_weights
+    adam_beta2: float = 0.95  # for all of these
+    small_beta1: float = 0.9  # for gates and scalars, without x0_weights
+    small_beta2: float = 0.99
+    adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
+    adam_weight_decay: float = 0.005  # times the square of the rate
+    value_embed_decay_factor: float = 5.0  # for the bigrams, too
+    head_decay_factor: float = 150.0  # for the embedding, too
+    adam_every: int = 2  # optimizer steps per Adam step
+    second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
+    third_target_weight: float = 0.25  # of the one after that; fades in the first stage
+    train_steps: int = 1530
+    scheduled_steps: int = 1490  # the schedules, and the last of three stages, end here
+    second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
+    third_stage_lr: float = 1.73  # about 3^0.5
+    cooldown_frac: float = 0.55
+    final_lr_multiplier: float = 0.15
+    momentum_warmup_steps: int = 300
+    momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
+    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_growth: int = 512  # tokens added in each further stage
+    window_end: int = 1664  # window after the scheduled steps
+    long_window_end: int = 2560  # long window of the last validation
+    tile_size: int = 128  # short windows are multiples of it
+    # run
+    val_loss_every: int = 250  # steps between validations; 0 = only after the last step
+    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
+    save_checkpoint: bool = False
+    seed: int = 0
+    kernel_warmup_steps: int = 6  # untimed steps that compile the kernels; then undone
+    compile: bool = torch.cuda.is_available()
+    bf16: bool = torch.cuda.is_available()
+    attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # kernels
+    use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
+        torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
+
+
+def parse_args(argv=None):
+    """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
+    def boolean(text):
+        return bool(("False", "True").index(text))  # anything else is a ValueError
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, default in asdict(Hyperparameters()).items():
+        kind = type(default)
+        parser.add_argument(f"--{name}", type=boolean if kind is bool else kind, default=default,
+                            metavar=kind.__name__, help=f"default: {default}")
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+
+# -------------------------------------------- Kernels --------------------------------------------
+if find_spec("triton"):  # absent from CPU builds of PyTorch
+    import triton
+    import triton.language as tl
+
+    @triton.autotune(key=["M", "K"], configs=[
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=depth), warps, stages)
+        for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
+        for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
+    @triton.jit
+    def symmetric_kernel(x, addend, out, M, K, alpha: tl.constexpr, beta: tl.constexpr,
+                         ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
+        # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
+        tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
+        tile, matrix = tl.program_id(0), tl.program_id(1)
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+            tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
+        row, column = tile_row * ROWS, tile_column * COLUMNS
+        if row + ROWS <= column:
+            return  # above the diagonal: stored by the mirrored tile
+
+        i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
+        x += matrix * M * K
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
+            total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
+        total *= alpha
+
+        inside = (i < M) & (j < M)
+        square = matrix * M * M
+        if addend is not None:
+            total += beta * tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+        total = total.to(out.dtype.element_ty)
+        tl.store(out + square + i * M + j, total, mask=inside)
+        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+
+
+def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
+    """alpha x x' + beta addend, for x (N, M, K) and symmetric addend (N, M, M)."""
+    if not use_triton and addend is None:
+        return alpha * (x @ x.mT)
+    if not use_triton:
+        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+    N, M, K = x.shape
+    out = x.new_empty(N, M, M)
+    def grid(tile):
+        return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
+    symmetric_kernel[grid](x.contiguous(), addend, out, M, K, alpha, beta)
+    return out
+
+
+if find_spec("triton"):
+    @triton.autotune(key=["N", "K"], configs=[
+        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=64), num_warps=warps, num_stages=stages)
+        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)])
+    @triton.jit
+    def relu2_kernel(a, b, post, out, M, N, K,
+                     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post)."""
+        # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
+        tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached b
+            tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
+        i = tile_row * ROWS + tl.arange(0, ROWS)[:, None]
+        j = tile_column * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, K, DEPTH):
+            k = start + tl.arange(0, DEPTH)
+            rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            columns = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
+            total = tl.dot(rows, columns, total, input_precision="ieee")
+
+        inside = (i < M) & (j < N)
+        place = i.to(tl.int64) * N + j  # M N may exceed 2^31
+        if post is None:
+            total = tl.maximum(total, 0.0)
+            total *= total
+        else:
+            total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def relu2_product(a, b, post=None, use_triton=False):
+    """relu(a b)^2 for a (M, K) and b (K, N); given post (M, N), 2 a b sqrt(post)."""
+    if not use_triton:
+        product = a @ b
+        return F.relu(product).square() if post is None else 2 * product * post.sqrt()
+    (M, K), N = a.shape, b.size(1)
+    out = a.new_empty(M, N)
+    def grid(tile):
+        return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
+    relu2_kernel[grid](a.contiguous(), b.contiguous(), post, out, M, N, K)
+    return out
+
+
+if find_spec("triton"):
+    @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
+                                         for columns in (1024, 2048, 4096) for warps in (4, 8)])
+    @triton.jit
+    def loss_kernel(logits, targets, weights, losses, grads, V,
+                    height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
+                    grad_scale: tl.constexpr, limit: tl.constexpr,
+                    K: tl.constexpr, COLUMNS: tl.constexpr):
+        """Stores the loss of a row of logits and, unless grads is None, its gradients."""
+        # logits and grads (N, V), targets (N, K), weights (K,) are contiguous.
+        row = tl.program_id(0).to(tl.int64)  # N V may exceed 2^31
+        logits += row * V
+        targets += row * K
+        total = tl.zeros((COLUMNS,), dtype=tl.float32)
+        for start in range(0, V, COLUMNS):  # no maximum is needed: capped, V e^height fit float32
+            column = start + tl.arange(0, COLUMNS)
+            logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
+            capped = height * tl.sigmoid((logit + shift) / width)
+            total += tl.where(column < V, tl.exp(capped), 0.0)
+        log_sum = tl.log(tl.sum(total))
+
+        loss, total_weight = 0.0, 0.0
+        for k in tl.static_range(K):
+            target = tl.load(targets + k)  # -1: none
+            weight = tl.where(target >= 0, tl.load(weights + k), 0.0)
+            picked = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+            loss += weight * (log_sum - height * tl.sigmoid((picked + shift) / width))
+            total_weight += weight
+        tl.store(losses + row, loss)
+
+        if grads is not None:
+            for start in range(0, V, COLUMNS):  # the row is still in the cache
+                column = start + tl.arange(0, COLUMNS)
+                logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
+                share = tl.sigmoid((logit + shift) / width)
+                grad = total_weight * tl.exp(height * share - log_sum)
+                for k in tl.static_range(K):
+                    grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
+                grad *= height / width * share * (1 - share)  # the cap's slope
+                grad = tl.minimum(tl.maximum(grad_scale * grad, -limit), limit)  # as in quantize
+                tl.store(grads + row * V + column, grad.to(grads.dtype.element_ty),
+                         mask=column < V)
+
+
+def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
+                   use_triton=False):
+    """Losses (N,) of logits (N, V), and their sum's gradients (N, V) times grad_scale, or None.
+
+    A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. They see
+    the logits through a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
+    """
+    height, shift, width = cap
+    if use_triton:
+        losses = torch.empty(len(logits), device=logits.device)
+        grads = torch.empty_like(logits, dtype=grad_dtype) if grad_dtype else None
+        limit = torch.finfo(grad_dtype or logits.dtype).max
+        loss_kernel[(len(logits),)](logits, targets, weights, losses, grads, logits.size(1),
+                                    height, shift, width, grad_scale, limit, targets.size(1))
+        return losses, grads
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
+    share = torch.sigmoid((logits.to(dtype) + shift) / width)
+    weights = weights.to(dtype) * (targets >= 0)  # (N, K)
+    targets = targets.clamp(min=0)
+    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # cannot overflow
+    losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
+    if not grad_dtype:
+        return losses, None
+    grads = weights.sum(-1, keepdim=True) * (height * share - log_sums).exp()
+    grads = grads.scatter_add(1, targets, -weights) * height / width * share * (1 - share)
+    return losses, quantize(grads, grad_scale, grad_dtype)
+
+
+# ------------------------------------------- Optimizer -------------------------------------------
+# a, b, c per step, optimal for the singular values after the previous step (arXiv 2505.16932)
+POLAR_EXPRESS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
+
+
+def polar_express(matrices, dtype, use_triton=False):
+    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
+
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and map singular values in
+    [0.001, 1] to about [0.86, 1.14].
+    """
+    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # no singular value is above 1
+    for a, b, c in POLAR_EXPRESS:
+        A = symmetric_product(X, use_triton=use_triton)  # XX'
+        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.view_as(matrices)
+
+
+def even_out(updates, mean_square, beta):
+    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
+
+    NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
+    of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
+    """
+    square = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)
+    mean_square.lerp_(square, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    scaled = (square * scale.square()).sum(2, keepdim=True).clamp(min=1e-20)  # 0 stays 0
+    return updates * (scale * (square.sum(2, keepdim=True) / scaled).sqrt()).to(updates.dtype)
+
+
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)
+    return grad.lerp(momentum_buffer, momentum)
+
+
+def join(weights, remainders):
+    """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
+    upper = weights.view(torch.int16).int() << 16
+    return (upper | remainders.int() & 0xFFFF).view(torch.float32)
+
+
+def split(numbers):
+    """The inverse of `join`: weights are cut, not rounded, so no bit is lost or counted twice."""
+    bits = numbers.view(torch.int32)
+    return (bits >> 16).short().view(torch.bfloat16), bits.short()
+
+
+def cautious_update(weights, updates, rates, decay, remainders=None):
+    """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
+
+    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
+    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
+    """
+    exact = weights if remainders is None else join(weights, remainders)
+    agree = updates * exact >= 0  # a weight with an update of zero decays, too
+    exact.sub_(rates * (updates + decay * exact * agree))
+    if remainders is not None:
+        upper, lower = split(exact)
+        weights.copy_(upper)
+        remainders.copy_(lower)
+
+
+def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
+    mean.lerp_(grad, 1 - beta1)
+    mean_square.lerp_(grad.square(), 1 - beta2)
+    update = rate * mean / (mean_square.sqrt() + eps)
+    param.sub_(update + decay * param * (update * param > 0))  # none without an update
+
+
+class ShardedAdam(torch.optim.Optimizer):
+    """Adam: each rank updates its share of a parameter's rows, or all in groups with `whole`."""
+    def __init__(self, groups, betas, eps, compiled):
+        super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
+        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        sums = []  # handles; each rank gets only its rows' gradient
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue  # a tied embedding has none
+                assert group["whole"] or len(param) % world_size == 0, (
+                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
+                if group["whole"]:
+                    grad = param.grad
+                    reduced = dist.all_reduce(grad, async_op=True)
+                else:
+                    grad = torch.empty_like(param.grad[: len(param) // world_size])
+                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                sums.append((group, param, grad, reduced))
+        gathers = []  # handles; sums and gathers overlap other updates
+        for group, param, grad, reduced in sums:
+            reduced.wait()
+            rows = param if group["whole"] else param.chunk(world_size)[rank]
+            state = self.state[param]
+            if not state:
+                zeros = torch.zeros_like(rows, dtype=torch.float32)
+                state.update(mean=zeros, mean_square=zeros.clone(), step=0)
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
+            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
+            decay = torch.tensor(group["lr"] ** 2 * group["weight_decay"])
+            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, decay, beta1,
+                             beta2, group["eps"])
+            if not group["whole"]:
+                gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
+        for gather in gathers:
+            gather.wait()
+
+    @torch.no_grad()
+    def duplicate(self, source, target):
+        """Copies the values of the parameter `source`, and its state, to `target`."""
+        target.copy_(source)
+        self.state[target] = deepcopy(self.state[source])
+
+
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
+
+    NorMuon: the columns of updates are evened out.
+    """
+    def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
+        # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
+        super().__init__(groups, dict(
+            num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
+            weight_decay=weight_decay))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(
+            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
+        self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
+        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
+        self.lr_factors = []  # likewise, one number per parameter
+        for group in self.param_groups:
+            params, world_size = group["params"], dist.get_world_size()
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
+            self.weights.append(params[0].new_zeros(world_size * share, *params[0].shape))
+            for param, place in zip(params, self.weights[-1], strict=False):
+                param.data = place.copy_(param.detach())
+            self.lr_factors.append(params[0].new_ones(
+                world_size * share, 1, 1, dtype=torch.float32))
+            self.lr_factors[-1][: len(params), 0, 0] = torch.tensor(group["lr_factors"])
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []  # handles; each rank gets only its share's gradients
+        for group, weights in zip(self.param_groups, self.weights, strict=True):
+            params = group["params"]
+            stack = torch.empty_like(weights)
+            torch.stack([param.grad for param in params], out=stack[: len(params)])
+            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
+            grads = torch.empty_like(weights[: len(weights) // world_size])
+            scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
+        gathers = []  # handles; scatters and gathers overlap other groups
+        for group, weights, lr_factors, (grads, scatter) in zip(
+                self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
+            scatter.wait()
+            grads = grads.float()  # momenta stay float32
+            state = self.state[group["params"][0]]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(grads)
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
+                if weights.dtype == torch.bfloat16:  # initial weights are bfloat16 exactly
+                    state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
+            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
+            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
+            n = momenta.size(1)  # attention's are four (n, n), orthogonalised separately
+            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
+            squares = state["mean_square"]
+            squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]
+            updates = []
+            for part, square in zip(parts, squares, strict=True):
+                if len(part):
+                    update = self.orthogonalise(part, self.dtype)
+                    update = self.even_out(update, square, group["neuron_beta"])
+                    updates.append(update.view(-1, *momenta.shape[1:]))
+            rates = group["lr"] * lr_factors.chunk(world_size)[rank]
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
+            own = weights.chunk(world_size)[rank]
+            self.update(own, torch.cat(updates), rates, decay, state.get("remainders"))
+            gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
+        for gather in gathers:
+            gather.wait()
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+
+
+def init_uniform(weight, scale=0.5):
+    """Fills a weight (..., out, in) uniformly, with standard deviation scale / sqrt(in)."""
+    bound = scale * (3 / weight.size(-1)) ** 0.5
+    return nn.init.uniform_(weight, -bound, bound)
+
+
+def quantize(x, scale, dtype):
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
+
+
+class Head(nn.Module):
+    """Linear map to the logits, initially small."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(0.005 * torch.randn(args.vocab_size, args.model_dim))
+
+    def forward(self, x):  # (..., C)
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
+        fixed = torch.zeros(head_dim // 4)
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
+        self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
+
+    def set_window(self, window, args):
+        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
+        frequencies, self.scale = self.frequencies, args.attention_scale
+        windows = [size for size in all_windows(args) if size <= window]
+        for old, new in itertools.pairwise(windows):
+            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
+            frequencies = frequencies * (kept + (1 - kept) * old / new)
+            self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
+        positions = torch.arange(len(self.cos), device=self.cos.device)
+        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
+        self.cos.copy_(angles.cos())  # in place: dtype and device stay
+        self.sin.copy_(angles.sin())
+
+    def forward(self, x):  # (B, T, H, D)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
+
+
+def document_starts(inputs, args):
+    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
+    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
+    return starts.flatten().int()
+
+
+def attention_masks(inputs, windows, training, args, slots=1):
+    """{kind: dense mask, or varlen_attn's arguments}: a slot sees its document, `window` back.
+
+    A token has this many slots, one after the other.
+    """
+    T = slots * inputs.size(1)
+    if args.attention_kernel != "dense":  # document starts, not a mask
+        starts = slots * document_starts(inputs, args)
+        cut = document_len(inputs.size(1), args)  # as packed_rows
+        longest = slots * cut if training else T
+        return {kind: (starts, longest, window) for kind, window in windows.items()}
+    assert T <= 16_384, (
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
+    documents = documents.repeat_interleave(slots, dim=1)
+    t = torch.arange(T, device=inputs.device)
+    distance = t[:, None] - t
+    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    return {kind: visible & (distance <= window) for kind, window in windows.items()}
+
+
+def offset_keys(k):
+    """Keys k (B, T, H, D) whose channels that do not rotate are the previous token's.
+
+    A query can match the token before a key's own, so one layer can be an induction head, which
+    repeats what followed the same token earlier. The shift crosses the starts of documents.
+    """
+    rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
+    fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
+    return torch.stack((rotating, fixed), dim=-2).flatten(-3)
+
+
+def pair_heads(x):
+    """x (B, T, H, D) as (B, 2T, H / 2, D): slots 2t and 2t + 1 of head j are heads j and j + H / 2.
+
+    Both heads' queries see the keys of both in one softmax; slot 2t does not see slot 2t + 1.
+    """
+    return x.reshape(len(x), 2 * x.size(1), -1, x.size(-1))
+
+
+def gates(x, weight):
+    """Sigmoids (B, T, H) of weight (H, channels) times the leading channels of x (B, T, C)."""
+    return F.linear(x[..., : weight.size(1)], weight.to(x.dtype)).sigmoid()
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each token to the tokens that its mask shows."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
+        init_uniform(weights[:3], args.qkv_init)
+        init_uniform(weights[3], args.output_init)
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # as c_fc and c_proj, for Muon
+        self.rotary = rotary
+        self.has_key_offset = args.window_pattern[layer] == "L"
+        self.has_paired_heads = args.window_pattern[layer] == "P"
+        assert not self.has_paired_heads or args.num_heads % 2 == 0, "a pair needs two heads"
+        self.attention_kernel = args.attention_kernel
+
+    def forward(self, x, extra_values, scalars, gate, mask):
+        B, T, C = x.shape
+        weights = self.c_qkvo.view(4, C, C)
+        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))
+        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
+        if extra_values is not None:
+            v = v + extra_values
+        if self.has_paired_heads:
+            q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        if self.has_key_offset:
+            k = offset_keys(k)
+        if self.attention_kernel == "dense":
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            y = y.transpose(1, 2)
+        else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
+            starts, longest, window = mask
+            y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
+                            scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
+        # A gate can switch a head off for a token.
+        y = y.reshape(B, T, self.num_heads, -1) * gates(x, gate)[..., None]
+        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])
+
+
+class SquaredReLUMLP(torch.autograd.Function):
+    """relu(x w_in)^2 w_out', for x (N, C), w_in and w_out (C, 4C)."""
+    @staticmethod
+    def forward(ctx, x, w_in, w_out, use_triton):
+        post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
+        ctx.save_for_backward(x, w_in, w_out, post)
+        ctx.use_triton = use_triton
+        return post @ w_out.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w_in, w_out, post = ctx.saved_tensors
+        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of what is stored.
+        grad_pre = relu2_product(grad, w_out, post, ctx.use_triton)  # (N, 4C)
+        return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
+        self.use_triton = args.use_triton
+
+    def forward(self, x):
+        y = SquaredReLUMLP.apply(x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton)
+        return y.view_as(x)
+
+
+def smear(x, weight, gate):
+    """x (B, T, C) plus weight * gate * the previous token's x, even across documents."""
+    return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
+
+
+class ValueEmbeds(nn.Module):
+    """The value residual (arXiv 2410.17897), with values from a table per layer, all in one."""
+    def __init__(self, args):
+        super().__init__()
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.tables = len(self.layers), args.vocab_size
+        rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
+        self.weight = nn.Parameter(rows)
+
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
+        tables = self.weight.unflatten(0, self.tables)
+        return dict(zip(self.layers, tables[:, inputs], strict=True))  # one lookup for all
+
+
+def bigram_hashes(inputs, rows):
+    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
+    hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
+    return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
+
+
+class BigramEmbed(nn.Module):
+    """A learned vector for each token and the previous one, initially zero."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.bigram_rows, args.model_dim))
+
+    def forward(self, inputs):  # (B, T) to (B, T, C)
+        return F.embedding(bigram_hashes(inputs, len(self.weight)), self.weight)
+
+
+class Block(nn.Module):
+    """One transformer layer; its MLP adds nothing initially, because its output starts at zero."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        has_attention = layer != args.layer_without_attention
+        self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
+        self.window_kind = args.window_pattern[layer]
+        self.mlp = MLP(args)
+
+    def forward(self, x, value_embed, x0, bigrams, scalars, gate, value_gate, masks):
+        x = scalars["x"] * x + scalars["x0"] * x0 + scalars["bigram"] * bigrams
+        if self.attn is not None:
+            normed = norm(x)
+            extra_values = None
+            if value_gate is not None:  # factors from 0 to 2, initially 1
+                half = value_gate.size(1) // 2  # half of the gate's channels come from the table
+                channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
+                extra_values = value_embed.unflatten(2, (len(value_gate), -1))
+                extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
+            x = x + self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
+        x = x + self.mlp(norm(x))
+        return x
+
+
+def next_targets(targets, count):
+    """The next `count` targets (B T, count) of each token: -1 for those beyond the end of a row."""
+    padded = F.pad(targets, (0, count - 1), value=-1)
+    return padded.unfold(1, count, 1).flatten(0, 1).contiguous()
+
+
+class CappedLoss(torch.autograd.Function):
+    """The sum of the losses of x (N, C) and the head's weight (V, C); in FP8 if scales are given.
+
+    FP8: arXiv 2209.05433. The gradients of the logits are computed with the losses.
+    """
+    @staticmethod
+    def forward(ctx, x, weight, targets, target_weights, cap, scales, use_triton):
+        ctx.scales, ctx.dtype = scales, x.dtype
+        if scales is None:
+            logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
+        else:
+            x_scale, weight_scale, grad_scale = scales
+            x = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+            weight = quantize(weight, weight_scale, torch.float8_e4m3fn)
+            logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
+            # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+            grad_dtype = torch.float8_e5m2
+        losses, grads = loss_and_grads(
+            logits, targets, target_weights, cap, grad_dtype, grad_scale, use_triton)
+        ctx.save_for_backward(x, weight, grads)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, grads = ctx.saved_tensors
+        if ctx.scales is None:
+            grad_x, grad_weight = grads @ weight, grads.T @ x
+        else:
+            x_scale, weight_scale, grad_scale = ctx.scales
+            grad_x = fp8_product(
+                grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)  # (N, C)
+            grad_weight = fp8_product(  # computed transposed, which is faster
+                x.T.contiguous(), x_scale, grads.T.contiguous(), grad_scale, torch.float32).T
+        return grad * grad_x, grad * grad_weight, None, None, None, None, None
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.args = args
+        assert args.skip_from < args.skip_to < args.num_layers, (
+            "the skip should lead to a later layer: lower skip_from or skip_to")
+        assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
+        if args.attention_kernel == "FA3":
+            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
+        self.cap = args.cap_height, args.cap_shift, args.cap_width
+        scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
+        self.fp8_scales = scales if args.use_fp8 else None
+        self.lm_head = Head(args)
+        table = self.lm_head.weight.detach().clone()
+        self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
+        self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
+        self.value_embeds = ValueEmbeds(args)
+        self.bigram_embed = BigramEmbed(args)
+        longest = max(STAGES * args.train_seq_len, args.val_seq_len)
+        # One for all layers; each slot of paired heads has a position.
+        self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
+        self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
+        self.attention_layers = [i for i, block in enumerate(self.blocks) if block.attn is not None]
+        self.attention_gates = nn.Parameter(torch.zeros(
+            len(self.attention_layers), args.num_heads, args.gate_channels))
+        assert args.gate_channels % 2 == 0, "gate_channels is odd: half come from a value table"
+        self.value_gates = nn.Parameter(torch.zeros(
+            len(self.value_embeds.layers), args.num_heads, args.gate_channels))
+        self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
+        self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0, bigram=args.bigram_scale)
+        scalars = [*self.initial_scalars.values()] * args.num_layers
+        scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
+        self.scalars = nn.Parameter(torch.tensor(scalars))
+        self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
+        if args.bf16:
+            for module in self.children():  # makes the residual stream bfloat16, too
+                module.bfloat16()  # gates and scalars stay float32
+        self.set_window(args.window_end, last=True)
+
+    def set_window(self, window, last=False):
+        # Python numbers: the model is recompiled for each of their few values.
+        self.window = window  # the rotary tables follow it; the last long window is longer
+        self.long_window = self.args.long_window_end if last else window
+        self.rotary.set_window(window, self.args)
+
+    def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
+        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
+        windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
+        masks = attention_masks(inputs, windows, self.training, self.args)
+        masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
+        L, width = len(self.blocks), len(self.initial_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True), x0=x0_weight)
+                         for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
+        smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
+        attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
+        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
+        table = self.lm_head.weight if tied else self.embed.weight
+        x = F.embedding(inputs, table)  # (B, T, C)
+        x = x0 = norm(smear(x, smear_weight, self.smear_gate))
+        value_embeds = self.value_embeds(inputs)
+        bigrams = self.bigram_embed(inputs)
+        outputs = []  # one per layer
+        for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
+            if i == self.args.skip_to:
+                skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
+                x = x + skip_weight.sigmoid() * skip
+            x = block(x, value_embeds.get(i), x0, bigrams, scalars, attention_gates.get(i),
+                      value_gates.get(i), masks)
+            outputs.append(x)
+        # This output served later layers, not the prediction.
+        x = x - backout_weight * outputs[self.args.backout_layer]
+        x = norm(x)
+        cap = height, shift, width = self.cap
+        if targets is None:
+            return height * torch.sigmoid((self.lm_head(x).float() + shift) / width)  # (B, T, V)
+        weights = torch.as_tensor(target_weights, device=x.device)
+        targets = next_targets(targets, len(weights))
+        x = x.flatten(0, 1)  # (B T, C)
+        if self.training:
+            total = CappedLoss.apply(x, self.lm_head.weight, targets, weights, cap,
+                                     self.fp8_scales, self.args.use_triton)
+            return total / len(x)
+        losses, _ = loss_and_grads(
+            self.lm_head(x), targets, weights, cap, use_triton=self.args.use_triton)
+        return losses.mean()
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def document_len(T, args):
+    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
+    return args.first_document_len if T == args.train_seq_len else args.max_document_len
+
+
+def packed_rows(shard, lengths, args):
+    """Yields rows of next(lengths) + 1 tokens: documents, each cut to document_len tokens."""
+    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    starts = np.flatnonzero(shard == args.bos_id)
+    row, T = [], next(lengths)
+    missing = T + 1
+    for start, end in itertools.pairwise([*starts, len(shard)]):
+        document = shard[start : min(end, start + document_len(T, args), start + missing)]
+        row.append(document)
+        missing -= len(document)
+        if missing == 0:
+            yield np.concatenate(row)
+            row, T = [], next(lengths)
+            missing = T + 1
+
+
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
+    step has the same number of rows.
+    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
+    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len(0)
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    step_rows = step_tokens // T
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    steps = first
+    while True:
+        steps_before = steps
+        for shard in shards:
+            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
+            rows = packed_rows(shard, lengths, args) if packed else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                T = seq_len(steps)
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
+                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps > steps_before, (
+            f"no {pattern} with {step_rows} rows of {seq_len(steps)} tokens")
+
+
+def prefetched(batches, args, device):
+    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    executor = ThreadPoolExecutor(  # one thread, which pins memory for its own GPU
+        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
+    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
+
+    def next_batch():
+        ready.append(executor.submit(next, batches))
+        return ready.popleft().result()  # raises here what the thread raised
+
+    return iter(next_batch, None)  # endless: no batch is None
+
+
+# ------------------------------------------- Schedules -------------------------------------------
+STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
+
+
+def stage(step, args):
+    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
+    return min(STAGES, STAGES * step // args.scheduled_steps)
+
+
+def train_seq_len(step, args):
+    """Tokens per training sequence; every step has the same number of sequences."""
+    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
+
+
+def lr_multiplier(step, args):
+    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # none after the scheduled steps
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def target_weights(step, args):
+    """The loss's weights: the next token's, then those of further targets that have not faded."""
+    left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
+    second, third = args.second_target_weight, args.third_target_weight
+    return ([1.0, second, third * left], [1.0, second * left], [1.0], [1.0])[stage(step, args)]
+
+
+def last_tied_step(args):
+    """The step after which embedding and head separate: the first Adam step from tied_frac on."""
+    step = math.ceil(args.tied_frac * args.scheduled_steps)
+    return step + -(step + 1) % args.adam_every
+
+
+def muon_momentum(step, args):
+    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    left = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def all_windows(args):
+    """The window of each stage, then window_end for the steps after them."""
+    stages = range(STAGES)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
+def window_size(step, args):
+    """The window of this step's stage."""
+    return all_windows(args)[stage(step, args)]
+
+
+# -------------------------------------------- Training --------------------------------------------
+class Log:
+    """A run's log, in log.txt and on the screen, and its training clock."""
+    def __init__(self, args):
+        self.train_steps = args.train_steps
+        self.synchronize = torch.get_device_module().synchronize
+        self.file = self.clock_start = None  # `train` starts the clock
+        if dist.get_rank() == 0:
+            os.makedirs(args.log_dir, exist_ok=True)
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        environment = dict(python=platform.python_version(), torch=torch.__version__,
+                           cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
+                           world_size=dist.get_world_size(), device=device)
+        self.print0(f"environment:{json.dumps(environment)}")
+        self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
+
+    def print0(self, line):
+        if self.file:
+            print(line, flush=True)
+            print(line, file=self.file, flush=True)
+
+    def now(self):  # once the device has finished all queued work
+        self.synchronize()
+        return time.perf_counter()
+
+    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
+        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+        self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
+                    f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+def make_optimizers(model, args):
+    """The optimizers of all parameters, each group with its initial learning rate."""
+    attentions = [block.attn for block in model.blocks if block.attn is not None]
+    matrices = [attn.c_qkvo for attn in attentions]
+    matrices += [param for block in model.blocks for param in block.mlp.parameters()]
+    lr_factors = [args.attention_lr_factor] * len(attentions)
+    lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
+    half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
+    muon_groups = [
+        dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
+        dict(params=matrices[half:], lr_factors=lr_factors[half:]),
+    ]
+    small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
+    lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
+    table_params = [model.lm_head.weight, model.embed.weight]
+    adam_groups = [
+        dict(params=lookup_params, lr=args.value_embed_lr,
+             betas=(args.value_embed_beta1, args.adam_beta2),
+             weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
+        dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+             weight_decay=args.adam_weight_decay * args.head_decay_factor),
+        dict(params=[model.x0_weights], lr=args.scalar_lr, whole=True),
+        dict(params=[model.scalars], lr=args.scalar_lr, betas=small_betas, whole=True),
+        dict(params=[model.smear_gate], lr=args.smear_gate_lr, betas=small_betas, whole=True),
+        dict(params=[model.skip_gate], lr=args.skip_gate_lr, betas=small_betas, whole=True),
+        dict(params=[model.attention_gates, model.value_gates], lr=args.gate_lr, betas=small_betas,
+             whole=True, weight_decay=args.adam_weight_decay),
+    ]
+    optimizers = [
+        ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                    compiled=args.compile),
+        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+             neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
+             compiled=args.compile, use_triton=args.use_triton),
+    ]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in param_groups:
+        group["initial_lr"] = group["lr"]
+    optimized = [param for group in param_groups for param in group["params"]]
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    return optimizers
+
+
+def set_hyperparameters(optimizers, step, args):
+    """Sets each group's learning rate, and Muon's momentum, for this step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier(step, args)
+            if "momentum" in group:
+                group["momentum"] = muon_momentum(step, args)
+
+
+def optimizers_due(optimizers, step, args):
+    """Muon at every step; Adam at every adam_every-th, on gradients accumulated since its last."""
+    adam, muon = optimizers
+    return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
+
+
+def warm_up(model, optimizers, load_train, args):
+    """Runs a few training steps to compile the kernels, then restores all states."""
+    initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
+    for i in range(1, args.kernel_warmup_steps + 1):
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
+        inputs, targets = next(load_train(first=step))
+        model.set_window(window_size(step, args))
+        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        model(inputs, targets, step <= last_tied_step(args), weights).backward()
+        for optimizer in optimizers_due(optimizers, i - 1, args):
+            optimizer.step()
+            optimizer.zero_grad()
+    model.zero_grad()  # Adam's gradients may be left over
+    for part, state in zip((model, *optimizers), initial_states, strict=True):
+        part.load_state_dict(state)
+
+
+@torch.no_grad()
+def validate(model, batches, micro_steps, tied):
+    """The mean loss over micro_steps batches of every rank."""
+    model.eval()
+    batches = itertools.islice(batches, micro_steps)
+    loss = torch.stack([model(inputs, targets, tied) for inputs, targets in batches]).mean()
+    model.train()
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def train(model, optimizers, train_batches, load_val, log, args):
+    """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
+    grad_accum_steps = args.total_batch_size // micro_tokens
+    log.clock_start = log.now()
+    for step in range(args.train_steps + 1):
+        last_step = step == args.train_steps
+        tied = step <= last_tied_step(args)
+        window = window_size(step, args)
+        if window != model.window or last_step:  # validation uses it too
+            model.set_window(window, last_step)
+        if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
+            validation_start = log.now()
+            val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, tied)
+            log.clock_start += log.now() - validation_start  # validation is not timed
+            log.step(step, f"val_loss:{val_loss:.4f} ")
+        if last_step:
+            break
+
+        train_loss = 0.0
+        for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
+            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            loss = model(inputs, targets, tied, weights)
+            # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
+            (loss * targets.numel()).backward()
+            train_loss += loss.detach() / grad_accum_steps
+        set_hyperparameters(optimizers, step, args)
+        for optimizer in optimizers_due(optimizers, step, args):
+            optimizer.step()
+            optimizer.zero_grad()
+        if step == last_tied_step(args):
+            adam, _ = optimizers
+            adam.duplicate(model.lm_head.weight, model.embed.weight)
+        loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
+        if loss_due:
+            dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
+        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+
+
+def init_distributed():
+    """Joins the ranks that torchrun started, or a world of one; returns this rank's device."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
+    torch.get_device_module(device).set_device(device)
+    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
+                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+    return device
+
+
+def main(args):
+    """Trains a model and logs its losses; one process per GPU."""
+    device = init_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    log = Log(args)
+    torch.manual_seed(args.seed)
+    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
+        model = torch.compile(model, dynamic=False)
+    optimizers = make_optimizers(raw_model, args)
+    load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
+    load_train = partial(load, args.train_files, args.total_batch_size,
+                         partial(train_seq_len, args=args), packed=True)
+    load_val = partial(load, args.val_files, args.val_tokens, lambda step: args.val_seq_len,
+                       packed=False)
+    warm_up(model, optimizers, load_train, args)
+    gc.collect()
+    gc.freeze()  # timed garbage collections skip the compiler's objects
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
+    train(model, optimizers, prefetched(load_train(), args, device), load_val, log, args)
+    if device.type == "cuda":
+        log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
+    if args.save_checkpoint and rank == 0:
+        checkpoint = dict(step=args.train_steps, hyperparameters=asdict(args),
+                          model=raw_model.state_dict())
+        torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
+        os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(parse_args())
