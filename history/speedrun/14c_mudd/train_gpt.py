@@ -614,8 +614,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # document starts, not a mask
         starts = slots * document_starts(inputs, args)
-        cut = document_len(inputs.size(1), args)  # as packed_rows
-        longest = slots * cut if training else T
+        longest = slots * document_len(inputs.size(1), args) if training else T  # as packed_rows
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
