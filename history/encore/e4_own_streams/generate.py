@@ -54,7 +54,7 @@ def parse_args(argv=None):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 class Linear(nn.Linear):
@@ -110,7 +110,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
         self.value_lambda = nn.Parameter(torch.tensor(0.5))
 
@@ -154,7 +154,7 @@ class Block(nn.Module):
         self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, first_v, x0, cache=None):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
         y, first_v = self.attn(norm(x), first_v, cache)
         x = x + y
         x = x + self.mlp(norm(x))
@@ -165,13 +165,13 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)
+        nn.init.zeros_(self.lm_head.weight)  # all tokens equally likely: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
 

@@ -172,7 +172,7 @@ class GPT(nn.Module):
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
-        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        self.embed.weight = self.lm_head.weight  # tied (arXiv 1608.05859), with nn.Linear's init
 
     def forward(self, inputs, targets=None):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):

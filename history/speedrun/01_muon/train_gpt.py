@@ -113,7 +113,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, scaled to unit RMS."""
+    """Subtracts lr times the orthogonalised Nesterov momentum, scaled to entries of RMS 1."""
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -216,7 +216,7 @@ class GPT(nn.Module):
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
-        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        self.embed.weight = self.lm_head.weight  # tied (arXiv 1608.05859), with nn.Linear's init
 
     def forward(self, inputs, targets=None):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
@@ -302,7 +302,7 @@ class Log:
 def make_optimizers(model, args):
     """The optimizers of all parameters, each group with its initial learning rate."""
     hidden_matrix_params = list(model.blocks.parameters())
-    embed_params = [model.embed.weight]  # the head too
+    embed_params = [model.embed.weight]  # also the head: they are tied
     adam_groups = [dict(params=embed_params, lr=args.embed_lr)]
     optimizers = [
         torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,

@@ -51,7 +51,7 @@ class Hyperparameters:
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     num_layers: int = 12
-    num_heads: int = 6
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     # optimizer and schedules
     muon_lr: float = 3.6e-4  # about the root mean square of an update's entries
@@ -112,7 +112,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, scaled to unit RMS."""
+    """Subtracts lr times the orthogonalised Nesterov momentum, scaled to entries of RMS 1."""
     def __init__(self, params, lr, momentum, bf16, compiled):
         super().__init__(params, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -146,7 +146,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 class Rotary(nn.Module):
@@ -176,7 +176,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
 
     def forward(self, x):
@@ -224,7 +224,7 @@ class GPT(nn.Module):
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
-        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        self.embed.weight = self.lm_head.weight  # tied (arXiv 1608.05859), with nn.Linear's init
 
     def forward(self, inputs, targets=None):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
@@ -310,7 +310,7 @@ class Log:
 def make_optimizers(model, args):
     """The optimizers of all parameters, each group with its initial learning rate."""
     hidden_matrix_params = list(model.blocks.parameters())
-    embed_params = [model.embed.weight]  # the head too
+    embed_params = [model.embed.weight]  # also the head: they are tied
     adam_groups = [dict(params=embed_params, lr=args.embed_lr)]
     optimizers = [
         torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,

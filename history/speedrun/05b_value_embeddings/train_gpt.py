@@ -54,7 +54,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     value_embed_pattern: str = "012345543210"  # each layer's value-embedding table
-    num_heads: int = 6
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
@@ -158,7 +158,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 class Linear(nn.Linear):
@@ -185,7 +185,7 @@ class Rotary(nn.Module):
 
 
 def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees the last `window` tokens of its document.
+    """The mask of `inputs` (B, T): a token sees `window` tokens of its document, itself the last.
 
     For FlexAttention (arXiv 2412.05496) the rule becomes a BlockMask of 128 x 128 tiles: those in
     which nothing is visible are skipped. The fallback is a dense (B, 1, T, T) mask for SDPA.
@@ -216,7 +216,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
@@ -258,7 +258,7 @@ class Block(nn.Module):
         self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, value_embeds, x0, mask):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
         x = x + self.attn(norm(x), value_embeds[self.value_table], mask)
         x = x + self.mlp(norm(x))
         return x
@@ -268,10 +268,10 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # The value residual (arXiv 2410.17897), with values from learned tables.
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
         tables = args.value_embed_pattern
         assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict(
@@ -280,7 +280,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary, i) for i in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)
+        nn.init.zeros_(self.lm_head.weight)  # all tokens equally likely: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()

@@ -54,7 +54,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     value_embed_pattern: str = "012345543210"  # each layer's value-embedding table
-    num_heads: int = 6
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
@@ -114,13 +114,13 @@ def newton_schulz(matrices, dtype):
 
 
 def wide(matrix):
-    """A view of the matrix with no more rows than columns: so c_fc and c_proj share a batch."""
+    """The matrix, transposed (a view) if it is tall, so that c_fc and c_proj share a batch."""
     return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
 
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # handles; a rank's updates are sent while it computes the next size's
+        gathers = []  # in flight: one size's updates are sent while the next size's are computed
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -167,7 +167,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 class Linear(nn.Linear):
@@ -194,7 +194,7 @@ class Rotary(nn.Module):
 
 
 def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees the last `window` tokens of its document.
+    """The mask of `inputs` (B, T): a token sees `window` tokens of its document, itself the last.
 
     For FlexAttention (arXiv 2412.05496) the rule becomes a BlockMask of 128 x 128 tiles: those in
     which nothing is visible are skipped. The fallback is a dense (B, 1, T, T) mask for SDPA.
@@ -225,7 +225,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
@@ -267,7 +267,7 @@ class Block(nn.Module):
         self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, value_embeds, x0, mask):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
         x = x + self.attn(norm(x), value_embeds[self.value_table], mask)
         x = x + self.mlp(norm(x))
         return x
@@ -277,10 +277,10 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # The value residual (arXiv 2410.17897), with values from learned tables.
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
         tables = args.value_embed_pattern
         assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict(
@@ -289,7 +289,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary, i) for i in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)
+        nn.init.zeros_(self.lm_head.weight)  # all tokens equally likely: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()

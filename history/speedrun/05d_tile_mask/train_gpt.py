@@ -54,7 +54,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     value_embed_pattern: str = "012345543210"  # each layer's value-embedding table
-    num_heads: int = 6
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
@@ -114,13 +114,13 @@ def newton_schulz(matrices, dtype):
 
 
 def wide(matrix):
-    """A view of the matrix with no more rows than columns: so c_fc and c_proj share a batch."""
+    """The matrix, transposed (a view) if it is tall, so that c_fc and c_proj share a batch."""
     return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
 
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # handles; a rank's updates are sent while it computes the next size's
+        gathers = []  # in flight: one size's updates are sent while the next size's are computed
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -167,7 +167,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 class Linear(nn.Linear):
@@ -203,7 +203,7 @@ def attention_mask(inputs, window, args):
     B, T = inputs.shape
     tile = args.tile_size
     assert args.compile or not args.use_flex_attention, (
-        "without compilation FlexAttention sees all tiles: add --use_flex_attention=False")
+        "uncompiled FlexAttention ignores the tiles, so the window: add --use_flex_attention=False")
     assert args.use_flex_attention or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
     inputs = F.pad(inputs, (0, -T % tile))  # to N whole tiles
@@ -213,7 +213,8 @@ def attention_mask(inputs, window, args):
         q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
         return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
 
-    # Documents are numbered in order: those at two tiles' ends decide what is visible between.
+    # Testing all T x T pairs is slow. Document numbers never decrease, so those at the ends of two
+    # tiles tell whether any of their pairs, or all, share a document.
     first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
     k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
     q_tile = k_tile[:, None]
@@ -222,7 +223,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row of tiles: the number of near ones (B, 1, N), and indices, nearest first."""
+        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 
@@ -244,7 +245,7 @@ class CausalSelfAttention(nn.Module):
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
-        nn.init.zeros_(self.c_proj.weight)  # the others keep Linear's init
+        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
@@ -286,7 +287,7 @@ class Block(nn.Module):
         self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, value_embeds, x0, mask):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
         x = x + self.attn(norm(x), value_embeds[self.value_table], mask)
         x = x + self.mlp(norm(x))
         return x
@@ -296,10 +297,10 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # The value residual (arXiv 2410.17897), with values from learned tables.
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
         tables = args.value_embed_pattern
         assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict(
@@ -308,7 +309,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary, i) for i in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)
+        nn.init.zeros_(self.lm_head.weight)  # all tokens equally likely: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()
@@ -384,7 +385,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from 0 to window_end over the run, rounded up to whole tiles: at least one."""
+    """Linear from 0 to window_end, rounded up to the mask's unit, whole tiles: at least one."""
     tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
     return max(1, tiles) * args.tile_size
 

@@ -53,13 +53,13 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    layer_without_attention: int = 7  # counted from 0
+    layer_without_attention: int = 7  # counted from 0: an MLP only, so a step is cheaper
     value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 2.0**9  # the same for its weights
-    fp8_grad_scale: float = 448.0  # the same for its logits' gradients
-    num_heads: int = 6
+    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_grad_scale: float = 448.0  # scales the gradients of the logits
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
     # optimizer and schedules
@@ -71,10 +71,10 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
+    adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     train_steps: int = 1750
     scheduled_steps: int = 1750  # the schedules end here
-    cooldown_frac: float = 0.45
+    cooldown_frac: float = 0.45  # of scheduled_steps, so that it shrinks with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles
@@ -180,7 +180,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -197,7 +197,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # handles; a rank's updates are sent while it computes the next shape's
+        gathers = []  # in flight: one shape's updates are sent while the next's are computed
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -225,7 +225,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 def init_uniform(weight):
@@ -288,7 +288,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); signs are for sin
@@ -296,9 +296,9 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x):  # (B, T, H, D)
+    def forward(self, x):  # (B, T, H, D); computed in float32, like the tables
         swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
-        return (x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]).type_as(x)  # float32
+        return (x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]).type_as(x)
 
 
 def attention_mask(inputs, window, args):
@@ -311,7 +311,7 @@ def attention_mask(inputs, window, args):
     B, T = inputs.shape
     tile = args.tile_size
     assert args.compile or not args.use_flex_attention, (
-        "without compilation FlexAttention sees all tiles: add --use_flex_attention=False")
+        "uncompiled FlexAttention ignores the tiles, so the window: add --use_flex_attention=False")
     assert args.use_flex_attention or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     inputs = F.pad(inputs, (0, -T % tile))  # to N whole tiles
@@ -321,7 +321,8 @@ def attention_mask(inputs, window, args):
         q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
         return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
 
-    # Documents are numbered in order: those at two tiles' ends decide what is visible between.
+    # Testing all T x T pairs is slow. Document numbers never decrease, so those at the ends of two
+    # tiles tell whether any of their pairs, or all, share a document.
     first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
     k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
     q_tile = k_tile[:, None]
@@ -330,7 +331,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row of tiles: the number of near ones (B, 1, N), and indices, nearest first."""
+        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 
@@ -397,7 +398,7 @@ class Block(nn.Module):
         self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
 
     def forward(self, x, value_embeds, x0, masks):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0
+        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
         if self.attn is not None:
             x = x + self.attn(norm(x), value_embeds.get(self.value_table), masks[self.window_kind])
         x = x + self.mlp(norm(x))
@@ -408,10 +409,10 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # The value residual (arXiv 2410.17897), with values from learned tables.
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
         tables = args.value_embed_pattern
         assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
@@ -444,7 +445,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first popped is x itself
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(logits / 15), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -519,7 +520,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from 0 to window_end over the run, rounded up to whole tiles: at least one."""
+    """Linear from 0 to window_end, rounded up to the mask's unit, whole tiles: at least one."""
     tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
     return max(1, tiles) * args.tile_size
 
@@ -638,7 +639,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
             # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
-        for param in model.parameters():
+        for param in model.parameters():  # without DDP, whose buckets split the compiled graph
             dist.all_reduce(param.grad)
         set_hyperparameters(optimizers, step, args)
         for optimizer in optimizers:
@@ -667,9 +668,9 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log = Log(args)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,

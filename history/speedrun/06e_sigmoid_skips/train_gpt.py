@@ -69,15 +69,15 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    layer_without_attention: int = 7  # counted from 0
+    layer_without_attention: int = 7  # counted from 0: an MLP only, so a step is cheaper
     layer_without_mlp: int = 0
     value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 2.0**9  # the same for its weights
-    fp8_grad_scale: float = 448.0  # the same for its logits' gradients
-    num_heads: int = 6
+    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_grad_scale: float = 448.0  # scales the gradients of the logits
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
@@ -89,10 +89,10 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-8  # the record's 1e-8, times 8: ranks are summed
+    adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     train_steps: int = 1670
     scheduled_steps: int = 1670  # the schedules end here
-    cooldown_frac: float = 0.5
+    cooldown_frac: float = 0.5  # of scheduled_steps, so that it shrinks with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_start: int = 384  # previous tokens that a token sees in the first stage
@@ -201,7 +201,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -218,7 +218,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # handles; a rank's updates are sent while it computes the next shape's
+        gathers = []  # in flight: one shape's updates are sent while the next's are computed
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -246,7 +246,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 def init_uniform(weight):
@@ -309,7 +309,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
@@ -419,7 +419,7 @@ class Block(nn.Module):
         self.mlp = MLP(args) if layer != args.layer_without_mlp else None
 
     def forward(self, x, value_embeds, x0, scalars, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0
+        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
         if self.attn is not None:
             value_embed = value_embeds.get(self.value_table)
             x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
@@ -432,13 +432,13 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers is not even: skips pair the layers"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
         self.args = args
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # The value residual (arXiv 2410.17897), with values from learned tables.
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
         tables = args.value_embed_pattern
         assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
@@ -480,7 +480,7 @@ class GPT(nn.Module):
             x = x + scalars["skip"].sigmoid() * skips.pop()  # the first popped is x itself
             x = block(x, value_embeds, x0, scalars, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(logits / 15), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -683,7 +683,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
             # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
-        for param in model.parameters():
+        for param in model.parameters():  # without DDP, whose buckets split the compiled graph
             dist.all_reduce(param.grad)
         set_hyperparameters(optimizers, step, args)
         for optimizer in optimizers:
@@ -712,10 +712,10 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log = Log(args)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
         torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,

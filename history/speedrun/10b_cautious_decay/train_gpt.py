@@ -73,15 +73,15 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
-    layer_without_attention: int = 6  # counted from 0
+    layer_without_attention: int = 6  # counted from 0: an MLP only, so a step is cheaper
     value_embed_pattern: str = "12......012"  # each layer's value-embedding table; . = none
     backout_layer: int = 7  # counted from 0; a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 2.0**9  # the same for its weights
-    fp8_grad_scale: float = 448.0  # the same for its logits' gradients
-    num_heads: int = 6
+    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_grad_scale: float = 448.0  # scales the gradients of the logits
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
@@ -96,12 +96,12 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-8  # the record's 1e-8, times 8: ranks are summed
+    adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.0  # times the square of the rate; not for scalars
     adam_every: int = 2  # optimizer steps per Adam step
     train_steps: int = 2245
     scheduled_steps: int = 2205  # the schedules end here
-    cooldown_frac: float = 0.5
+    cooldown_frac: float = 0.5  # of scheduled_steps, so that it shrinks with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
@@ -234,7 +234,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -362,7 +362,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 def init_uniform(weight):
@@ -425,7 +425,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
@@ -541,7 +541,7 @@ class Block(nn.Module):
         self.mlp = MLP(args)
 
     def forward(self, x, value_embeds, x0, scalars, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0
+        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
         if self.attn is not None:
             value_embed = value_embeds.get(self.value_table)
             x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
@@ -560,7 +560,7 @@ class GPT(nn.Module):
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        # The value residual (arXiv 2410.17897), with values from learned tables.
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
         tables = args.value_embed_pattern
         assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
@@ -610,7 +610,7 @@ class GPT(nn.Module):
         x = x - backout_weight * backout  # it served later layers, not the prediction
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 logits in training
-        # Softcap (arXiv 2408.00118): 15 tanh(logits / 15), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -872,10 +872,10 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log = Log(args)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
         torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,

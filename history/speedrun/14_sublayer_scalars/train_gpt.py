@@ -74,7 +74,7 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
-    layer_without_attention: int = 6  # counted from 0
+    layer_without_attention: int = 6  # counted from 0: an MLP only, so a step is cheaper
     value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
     bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
@@ -85,9 +85,9 @@ class Hyperparameters:
     window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 448 / 1.6  # the same for its weights
-    fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
-    num_heads: int = 6
+    fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
+    fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output
@@ -117,7 +117,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
-    adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
+    adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
     head_decay_factor: float = 150.0  # for the embedding, too
@@ -128,7 +128,7 @@ class Hyperparameters:
     scheduled_steps: int = 1450  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5
-    cooldown_frac: float = 0.6
+    cooldown_frac: float = 0.6  # of scheduled_steps, so that it shrinks with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
@@ -376,7 +376,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -539,7 +539,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 def init_uniform(weight, scale=0.5):
@@ -575,7 +575,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
@@ -1239,10 +1239,10 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log = Log(args)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
         torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size,
