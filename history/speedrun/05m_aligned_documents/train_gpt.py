@@ -428,7 +428,7 @@ def open_shard(file):
 def aligned_rows(shard, T, args):
     """Yields rows of T + 1 tokens: each starts with the first document after the previous row."""
     def next_document(position, piece=65_536):
-        for begin in range(position, len(shard), piece):  # reads no more than it needs
+        for begin in range(position, len(shard), piece):  # in pieces: the next start is near
             found = np.flatnonzero(shard[begin : begin + piece] == args.bos_id)
             if len(found) > 0:
                 return begin + int(found[0])
@@ -442,8 +442,8 @@ def aligned_rows(shard, T, args):
 def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    aligned: rows by `aligned_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If aligned, rows come from `aligned_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -464,7 +464,7 @@ def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
 
 
 # ------------------------------------------- Schedules -------------------------------------------

@@ -62,7 +62,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values
+    muon_lr: float = 0.05  # roughly an update's singular values; no matrix is tall, none is doubled
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -130,7 +130,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled):
-        shapes = dict.fromkeys(param.shape for param in params)  # one batch each
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, as stored
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -293,7 +293,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights)
+        self.c_qkvo = nn.Parameter(weights)  # four matrices for Muon
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
@@ -321,7 +321,7 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
@@ -409,7 +409,7 @@ def open_shard(file):
 def aligned_rows(shard, T, args):
     """Yields rows of T + 1 tokens: each starts with the first document after the previous row."""
     def next_document(position, piece=65_536):
-        for begin in range(position, len(shard), piece):  # reads no more than it needs
+        for begin in range(position, len(shard), piece):  # in pieces: the next start is near
             found = np.flatnonzero(shard[begin : begin + piece] == args.bos_id)
             if len(found) > 0:
                 return begin + int(found[0])
@@ -423,8 +423,8 @@ def aligned_rows(shard, T, args):
 def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    aligned: rows by `aligned_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If aligned, rows come from `aligned_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -445,7 +445,7 @@ def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
 
 
 # ------------------------------------------- Schedules -------------------------------------------

@@ -63,7 +63,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values
+    muon_lr: float = 0.05  # roughly an update's singular values; no matrix is tall, none is doubled
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -89,7 +89,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     use_flex_attention: bool = torch.cuda.is_available()  # on a CPU it has no backward pass
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # in Muon
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
@@ -122,11 +122,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: stored by the mirrored tile
+            return  # above the diagonal: tiles below it store this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -187,7 +187,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # one batch each
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, as stored
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -351,7 +351,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights)
+        self.c_qkvo = nn.Parameter(weights)  # four matrices for Muon
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
@@ -379,7 +379,7 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
@@ -467,7 +467,7 @@ def open_shard(file):
 def aligned_rows(shard, T, args):
     """Yields rows of T + 1 tokens: each starts with the first document after the previous row."""
     def next_document(position, piece=65_536):
-        for begin in range(position, len(shard), piece):  # reads no more than it needs
+        for begin in range(position, len(shard), piece):  # in pieces: the next start is near
             found = np.flatnonzero(shard[begin : begin + piece] == args.bos_id)
             if len(found) > 0:
                 return begin + int(found[0])
@@ -481,8 +481,8 @@ def aligned_rows(shard, T, args):
 def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    aligned: rows by `aligned_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If aligned, rows come from `aligned_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -503,7 +503,7 @@ def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
 
 
 # ------------------------------------------- Schedules -------------------------------------------

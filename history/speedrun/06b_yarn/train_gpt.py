@@ -44,7 +44,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -65,13 +65,13 @@ class Hyperparameters:
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
+    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0: an MLP only, so a step is cheaper
-    layer_without_mlp: int = 0
+    layer_without_mlp: int = 0  # counted from 0: attention only, so a step is cheaper
     value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
@@ -82,7 +82,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values
+    muon_lr: float = 0.05  # roughly an update's singular values; no matrix is tall, none is doubled
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -98,8 +98,8 @@ class Hyperparameters:
     momentum_warmup_steps: int = 300
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_stages: int = 3  # stages of equal length; the model is compiled for each
-    window_end: int = 1664  # window of the last validation
+    window_stages: int = 3  # equally long; few, because the model is compiled for each
+    window_end: int = 1664  # in the last validation: YaRN lets it exceed those of training
     tile_size: int = 128  # short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
@@ -111,7 +111,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # in Muon
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
@@ -144,11 +144,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: stored by the mirrored tile
+            return  # above the diagonal: tiles below it store this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -209,7 +209,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # one batch each
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, as stored
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -313,22 +313,22 @@ class Rotary(nn.Module):
         # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
         self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
+        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
-            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
             frequencies = frequencies * (kept + (1 - kept) * old / new)
             self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
         positions = torch.arange(len(self.cos), device=self.cos.device)
         angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
-        self.cos.copy_(angles.cos())  # in place: dtype and device stay
+        self.cos.copy_(angles.cos())  # in place, which keeps dtype and device
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D); computed in float32, like the tables
@@ -337,7 +337,7 @@ class Rotary(nn.Module):
 
 
 def document_starts(inputs, args):
-    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
     size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
@@ -345,9 +345,9 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask, or varlen_attn's arguments}: a token sees its document, `window` back."""
+    """{kind: mask or varlen_attn's arguments}: a token sees its document, `window` tokens back."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # document starts, not a mask
+    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -368,7 +368,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights)
+        self.c_qkvo = nn.Parameter(weights)  # four matrices for Muon
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
@@ -391,9 +391,8 @@ class CausalSelfAttention(nn.Module):
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
-        # A gate can switch a head off for a token.
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
-        y = y * gates[..., None]
+        y = y * gates[..., None]  # a gate can switch a head off for a token
         return F.linear(y.reshape(B, T, C), weights[3])
 
 
@@ -403,7 +402,7 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
@@ -512,8 +511,8 @@ def packed_rows(shard, T, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -536,7 +535,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
 
 
 # ------------------------------------------- Schedules -------------------------------------------
@@ -664,7 +663,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
     log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        if (window := window_size(step, args)) != model.window:  # validation uses it too
+        if (window := window_size(step, args)) != model.window:  # for validation, too
             model.set_window(window)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             validation_start = log.now()
@@ -711,7 +710,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
         model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

@@ -47,7 +47,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -68,7 +68,7 @@ class Hyperparameters:
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
+    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
@@ -85,7 +85,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values
+    muon_lr: float = 0.05  # roughly an update's singular values; no matrix is tall, none is doubled
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -101,9 +101,9 @@ class Hyperparameters:
     momentum_warmup_steps: int = 300
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_stages: int = 3  # stages of equal length; the model is compiled for each
-    window_end: int = 1664  # window of the last validation
-    long_window_end: int = 2560  # the same, in layers with a long window
+    window_stages: int = 3  # equally long; few, because the model is compiled for each
+    window_end: int = 1664  # in the last validation: YaRN lets it exceed those of training
+    long_window_end: int = 2560  # the same for layers with a long window (L)
     tile_size: int = 128  # short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
@@ -115,7 +115,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # in Muon
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
@@ -148,11 +148,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: stored by the mirrored tile
+            return  # above the diagonal: tiles below it store this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -211,7 +211,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction, so eps is not corrected."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     param.sub_(rate * mean / (mean_square.sqrt() + eps))
@@ -226,7 +226,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # handles; each rank gets only its rows' gradient
+        scatters = []  # in flight; each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 assert len(param) % world_size == 0, (
@@ -234,7 +234,7 @@ class ShardedAdam(torch.optim.Optimizer):
                 grad = torch.empty_like(param.grad[: len(param) // world_size])
                 scatter = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
                 scatters.append((group, param, grad, scatter))
-        gathers = []  # handles; scatters and gathers overlap other updates
+        gathers = []  # in flight, like scatters, while other parameters are updated
         for group, param, grad, scatter in scatters:
             scatter.wait()
             rows = param.chunk(world_size)[rank]
@@ -256,7 +256,7 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # one batch each
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, as stored
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -266,7 +266,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # handles; each rank gets only its share's gradients
+        scatters = []  # in flight; each rank gets only its share's gradients
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -276,7 +276,7 @@ class Muon(torch.optim.Optimizer):
             grads = stack.new_empty(share, *params[0].shape)
             scatter = dist.reduce_scatter_tensor(grads, stack, async_op=True)
             scatters.append((group, grads, scatter))
-        gathers = []  # handles; scatters and gathers overlap other groups
+        gathers = []  # in flight, like scatters, while other groups are updated
         for group, grads, scatter in scatters:
             scatter.wait()
             params = group["params"]
@@ -286,7 +286,7 @@ class Muon(torch.optim.Optimizer):
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             updates = self.orthogonalise(momenta, self.dtype)
             own = torch.zeros_like(grads)
-            own_params = params[rank * len(own) : (rank + 1) * len(own)]
+            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # perhaps fewer
             for slot, param, update in zip(own, own_params, updates, strict=False):
                 torch.sub(param, update, alpha=group["lr"], out=slot)
             gathered = own.new_empty(world_size * len(own), *own.shape[1:])
@@ -295,7 +295,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)
+                param.copy_(updated)  # sent instead of its update, so only its owner adds that
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -367,22 +367,22 @@ class Rotary(nn.Module):
         # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
         self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
+        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
-            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
             frequencies = frequencies * (kept + (1 - kept) * old / new)
             self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
         positions = torch.arange(len(self.cos), device=self.cos.device)
         angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
-        self.cos.copy_(angles.cos())  # in place: dtype and device stay
+        self.cos.copy_(angles.cos())  # in place, which keeps dtype and device
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
@@ -391,7 +391,7 @@ class Rotary(nn.Module):
 
 
 def document_starts(inputs, args):
-    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
     size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
@@ -399,9 +399,9 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask, or varlen_attn's arguments}: a token sees its document, `window` back."""
+    """{kind: mask or varlen_attn's arguments}: a token sees its document, `window` tokens back."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # document starts, not a mask
+    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -422,7 +422,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights)
+        self.c_qkvo = nn.Parameter(weights)  # four matrices for Muon
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
@@ -444,9 +444,8 @@ class CausalSelfAttention(nn.Module):
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
-        # A gate can switch a head off for a token.
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
-        y = y * gates[..., None]
+        y = y * gates[..., None]  # a gate can switch a head off for a token
         return F.linear(y.reshape(B, T, C), weights[3])
 
 
@@ -456,7 +455,7 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
@@ -464,7 +463,7 @@ class MLP(nn.Module):
 
 
 def smear(x, weight, gate):
-    """x (B, T, C) plus weight * gate * the previous token's x, even across documents."""
+    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
     gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
     return torch.cat((x[:, :1], x[:, 1:] + weight * gates * x[:, :-1]), dim=1)
 
@@ -513,13 +512,13 @@ class GPT(nn.Module):
         if args.bf16:
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()
-            self.lm_head.bfloat16()
+            self.lm_head.bfloat16()  # half the bytes to keep and to send
             self.rotary.bfloat16()
         self.set_window(window_size(args.train_steps, args))
 
     def set_window(self, window):
         # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # the rotary tables follow it; the last long window is longer
+        self.window = window  # also sets the rotary tables; the last long window is longer
         self.long_window = self.args.long_window_end if window == self.args.window_end else window
         self.rotary.set_window(window, self.args)
 
@@ -534,13 +533,14 @@ class GPT(nn.Module):
         x = x0 = norm(smear(self.embed(inputs), smear_weight, self.smear_gate))  # (B, T, C)
         value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
         skips = []
-        # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
+        # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them,
+        # each times a weight between 0 and 1, at first sigmoid(-1.5) = 0.18.
         half = len(self.blocks) // 2
         for block, scalars in zip(self.blocks[:half], layer_scalars[:half], strict=True):
             x = block(x, value_embeds, x0, scalars, masks)
             skips.append(x)
         for block, scalars in zip(self.blocks[half:], layer_scalars[half:], strict=True):
-            if skips:  # if the number of layers is odd, the last one has no skip
+            if skips:  # the last of an odd number of layers has no partner
                 x = x + scalars["skip"].sigmoid() * skips.pop()  # the first popped is x itself
             x = block(x, value_embeds, x0, scalars, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
@@ -580,8 +580,8 @@ def packed_rows(shard, T, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -604,12 +604,12 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no {pattern} with {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
 
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, which pins memory for its own GPU
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -744,7 +744,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
     log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        if (window := window_size(step, args)) != model.window:  # validation uses it too
+        if (window := window_size(step, args)) != model.window:  # for validation, too
             model.set_window(window)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             validation_start = log.now()
@@ -789,7 +789,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
         model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

@@ -46,7 +46,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -67,7 +67,7 @@ class Hyperparameters:
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
+    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
@@ -114,7 +114,7 @@ class Hyperparameters:
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0
     head_decay_factor: float = 150.0  # for the embedding, too
-    adam_every: int = 2  # optimizer steps per Adam step
+    adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
     train_steps: int = 1825
@@ -140,7 +140,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # in Muon
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
@@ -173,11 +173,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: stored by the mirrored tile
+            return  # above the diagonal: tiles below it store this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -213,7 +213,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# a, b, c per step, optimal for the singular values after the previous step (arXiv 2505.16932)
+# a, b, c per step, optimal for the singular values that the previous one leaves (arXiv 2505.16932)
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -230,7 +230,7 @@ def polar_express(matrices, dtype, use_triton=False):
     [0.001, 1] to about [0.86, 1.14].
     """
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # no singular value is above 1
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # at most 1, with a margin
     for a, b, c in POLAR_EXPRESS:
         A = symmetric_product(X, use_triton=use_triton)  # XX'
         B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
@@ -267,7 +267,7 @@ def cautious_update(weights, updates, rates, decay):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction, so eps is not corrected."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
@@ -283,7 +283,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # handles; each rank gets only its rows' gradient
+        sums = []  # in flight; each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -297,7 +297,7 @@ class ShardedAdam(torch.optim.Optimizer):
                     grad = torch.empty_like(param.grad[: len(param) // world_size])
                     reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
                 sums.append((group, param, grad, reduced))
-        gathers = []  # handles; sums and gathers overlap other updates
+        gathers = []  # in flight, like sums, while other parameters are updated
         for group, param, grad, reduced in sums:
             reduced.wait()
             rows = param if group["whole"] else param.chunk(world_size)[rank]
@@ -330,7 +330,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
+        # A group's parameters share a shape; the first num_attentions are four (n, n), as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -353,7 +353,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # handles; each rank gets only its share's gradients
+        scatters = []  # in flight; each rank gets only its share's gradients
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             params = group["params"]
             stack = torch.empty_like(weights)
@@ -361,7 +361,7 @@ class Muon(torch.optim.Optimizer):
             stack[len(params) :] = 0  # zero-padded, so that all shares have one size
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
-        gathers = []  # handles; scatters and gathers overlap other groups
+        gathers = []  # in flight, like scatters, while other groups are updated
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
@@ -371,7 +371,7 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # attention's are four (n, n), orthogonalised separately
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised one by one
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             squares = state["mean_square"]
             squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]
@@ -459,22 +459,22 @@ class Rotary(nn.Module):
         # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
         self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
+        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
-            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
             frequencies = frequencies * (kept + (1 - kept) * old / new)
             self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
         positions = torch.arange(len(self.cos), device=self.cos.device)
         angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
-        self.cos.copy_(angles.cos())  # in place: dtype and device stay
+        self.cos.copy_(angles.cos())  # in place, which keeps dtype and device
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
@@ -483,7 +483,7 @@ class Rotary(nn.Module):
 
 
 def document_starts(inputs, args):
-    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
     size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
@@ -491,9 +491,9 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask, or varlen_attn's arguments}: a token sees its document, `window` back."""
+    """{kind: mask or varlen_attn's arguments}: a token sees its document, `window` tokens back."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # document starts, not a mask
+    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -530,7 +530,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights, args.qkv_init)[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # as c_fc and c_proj, for Muon
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.attention_kernel = args.attention_kernel
@@ -564,7 +564,7 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
 
     def forward(self, x):
@@ -572,7 +572,7 @@ class MLP(nn.Module):
 
 
 def smear(x, weight, gate):
-    """x (B, T, C) plus weight * gate * the previous token's x, even across documents."""
+    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
     return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
@@ -656,13 +656,13 @@ class GPT(nn.Module):
         if args.bf16:
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()
-            self.lm_head.bfloat16()
+            self.lm_head.bfloat16()  # half the bytes to keep and to send
             self.rotary.bfloat16()
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
         # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # the rotary tables follow it; the last long window is longer
+        self.window = window  # also sets the rotary tables; the last long window is longer
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
@@ -689,10 +689,10 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, scalars, attention_gates.get(i), value_gates.get(i),
                       masks)
             outputs.append(x)
-        # This output served later layers, not the prediction.
+        # This output helped later layers; the head does not need it.
         x = x - backout_weight * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
-        logits = logits if self.training else logits.float()  # bfloat16 logits in training
+        logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
         # A softcap (arXiv 2408.00118), shifted: logits lie between 0 and cap_height.
         logits = (logits + self.args.cap_shift) / self.args.cap_width
         logits = self.args.cap_height * torch.sigmoid(logits)
@@ -727,8 +727,8 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
     T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
     step has the same number of rows.
-    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len(0)
     assert step_tokens % (B * T * world_size) == 0, (
@@ -755,12 +755,12 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
         assert steps > steps_before, (
-            f"no {pattern} with {step_rows} rows of {seq_len(steps)} tokens")
+            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
 
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, which pins memory for its own GPU
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -863,7 +863,7 @@ def make_optimizers(model, args):
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
-    half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
+    half = len(matrices) // 2  # 8 ranks share 16 + 16 without padding, unlike 10 attention + 22 MLP
     muon_groups = [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
@@ -908,7 +908,7 @@ def set_hyperparameters(optimizers, step, args):
 
 
 def optimizers_due(optimizers, step, args):
-    """Muon at every step; Adam at every adam_every-th, on gradients accumulated since its last."""
+    """Muon always; Adam every adam_every steps, on the sum of the gradients since its last step."""
     adam, muon = optimizers
     return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
 
@@ -925,7 +925,7 @@ def warm_up(model, optimizers, load_train, args):
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
             optimizer.zero_grad()
-    model.zero_grad()  # Adam's gradients may be left over
+    model.zero_grad()  # drops gradients that Adam has not used
     for part, state in zip((model, *optimizers), initial_states, strict=True):
         part.load_state_dict(state)
 
@@ -951,7 +951,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
         window = window_size(step, args)
-        if window != model.window or last_step:  # validation uses it too
+        if window != model.window or last_step:  # for validation, too
             model.set_window(window, last_step)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             validation_start = log.now()
@@ -1000,7 +1000,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
         model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
