@@ -5,9 +5,9 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  01 muon
-Changed: matrices that write to the residual stream start at zero, so no attention factor; RMS norm
-         on queries and keys; squared ReLU; 6 heads of 128; a padded vocabulary; float32's epsilon
-         in the norm; fewer steps
+Changed: several small things: matrices that write to the residual stream start at zero, so no
+         attention factor; RMS norm on queries and keys; squared ReLU; 6 heads of 128; a padded
+         vocabulary; float32's epsilon in the norm; fewer steps
 Record:  #5 by @Grad62304977 and @kellerjordan0, 2024-10-14: val loss 3.2741 after 2.67B tokens in
          15.2 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)

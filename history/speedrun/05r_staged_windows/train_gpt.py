@@ -330,8 +330,8 @@ def attention_mask(inputs, window, args):
     q_tile = k_tile[:, None]
     any_pair = (q_tile >= k_tile) & (first[:, :, None] <= last[:, None])  # (B, N, N)
     all_pairs = (q_tile > k_tile) & (last[:, :, None] == first[:, None])
-    all_pairs &= (q_tile - k_tile + 1) * tile <= window + 1  # even the farthest pair is
-    near = (q_tile - k_tile - 1) * tile < window  # at least the nearest pair is
+    all_pairs &= (q_tile - k_tile + 1) * tile <= window + 1  # if even the farthest pair is near
+    near = (q_tile - k_tile - 1) * tile < window  # if the nearest pair is
 
     def listed(tiles):
         """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""

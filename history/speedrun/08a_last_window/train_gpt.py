@@ -286,7 +286,7 @@ class Muon(torch.optim.Optimizer):
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             updates = self.orthogonalise(momenta, self.dtype)
             own = torch.zeros_like(grads)
-            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # perhaps fewer
+            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # fewer on the last ranks
             for slot, param, update in zip(own, own_params, updates, strict=False):
                 torch.sub(param, update, alpha=group["lr"], out=slot)
             gathered = own.new_empty(world_size * len(own), *own.shape[1:])
@@ -295,7 +295,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # sent instead of its update, so only its owner adds that
+                param.copy_(updated)  # whole parameters are sent: only owners apply updates
 
 
 # --------------------------------------------- Model ---------------------------------------------

@@ -283,12 +283,12 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised one by one
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
                                  for part in parts if len(part)])
             own = torch.zeros_like(grads)
-            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # perhaps fewer
+            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # fewer on the last ranks
             for slot, param, update in zip(own, own_params, updates, strict=False):
                 torch.sub(param, update, alpha=group["lr"], out=slot)
             gathered = own.new_empty(world_size * len(own), *own.shape[1:])
@@ -297,7 +297,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # sent instead of its update, so only its owner adds that
+                param.copy_(updated)  # whole parameters are sent: only owners apply updates
 
 
 # --------------------------------------------- Model ---------------------------------------------

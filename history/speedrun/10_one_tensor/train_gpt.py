@@ -299,7 +299,7 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised one by one
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
                                  for part in parts if len(part)])

@@ -371,7 +371,7 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised one by one
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             squares = state["mean_square"]
             squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]
@@ -553,8 +553,7 @@ class CausalSelfAttention(nn.Module):
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
-        # A gate can switch a head off for a token.
-        y = y * gates(x, gate)[..., None]
+        y = y * gates(x, gate)[..., None]  # a gate can switch a head off for a token
         return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])
 
 

@@ -516,7 +516,7 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised one by one
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             squares = state["mean_square"]
             squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]

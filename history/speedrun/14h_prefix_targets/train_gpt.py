@@ -673,8 +673,7 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
     """Values v (B, T, H, D) weighted by one mixture of all heads' attention, shared by all heads.
 
     DCMHA (arXiv 2405.08553): mix (B, T, H) weighs the heads' probabilities, each a softmax over the
-    last `window` tokens of the query's document. A block of queries sees its own and the previous
-    block of keys.
+    last `window` tokens of the query's document. Queries see their own block and the previous one.
     """
     T = q.size(1)
 
