@@ -98,7 +98,7 @@ def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refuse
     module = load_snapshot(milestone)
     for name, documents in (("a_1", []), ("a_2", [4]), ("a_3", range(0, 64, 8))):
         shard_files.write(tmp_path / f"{name}.bin", shard(200, documents))
-        with pytest.raises(AssertionError, match="with 8 rows of 8 tokens"):
+        with pytest.raises(AssertionError, match="has 8 rows of 8 tokens"):
             rows_of(module, tmp_path, 1, 8)
     inputs, _ = rows_of(module, tmp_path, 1, 16, aligned=False)  # there the rows are enough
     assert inputs.flatten().tolist() == shard(200, [])[:128].tolist()
@@ -137,7 +137,7 @@ def test_packs_follow_the_definition(milestone):
 def test_a_shard_without_enough_packs_is_refused(milestone, tmp_path):
     module = load_snapshot(milestone)
     shard_files.write(tmp_path / "a_1.bin", shard(200, range(1, 113, 8)))  # 14 of 5 tokens
-    with pytest.raises(AssertionError, match="with 8 rows of 8 tokens"):
+    with pytest.raises(AssertionError, match="has 8 rows of 8 tokens"):
         rows_of(module, tmp_path, 1, 8)
     inputs, _ = rows_of(module, tmp_path, 1, 16, aligned=False)  # there the rows are enough
     assert inputs.flatten().tolist() == shard(200, range(1, 113, 8))[:128].tolist()

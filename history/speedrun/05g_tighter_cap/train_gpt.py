@@ -70,7 +70,7 @@ class Hyperparameters:
     adam_eps: float = 1e-8
     train_steps: int = 1390
     scheduled_steps: int = 1390  # the schedules end here
-    cooldown_frac: float = 0.4  # of scheduled_steps, so that it shrinks with the run
+    cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.0
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles

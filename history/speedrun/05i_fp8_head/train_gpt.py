@@ -73,7 +73,7 @@ class Hyperparameters:
     adam_eps: float = 1e-8 * 524_288  # 1e-8 on means: gradients are sums over a step's tokens
     train_steps: int = 1395
     scheduled_steps: int = 1395  # the schedules end here
-    cooldown_frac: float = 0.4  # of scheduled_steps, so that it shrinks with the run
+    cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles

@@ -58,14 +58,14 @@ class Hyperparameters:
     value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
-    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
+    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
-    fp8_grad_scale: float = 448.0  # scales the gradients of the logits
+    fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values; no matrix is tall, none is doubled
+    muon_lr: float = 0.05  # roughly an update's singular values, the same for all shapes
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -76,7 +76,7 @@ class Hyperparameters:
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     train_steps: int = 1670
     scheduled_steps: int = 1670  # the schedules end here
-    cooldown_frac: float = 0.45  # of scheduled_steps, so that it shrinks with the run
+    cooldown_frac: float = 0.45  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles

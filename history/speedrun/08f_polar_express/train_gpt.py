@@ -76,14 +76,14 @@ class Hyperparameters:
     value_embed_pattern: str = "12......012"  # each layer's value-embedding table; . = none
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
-    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
+    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
-    fp8_grad_scale: float = 448.0  # scales the gradients of the logits
+    fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.06  # roughly an update's singular values; no matrix is tall, none is doubled
+    muon_lr: float = 0.06  # roughly an update's singular values, the same for all shapes
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -94,7 +94,7 @@ class Hyperparameters:
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     train_steps: int = 1670
     scheduled_steps: int = 1630  # the schedules end here
-    cooldown_frac: float = 0.5  # of scheduled_steps, so that it shrinks with the run
+    cooldown_frac: float = 0.5  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_start: int = 384  # previous tokens that a token sees in the first stage
@@ -203,7 +203,7 @@ def polar_express(matrices, dtype, use_triton=False):
     [0.001, 1] to about [0.86, 1.14].
     """
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # at most 1, with a margin
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
     for a, b, c in POLAR_EXPRESS:
         A = symmetric_product(X, use_triton=use_triton)  # XX'
         B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'

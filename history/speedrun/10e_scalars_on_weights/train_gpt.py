@@ -80,9 +80,9 @@ class Hyperparameters:
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
-    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs into FP8's range
+    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
-    fp8_grad_scale: float = 448.0  # scales the gradients of the logits
+    fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
@@ -107,7 +107,7 @@ class Hyperparameters:
     scheduled_steps: int = 2120  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.51  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.93  # about 3^0.6
-    cooldown_frac: float = 0.55  # of scheduled_steps, so that it shrinks with the run
+    cooldown_frac: float = 0.55  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
@@ -216,7 +216,7 @@ def polar_express(matrices, dtype, use_triton=False):
     [0.001, 1] to about [0.86, 1.14].
     """
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # at most 1, with a margin
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
     for a, b, c in POLAR_EXPRESS:
         A = symmetric_product(X, use_triton=use_triton)  # XX'
         B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'

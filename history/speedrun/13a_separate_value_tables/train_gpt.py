@@ -125,7 +125,7 @@ class Hyperparameters:
     scheduled_steps: int = 1535  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5
-    cooldown_frac: float = 0.55  # of scheduled_steps, so that it shrinks with the run
+    cooldown_frac: float = 0.55  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
@@ -278,7 +278,7 @@ def polar_express(matrices, dtype, use_triton=False):
     [0.001, 1] to about [0.86, 1.14].
     """
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # at most 1, with a margin
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
     for a, b, c in POLAR_EXPRESS:
         A = symmetric_product(X, use_triton=use_triton)  # XX'
         B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
