@@ -306,7 +306,7 @@ class Rotary(nn.Module):
 
 
 def attention_mask(inputs, window, args):
-    """The mask of `inputs` (B, T): a token sees its document, `window` tokens back.
+    """The mask of `inputs` (B, T): a token sees its document, as far back as `window` reaches.
 
     FlexAttention (arXiv 2412.05496) skips tiles in which nothing is visible and applies the rule,
     exact to the token, in partly visible ones.
