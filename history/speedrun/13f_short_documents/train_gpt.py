@@ -46,7 +46,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """FA3 on Hopper with flash_attn_interface installed, FA2 from Ampere on, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -68,13 +68,13 @@ class Hyperparameters:
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
     first_document_len: int = 896  # tokens kept per document in the first stage
-    max_document_len: int = 2048  # tokens kept per training document; the rest is skipped
+    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
-    layer_without_attention: int = 6  # counted from 0
+    layer_without_attention: int = 6  # counted from 0: an MLP only, so a step is cheaper
     value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
     bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
     bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
@@ -85,9 +85,9 @@ class Hyperparameters:
     window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 448 / 1.6  # the same for its weights
-    fp8_grad_scale: float = 448 / 0.75  # the same for its logits' gradients
-    num_heads: int = 6
+    fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
+    fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
+    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output
@@ -117,18 +117,18 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for all of these
     small_beta1: float = 0.9  # for gates and scalars, without x0_weights
     small_beta2: float = 0.99
-    adam_eps: float = 8e-10  # the record's 1e-10, times 8: ranks are summed
+    adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
     head_decay_factor: float = 150.0  # for the embedding, too
-    adam_every: int = 2  # optimizer steps per Adam step
+    adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
     train_steps: int = 1530
     scheduled_steps: int = 1490  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5
-    cooldown_frac: float = 0.55
+    cooldown_frac: float = 0.55  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
@@ -180,11 +180,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: stored by the mirrored tile
+            return  # above the diagonal: tiles below it store this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -229,7 +229,7 @@ if find_spec("triton"):
         """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post)."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 rows share cached b
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         i = tile_row * ROWS + tl.arange(0, ROWS)[:, None]
         j = tile_column * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -336,7 +336,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# a, b, c per step, optimal for the singular values after the previous step (arXiv 2505.16932)
+# a, b, c per step, optimal for the singular values that the previous one leaves (arXiv 2505.16932)
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -353,7 +353,7 @@ def polar_express(matrices, dtype, use_triton=False):
     [0.001, 1] to about [0.86, 1.14].
     """
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # no singular value is above 1
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
     for a, b, c in POLAR_EXPRESS:
         A = symmetric_product(X, use_triton=use_triton)  # XX'
         B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
@@ -376,7 +376,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -408,7 +408,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction, eps does not."""
+    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction, so eps is not corrected."""
     grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
@@ -425,7 +425,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # handles; each rank gets only its rows' gradient
+        sums = []  # in flight; each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -439,7 +439,7 @@ class ShardedAdam(torch.optim.Optimizer):
                     grad = torch.empty_like(param.grad[: len(param) // world_size])
                     reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
                 sums.append((group, param, grad, reduced))
-        gathers = []  # handles; sums and gathers overlap other updates
+        gathers = []  # in flight, like sums, while other parameters are updated
         for group, param, grad, reduced in sums:
             reduced.wait()
             rows = param if group["whole"] else param.chunk(world_size)[rank]
@@ -472,7 +472,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters share a shape; the first num_attentions store four (n, n) as (n, 4n).
+        # A group's parameters share a shape; the first num_attentions are four (n, n), as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -496,7 +496,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # handles; each rank gets only its share's gradients
+        scatters = []  # in flight; each rank gets only its share's gradients
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             params = group["params"]
             stack = torch.empty_like(weights)
@@ -504,7 +504,7 @@ class Muon(torch.optim.Optimizer):
             stack[len(params) :] = 0  # zero-padded, so that all shares have one size
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
-        gathers = []  # handles; scatters and gathers overlap other groups
+        gathers = []  # in flight, like scatters, while other groups are updated
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
@@ -517,7 +517,7 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # attention's are four (n, n), orthogonalised separately
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
             parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
             squares = state["mean_square"]
             squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]
@@ -539,7 +539,7 @@ class Muon(torch.optim.Optimizer):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # same for bfloat16
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
 
 
 def init_uniform(weight, scale=0.5):
@@ -575,25 +575,25 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others stay fixed.
+        # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), first window's
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
         self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: YaRN (arXiv 2309.00071), once for each growth."""
+        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
-            turns = old * frequencies.abs() / (2 * math.pi)  # within the old window
+            turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
             frequencies = frequencies * (kept + (1 - kept) * old / new)
             self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
         positions = torch.arange(len(self.cos), device=self.cos.device)
         angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
-        self.cos.copy_(angles.cos())  # in place: dtype and device stay
+        self.cos.copy_(angles.cos())  # in place, which keeps dtype and device
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
@@ -602,7 +602,7 @@ class Rotary(nn.Module):
 
 
 def document_starts(inputs, args):
-    """Document starts in `inputs` (B, T), flattened: int32, padded with B * T."""
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
     size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
@@ -615,7 +615,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     A token has this many slots, one after the other.
     """
     T = slots * inputs.size(1)
-    if args.attention_kernel != "dense":  # document starts, not a mask
+    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = slots * document_starts(inputs, args)
         longest = slots * document_len(inputs.size(1), args) if training else T  # as packed_rows
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -662,7 +662,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # as c_fc and c_proj, for Muon
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -717,7 +717,7 @@ class MLP(nn.Module):
         super().__init__()
         hidden_dim = 4 * args.model_dim
         weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: the shape of c_proj
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
         self.use_triton = args.use_triton
 
@@ -727,7 +727,7 @@ class MLP(nn.Module):
 
 
 def smear(x, weight, gate):
-    """x (B, T, C) plus weight * gate * the previous token's x, even across documents."""
+    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
     return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
@@ -871,7 +871,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, last=False):
         # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # the rotary tables follow it; the last long window is longer
+        self.window = window  # also sets the rotary tables; the last long window is longer
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
@@ -900,7 +900,7 @@ class GPT(nn.Module):
             x = block(x, value_embeds.get(i), x0, bigrams, scalars, attention_gates.get(i),
                       value_gates.get(i), masks)
             outputs.append(x)
-        # This output served later layers, not the prediction.
+        # This output helped later layers; the head does not need it.
         x = x - backout_weight * outputs[self.args.backout_layer]
         x = norm(x)
         cap = height, shift, width = self.cap
@@ -953,8 +953,8 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
     T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
     step has the same number of rows.
-    packed: rows by `packed_rows`; else each starts where the previous one ends. Blocks of B rows
-    go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len(0)
     assert step_tokens % (B * T * world_size) == 0, (
@@ -981,12 +981,12 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
         assert steps > steps_before, (
-            f"no {pattern} with {step_rows} rows of {seq_len(steps)} tokens")
+            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
 
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, which pins memory for its own GPU
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -1089,7 +1089,7 @@ def make_optimizers(model, args):
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
-    half = len(matrices) // 2  # 10 attention + 22 MLP = two groups of 16: 2 per rank
+    half = len(matrices) // 2  # 8 ranks share 16 + 16 without padding, unlike 10 attention + 22 MLP
     muon_groups = [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
@@ -1135,7 +1135,7 @@ def set_hyperparameters(optimizers, step, args):
 
 
 def optimizers_due(optimizers, step, args):
-    """Muon at every step; Adam at every adam_every-th, on gradients accumulated since its last."""
+    """Muon always; Adam every adam_every steps, on the sum of the gradients since its last step."""
     adam, muon = optimizers
     return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
 
@@ -1152,7 +1152,7 @@ def warm_up(model, optimizers, load_train, args):
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
             optimizer.zero_grad()
-    model.zero_grad()  # Adam's gradients may be left over
+    model.zero_grad()  # drops gradients that Adam has not used
     for part, state in zip((model, *optimizers), initial_states, strict=True):
         part.load_state_dict(state)
 
@@ -1178,7 +1178,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
         window = window_size(step, args)
-        if window != model.window or last_step:  # validation uses it too
+        if window != model.window or last_step:  # for validation, too
             model.set_window(window, last_step)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             validation_start = log.now()
@@ -1225,10 +1225,10 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log = Log(args)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # the seed makes all ranks equal
+    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
-        model = torch.compile(model, dynamic=False)
+        torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
+        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size,
