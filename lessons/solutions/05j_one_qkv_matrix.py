@@ -19,7 +19,10 @@ def check_reach(answer):
         4: "that is one short window; the layers come one after the other",
         25: "that counts the token itself, too; how many tokens *back* is the earliest?",
         28: "that counts each window's own token; a window of 8 reaches 8 tokens back, not 9",
-        16: "that is the long layers alone; the short ones carry on, too",
+        16: "that is two or three of the four layers; every layer carries on, the first one too",
+        12: "that is one long and one short layer; there are two of each",
+        20: "one layer of 4 is missing; every layer carries on, the first one too",
+        32: "that is four windows of 8; the two in the middle are 4",
         6: "that is the mean of the windows; they add up",
         256: "windows add up, they do not multiply",
         1024: "windows add up, they do not multiply",
@@ -39,14 +42,17 @@ def one_product(x, weight, num_heads):
 
 
 class _Products(TorchDispatchMode):
-    """Counts matrix products."""
+    """Counts matrix products; a batched one counts once per matrix."""
 
     calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        aten = torch.ops.aten
-        self.calls += func.overloadpacket in (aten.mm, aten.bmm, aten.addmm, aten.baddbmm)
-        return func(*args, **(kwargs or {}))
+        aten, result = torch.ops.aten, func(*args, **(kwargs or {}))
+        if func.overloadpacket in (aten.mm, aten.addmm):
+            self.calls += 1
+        elif func.overloadpacket in (aten.bmm, aten.baddbmm):
+            self.calls += len(result)
+        return result
 
 
 def check_product(answer):
@@ -64,15 +70,19 @@ def check_product(answer):
             f"{name} has the shape {tuple(got.shape)}, not (B, T, H, D) = {tuple(right.shape)}; the"
             " product's last dimension holds 3 C numbers: first q's, then k's, then v's")
         if not torch.allclose(got, right, atol=1e-5):
-            twisted = (x @ weight[0]).view(2, 5, 3, 4)
-            why = ("the weights have to be transposed, as in nn.Linear: x @ w.T"
-                   if name == "q" and torch.allclose(got, twisted, atol=1e-5) else
-                   "of the product's 3 C columns, the first C are all heads of q; view them as"
+            causes = {
+                "the weights have to be transposed, as in nn.Linear: x @ w.T": weight[0].T,
+                "weight.reshape(C, 3 C) tears the matrices apart: put them below each other with"
+                " flatten(0, 1), and transpose": weight.reshape(12, 36)[:, :12].T}
+            why = ("of the product's 3 C columns, the first C are all heads of q; view them as"
                    " (3, H, D), in this order, and take the first dimension apart")
+            for cause, other in causes.items():
+                if name == "q" and torch.allclose(got, (x @ other.T).view(2, 5, 3, 4), atol=1e-5):
+                    why = cause
             raise AssertionError(f"{name} has the right shape but other numbers; {why}")
     assert products.calls == 1, (
-        f"the numbers are right, but you use {products.calls} matrix products; flatten the three"
-        " matrices into one of 3 C rows, and split the result")
+        f"the numbers are right, but you use {products.calls} matrix products (a batched one counts"
+        " once per matrix); flatten the three matrices into one of 3 C rows, and split the result")
 
 
 # ---- 3: a batch size and a rate ----
@@ -135,6 +145,16 @@ def _three_products(x, weight, num_heads):
     return [(x @ each.T).view(*x.shape[:2], num_heads, -1) for each in weight]
 
 
+def _batched(x, weight, num_heads):
+    B, T, C = x.shape
+    return (x[:, None] @ weight.mT).view(B, 3, T, num_heads, -1).unbind(1)
+
+
+def _torn_apart(x, weight, num_heads):
+    B, T, C = x.shape
+    return (x @ weight.reshape(C, 3 * C)).view(B, T, 3, num_heads, -1).unbind(2)
+
+
 def _heads_first(x, weight, num_heads):
     B, T, C = x.shape
     return F.linear(x, weight.flatten(0, 1)).view(B, T, num_heads, 3, -1).unbind(3)
@@ -161,7 +181,7 @@ EXERCISES = {
             "8 + 4 + 4 + ...",
         ],
         solution=24,
-        wrong=[8, 4, 25, 28, 16, 6, 1024, "far"],
+        wrong=[8, 4, 25, 28, 16, 12, 20, 32, 6, 1024, "far"],
     ),
     "2": dict(
         check=check_product,
@@ -174,7 +194,7 @@ EXERCISES = {
             "F.linear(x, weight.flatten(0, 1)).view(...).unbind(2)",
         ],
         solution=one_product,
-        wrong=[_three_products, _heads_first, _not_transposed, _not_split],
+        wrong=[_three_products, _batched, _torn_apart, _heads_first, _not_transposed, _not_split],
     ),
     "3": dict(
         check=check_choice,

@@ -54,6 +54,11 @@ def check_aligned(answer):
             why = f"two of them overlap: the next row begins {T} tokens later at the earliest"
         elif result and result[-1] + T + 1 > length:
             why = "the last one has no target for its last token: a row needs T + 1 tokens"
+        elif not result or result[0] != right[0]:
+            why = "the first row begins with the first document, wherever that starts"
+        elif result == right[: len(result)]:
+            why = (f"the row at {right[len(result)]} is missing; it needs no document after it, only"
+                   " start + T + 1 <= length")
         elif len(result) < len(right):
             why = ("a row is missing; the next row may begin exactly T tokens after the last one,"
                    " as its first token is only the target of the last")
@@ -159,6 +164,20 @@ def _one_later(starts, length, T):
     return rows
 
 
+def _not_at_zero(starts, length, T):
+    rows, end = [], 0
+    for start in starts:
+        if start > end and start + T + 1 <= length:
+            rows.append(start)
+            end = start + T - 1
+    return rows
+
+
+def _needs_a_next(starts, length, T):
+    """The snapshot's rule, which also needs a document after the row."""
+    return [start for start in aligned(starts, length, T) if max(starts) >= start + T]
+
+
 def _without_target(starts, length, T):
     return aligned(starts, length + 1, T)
 
@@ -206,7 +225,8 @@ EXERCISES = {
             " position = start + ...",
         ],
         solution=aligned,
-        wrong=[_every_start, _one_later, _without_target, _not_aligned],
+        wrong=[_every_start, _one_later, _not_at_zero, _needs_a_next, _without_target,
+               _not_aligned],
     ),
     "3": dict(
         check=check_choice,

@@ -1,6 +1,7 @@
 """Exercises of lesson 05o: their checks, hints and solutions."""
 
 import math
+import time
 from functools import cache
 
 import torch
@@ -38,6 +39,14 @@ def lower_tile(program):
     return row, program - row * (row + 1) // 2
 
 
+def _row_by_row(program):
+    row = 0
+    while program > row:
+        row += 1
+        program -= row
+    return row, program
+
+
 def check_lower_tile(answer):
     assert callable(answer), f"expected the function lower_tile, not {answer!r}"
     for side in (1, 2, 3, 6, 24):
@@ -59,6 +68,17 @@ def check_lower_tile(answer):
         assert not outside, (
             f"the first {count} programs must fill a triangle of {side} rows of tiles, but one of"
             f" them got {outside[0]}; finish a row before you begin the next")
+        order = [tile for tile, right in zip(seen, sorted(seen), strict=True) if tile != right]
+        assert not order, (
+            f"program {seen.index(order[0])} got {order[0]}; each tile has one program, but in a"
+            " row the columns go from 0 to the diagonal")
+    start = time.perf_counter()
+    answer(10**12)
+    took = time.perf_counter() - start
+    assert took < 0.1, (
+        f"program 10^12 takes {took:.1f} s: its row is number 1,414,213, so a loop over rows takes"
+        " that many turns, and for 2^60 a thousand times as many; solve r (r + 1) / 2 <= program"
+        " for r with math.isqrt")
     for program in (10**9, 2**60 - 1, (2**30 + 1) * 2**29 - 1, (2**30 + 1) * 2**29):
         row, column = answer(program)
         assert row * (row + 1) // 2 + column == program and 0 <= column <= row, (
@@ -189,6 +209,9 @@ EXERCISES = {
             lambda program: (int(program**0.5), program - int(program**0.5) ** 2),
             lambda program: lower_tile(program)[::-1],
             lambda program: (lower_tile(program)[0], 0),
+            lambda program: (lower_tile(program)[0], lower_tile(program)[0]
+                             - lower_tile(program)[1]),
+            _row_by_row,
             lambda program: (program, 0),
             lambda program: (int(((8 * program + 1) ** 0.5 - 1) / 2),
                              program - int(((8 * program + 1) ** 0.5 - 1) / 2)
