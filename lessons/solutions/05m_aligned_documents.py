@@ -57,8 +57,8 @@ def check_aligned(answer):
         elif not result or result[0] != right[0]:
             why = "the first row begins with the first document, wherever that starts"
         elif result == right[: len(result)]:
-            why = (f"the row at {right[len(result)]} is missing; it needs no document after it, only"
-                   " start + T + 1 <= length")
+            why = (f"the row at {right[len(result)]} is missing; it needs no document after it,"
+                   " only start + T + 1 <= length")
         elif len(result) < len(right):
             why = ("a row is missing; the next row may begin exactly T tokens after the last one,"
                    " as its first token is only the target of the last")

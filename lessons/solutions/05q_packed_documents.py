@@ -53,7 +53,7 @@ def end_loss(pack, longest):
     def rows(shard, T, args):
         tokens = np.array(shard)
         documents = np.split(tokens, np.flatnonzero(tokens == args.bos_id))[1:]
-        return pack(documents, T, longest)
+        return iter(pack(documents, T, longest))  # a list of rows serves, too
 
     module.packed_rows = rows
     try:
@@ -88,9 +88,16 @@ def check_pack(answer):
             " what the row still needs, and a row that stays incomplete is dropped")
         pieces = np.split(row, np.flatnonzero(np.diff(row) != 1) + 1)
         has = ", ".join(f"{piece[0]} to {piece[-1]}" for piece in pieces)
+        starts = {document[0] for document in documents}
+        torn = [piece for piece in pieces if piece[0] not in starts]
+        why = "Each document is used once, in order, and fills the row as far as it goes"
+        if torn:
+            why = (f"No document begins at {torn[0][0]}: what is cut off, by `longest` or by a row's"
+                   " end, is never read")
+        elif max(len({*document} & {*row}) for document in documents) > 6:
+            why = "A document gives a row at most `longest` tokens"
         assert number < 2 and row == right[number], (
-            f"row {number} has the tokens {has}. {told}. Each document is used"
-            " once, from its beginning, and is never continued in another row")
+            f"row {number} has the tokens {has}. {told}. {why}")
     assert len(rows) == 2, f"expected 2 whole rows, got {len(rows)}. {told}"
     ours, theirs = end_loss(answer, 128), loss_of_whole_documents()
     assert ours < theirs - MARGIN, (
@@ -132,11 +139,13 @@ def check_stages(answer):
         assert values <= count, (
             f"{told}: your plan {plan} has {values} different windows, so it is compiled"
             f" {values} times; give neighbouring steps the same window")
-        best = sum(stages(wanted, count))
-        why = ("stages of equal length are not always best: try every set of windows"
+        best = stages(wanted, count)
+        why = ("no rule (equal lengths, equal sizes, the largest jumps) is always best: try every"
+               " set of windows"
                if values > 1 else f"you use one window, where {count} are allowed")
-        assert sum(plan) <= best, (
-            f"{told}: your plan {plan} adds up to {sum(plan)}, but {best} is possible; {why}")
+        assert sum(plan) <= sum(best), (
+            f"{told}: your plan {plan} adds up to {sum(plan)}, but the windows {sorted(set(best))}"
+            f" give {sum(best)}; {why}")
 
 
 # ---- typical wrong answers: every check must refuse them ----
@@ -155,6 +164,12 @@ def _goes_on(documents, T, longest):
     pieces = (document[i : i + longest] for document in documents
               for i in range(0, len(document), longest))
     return pack(pieces, T, longest)
+
+
+def _rest_in_the_next_row(documents, T, longest):
+    tokens = np.concatenate([document[:longest] for document in documents])
+    for start in range(0, len(tokens) - T, T + 1):
+        yield tokens[start : start + T + 1]
 
 
 def _keeps_the_last(documents, T, longest):
@@ -191,6 +206,13 @@ def _stage_starts(wanted, count):
     return [wanted[step // size * size] for step in range(len(wanted))]
 
 
+def _largest_jumps(wanted, count):
+    sizes = sorted(set(wanted))
+    jumps = sorted(range(len(sizes) - 1), key=lambda i: sizes[i] - sizes[i + 1])[: count - 1]
+    chosen = [*sorted(sizes[i] for i in jumps), sizes[-1]]
+    return [min(size for size in chosen if size >= want) for want in wanted]
+
+
 def _stage_list(wanted, count):
     return sorted(set(stages(wanted, count)))
 
@@ -219,7 +241,8 @@ EXERCISES = {
             " if lacking == 0: yield np.concatenate(row); ...",
         ],
         solution=pack,
-        wrong=[_without_target, _not_cut, _goes_on, _keeps_the_last, _row_by_row],
+        wrong=[_without_target, _not_cut, _goes_on, _rest_in_the_next_row, _keeps_the_last,
+               _row_by_row],
     ),
     "3": dict(
         check=check_stages,
@@ -234,6 +257,6 @@ EXERCISES = {
             " plan; min(plans, key=sum) the best.",
         ],
         solution=stages,
-        wrong=[_as_wanted, _equal_thirds, _widest, _stage_starts, _stage_list],
+        wrong=[_as_wanted, _equal_thirds, _largest_jumps, _widest, _stage_starts, _stage_list],
     ),
 }

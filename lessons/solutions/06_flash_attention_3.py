@@ -18,12 +18,13 @@ def in_one_pass(blocks):
     return above / below
 
 
-def read_once(scores, values, size):
-    """Yields blocks of `size` keys; what was yielded before becomes nan, as if overwritten."""
+def read_once(scores, values, size, kept=False):
+    """Yields blocks of `size` keys; unless `kept`, a block becomes nan with the next, as if
+    overwritten."""
     for start in range(0, scores.size(1), size):
         block = scores[:, start : start + size].clone(), values[start : start + size].clone()
         yield block
-        for tensor in block:
+        for tensor in () if kept else block:
             tensor.fill_(torch.nan)
 
 
@@ -38,7 +39,13 @@ def check_one_pass(answer):
                              "; sum above and below over all keys, divide once"),
         "scores that rise": (scores + torch.arange(24), 7,
                              "; when a larger score comes, both sums shrink by one factor"),
-        "large scores": (100 * scores, 7, "; subtract the largest score before exp"),
+        "large scores": (100 * (scores - scores.amax(1, keepdim=True)) + 250, 7,
+                         "; subtract the largest score before exp"),
+        "a different level for each query": (
+            scores + 200 * torch.arange(5)[:, None], 7,
+            "; each query needs a largest score of its own: amax(1, keepdim=True)"),
+        "scores far below 0": (scores - 200, 7, "; the first largest score must be below any score"
+                                                " that may come, and 0 is not"),
         "scores of -inf": (hidden, 7, "; -inf minus -inf is nan: let the first largest score be"
                                       " finite, below any score that may come"),
     }
@@ -50,7 +57,10 @@ def check_one_pass(answer):
             f"expected a result of shape (Q, D) = {tuple(exact.shape)}, got {tuple(result.shape)};"
             " sums over the keys of a block keep a row for each query")
         if name == "a single block" and result.isnan().any():
-            why = "; a block is overwritten as soon as you take the next: use it before"
+            again = answer(read_once(case, values, size, kept=True))
+            why = ("; what is summed already shrinks by exp(old - new largest), which is never"
+                   " above 1" if again.isnan().any() else
+                   "; a block is overwritten as soon as you take the next: use it before")
         worst = (result - exact).abs().nan_to_num(torch.inf).amax(1).argmax()
         got, right = ([round(x, 3) for x in row[worst].tolist()] for row in (result, exact))
         assert torch.allclose(result, exact, atol=1e-4), (
@@ -144,19 +154,30 @@ def check_slowed(answer):
     assert not result.isnan().any(), (
         "a pair that never rotates gets nan; compute with turns, and do not divide by a frequency")
     why = {
-        0: "a pair that turns 100 times keeps its frequency: is gamma clamped to 1?",
-        1: "a pair that turns 32 times just keeps its frequency",
-        2: "with 16.5 turns gamma is 0.5: the pair keeps (0.5 + 0.5 x 400/800) of it",
-        3: "a pair that turns once slows down fully, by old / new",
-        4: "below one turn gamma is clamped to 0: the pair slows by old / new, not by more",
+        0: "it should keep its frequency; gamma, here 99 / 31, should be clamped to 1",
+        1: "with 32 turns gamma is 31 / 31: the pair keeps its frequency",
+        2: "with 16.5 turns gamma is 15.5 / 31 = 0.5: the pair keeps 0.5 + 0.5 x 400/800 of it",
+        3: "with one turn gamma is 0: the pair slows down fully, by old / new",
+        4: "below one turn gamma should be clamped to 0: the pair slows by old / new, not by more",
     }
+    causes = {
+        "you count radians, not turns: divide by 2 pi": 2 * math.pi * frequencies,
+        "you count the turns within the new window": 2 * frequencies}
+    causes = {cause: slowed(each, 400, 800) * frequencies / each.clamp(min=1e-9)
+              for cause, each in causes.items()}
+    kept = ((turns - 1) / 31).clamp(0, 1)
+    causes["you exchange gamma and 1 - gamma: gamma is the share that keeps its frequency"] = (
+        frequencies * (1 - kept + kept / 2))
+    causes["all pairs slow down alike, the fast ones too"] = frequencies / 2
+    causes["the slow pairs get faster: they slow down by old / new"] = frequencies * (2 - kept)
+    named = [cause for cause, each in causes.items() if torch.allclose(result, each)]
     for pair, text in why.items():
+        text = named[0] if named else text
         share, right = ((each[pair] / frequencies[pair]).item()
                         for each in (result, slowed(frequencies, 400, 800)))
         assert abs(share - right) < 1e-4, (
             f"window 400 to 800: the pair that makes {turns[pair]:g} turns within 400 tokens goes"
-            f" on with {share:.4g} of its frequency, not {right:.4g}; {text}. The turns within the"
-            " old window are old x frequency / 2 pi")
+            f" on with {share:.4g} of its frequency, not {right:.4g}; {text}")
     ours, before = jumps_at_growth(answer, unchanged)
     assert ours < before / 2, (
         f"the loss jumps by {ours:.4f} with your frequencies and by {before:.4f} with the old ones;"
@@ -214,6 +235,36 @@ def _minus_infinity(blocks):
     return above / below
 
 
+def _from_zero(blocks):
+    largest, above, below = torch.tensor(0.0), 0, 0
+    for scores, values in blocks:
+        before, largest = largest, scores.amax(1, keepdim=True).maximum(largest)
+        weights, shrink = (scores - largest).exp(), (before - largest).exp()
+        above = shrink * above + weights @ values
+        below = shrink * below + weights.sum(1, keepdim=True)
+    return above / below
+
+
+def _one_largest_for_all(blocks):
+    largest, above, below = torch.tensor(-1e30), 0, 0
+    for scores, values in blocks:
+        before, largest = largest, scores.amax().maximum(largest)
+        weights, shrink = (scores - largest).exp(), (before - largest).exp()
+        above = shrink * above + weights @ values
+        below = shrink * below + weights.sum(1, keepdim=True)
+    return above / below
+
+
+def _grows(blocks):
+    largest, above, below = torch.tensor(-1e30), 0, 0
+    for scores, values in blocks:
+        before, largest = largest, scores.amax(1, keepdim=True).maximum(largest)
+        weights, shrink = (scores - largest).exp(), (largest - before).exp()
+        above = shrink * above + weights @ values
+        below = shrink * below + weights.sum(1, keepdim=True)
+    return above / below
+
+
 def _all_slower(frequencies, old, new):
     return frequencies * old / new
 
@@ -253,7 +304,7 @@ EXERCISES = {
         ],
         solution=in_one_pass,
         wrong=[_no_largest, _never_shrinks, _shrinks_one, _mean_of_blocks, _collects,
-               _minus_infinity],
+               _minus_infinity, _from_zero, _one_largest_for_all, _grows],
     ),
     "2": dict(
         check=check_pairs,

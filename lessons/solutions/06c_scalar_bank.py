@@ -97,12 +97,16 @@ def check_rounding(answer):
         known = {round(one, 9) for one in ends} | {round(torch.tensor(value).bfloat16().item(), 9)}
         assert seen <= known, (
             f"{value:g} becomes {sorted(seen)[:4]}, but its neighbours in bfloat16 are"
-            f" {sorted(ends)}; the noise must be smaller than the distance of two neighbours")
+            f" {sorted(ends)}; the noise must be below the distance of two neighbours, which"
+            " doubles with each power of two")
+        assert len(seen) > 1 or value in ends, (
+            f"each of 20,000 copies of {value:g} becomes {sample[0, column].item():.6g}; some should"
+            " become the other neighbour: draw for each entry, over the neighbours' whole distance")
         gap = abs(max(ends) - min(ends))
         mean = sample[:, column].mean().item()
         assert abs(mean - value) < 0.05 * gap, (
-            f"{value:g} becomes {mean:.6g} on average; the nearer neighbour has to come more often,"
-            " in proportion to the distances (and only one of the two, if x is representable)")
+            f"{value:g} becomes {mean:.6g} on average; the nearer neighbour should come more often,"
+            " in proportion to the distances (and a number that bfloat16 has should stay itself)")
     ours, theirs = trained_error(answer), trained_error(nearest)
     assert ours < theirs / 4, (
         f"the regression ends {ours:.4f} off with your rounding, {theirs:.4f} with the nearest"
@@ -171,6 +175,15 @@ def _noise_too_small(x):
     return ((x.view(torch.int32) + noise) & -65_536).view(torch.float32).bfloat16()
 
 
+def _one_draw(x):
+    noise = torch.randint(0, 1 << 16, (1,), dtype=torch.int32)
+    return ((x.view(torch.int32) + noise) & -65_536).view(torch.float32).bfloat16()
+
+
+def _one_grid(x):
+    return ((x * 128 + torch.rand_like(x)).floor() / 128).bfloat16()
+
+
 def _gaussian(x):
     return (x + 0.01 * torch.randn_like(x)).bfloat16()
 
@@ -179,7 +192,7 @@ EXERCISES = {
     "1": dict(
         check=check_bank,
         hints=[
-            "In which order do the numbers stand, so that one layer's are together?",
+            "Which order of the numbers keeps one layer's together?",
             "A row of len(initial) numbers for each layer; then -n % 8 more entries, where n is the"
             " length so far.",
             "make: a tensor of [*initial.values()] * num_layers, padded. read: take the used part,"
@@ -201,7 +214,7 @@ EXERCISES = {
             "((x.view(torch.int32) + noise) & -65_536).view(...).bfloat16()",
         ],
         solution=round_stochastically,
-        wrong=[nearest, _up_or_down_evenly, _noise_too_small, _gaussian],
+        wrong=[nearest, _one_draw, _one_grid, _up_or_down_evenly, _noise_too_small, _gaussian],
     ),
     "3": dict(
         check=check_stream,

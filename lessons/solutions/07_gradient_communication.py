@@ -16,11 +16,12 @@ def check_bytes(answer):
         raise AssertionError(f"expected a number of bytes, not {answer!r}") from None
     meanings = {
         30_000: "that is right for five matrices, but four ranks take equal shares of whole"
-                " matrices: how many slots are that?",
-        24_000: "that is one of the two directions; gradients go out, parameters come back",
+                " matrices: how many places do they fill?",
+        24_000: "that is one of the two halves; gradients go out, parameters come back",
         64_000: "that counts a rank's own part too, which it need not send",
         42_000: "that is the parent's: an all-reduce of five matrices and a gather in bfloat16",
         36_000: "parameters come back in float32, not in bfloat16 as the parent's updates do",
+        40_000: "that is all five matrices, there and back; a rank sends shares, of padded stacks",
         16_000: "that is one rank's share, there and back; in a ring it passes on others' as well",
     }
     if value != 48_000:
@@ -70,6 +71,16 @@ def _keeps_its_rows(rank, world_size, params, grads, states, scatter, gather, up
         gathers.append(gather(rows))
     for whole in gathers:
         whole.wait()
+
+
+def _other_tensors(rank, world_size, params, grads, states, scatter, gather, update):
+    scatters = [scatter(grad) for grad in grads]
+    gathers = []
+    for param, state, mean in zip(params, states, scatters, strict=True):
+        rows = param.chunk(world_size)[rank]
+        update(rows, mean.wait(), state)
+        gathers.append(gather(rows))
+    params[:] = [whole.wait() for whole in gathers]
 
 
 def _first_rows(rank, world_size, *rest):
@@ -183,10 +194,13 @@ def train_by_rows(answer, world_size, steps):
         for param, mean, state in zip(params, means, whole_states, strict=True):
             adam(param, mean, state)
         for rank in range(world_size):
-            link = Rank(rank, world_size, means, params)
-            answer(rank, world_size, theirs[rank], [grad.clone() for grad in grads[rank]],
+            link, given = Rank(rank, world_size, means, params), list(theirs[rank])
+            answer(rank, world_size, given, [grad.clone() for grad in grads[rank]],
                    states[rank], link.scatter, link.gather, adam)
             where = f"rank {rank} of {world_size}, step {step + 1}"
+            assert all(new is old for new, old in zip(given, theirs[rank], strict=True)), (
+                f"{where}: you put other tensors into the list; the model still holds the old ones:"
+                " copy the gathered values into them, with param.copy_")
             for number, (ours, right) in enumerate(zip(theirs[rank], params, strict=True)):
                 wrong = [row for row in range(ROWS) if not ours[row].allclose(right[row])]
                 assert not wrong, (
@@ -352,9 +366,9 @@ EXERCISES = {
     "1": dict(
         check=check_bytes,
         hints=[
-            "Four ranks take whole matrices, equally many. How many slots do five matrices need?",
-            "A reduce-scatter sends (p - 1) / p of the bytes in all slots; so does an all-gather.",
-            "Two slots a rank, so eight slots of 4,000 bytes. Three quarters of that, twice.",
+            "Four ranks have the same number of places for whole matrices. How many do five need?",
+            "A reduce-scatter sends (p - 1) / p of the bytes of all places; so does an all-gather.",
+            "Two places per rank, so eight places of 4,000 bytes. Three quarters of that, twice.",
             "2 * 3 / 4 * 32,000.",
         ],
         solution=48_000,
@@ -376,8 +390,8 @@ EXERCISES = {
             "    gathers.append(gather(rows))",
         ],
         solution=sharded_step,
-        wrong=[_waits_at_once, _gathers_at_the_end, _keeps_its_rows, _first_rows, _own_gradients,
-               _forgets, _whole_parameters],
+        wrong=[_waits_at_once, _gathers_at_the_end, _keeps_its_rows, _other_tensors, _first_rows,
+               _own_gradients, _forgets, _whole_parameters],
     ),
     "3": dict(
         check=check_rounds,

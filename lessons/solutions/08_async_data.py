@@ -23,6 +23,8 @@ def check_depth(answer):
         134: "that covers the change with ordinary batches of 3 ms; what covers it are steps",
         400: "that is the change in ms; count the steps of 90 ms that cover it",
     }
+    assert value == round(value), (
+        f"{value:g} is not a whole number; after four batches the change is not hidden yet")
     if value != 5:
         raise AssertionError(
             f"{value:g} is not the smallest number of batches;"
@@ -360,7 +362,7 @@ EXERCISES = {
             "400 / 90 = 4.4...",
         ],
         solution=5,
-        wrong=[1, 4, 6, 134, 400, "some"],
+        wrong=[1, 4, 400 / 90, 6, 134, 400, "some"],
     ),
     "2": dict(
         check=check_ranks,

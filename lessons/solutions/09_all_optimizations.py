@@ -15,7 +15,7 @@ def check_places(answer):
         5: "that is for one batch of all 35; the snapshot cuts them into two, of 17 and 18",
         7: "that is the group of 17 alone; the other one has empty places, too",
         6: "that is the group of 18 alone; the other one has empty places, too",
-        0: "35 is no multiple of 8",
+        0: "neither 17 nor 18 is a multiple of 8",
         14: "35 matrices make groups of 17 and 18, not twice 17",
         3: "that is 35 less the 32 of the record; count the places that stay empty",
         48: "that is all places, also the taken ones",
@@ -23,7 +23,7 @@ def check_places(answer):
     if value != 13:
         raise AssertionError(
             f"expected the empty places of both large groups, got {value:g};"
-            f" {meanings.get(value, 'each GPU has equally many places of a group, rounded up')}")
+            f" {meanings.get(value, 'in a group each GPU has the same number of places, rounded up')}")
 
 
 # ---- 2: the best cubic ----
@@ -179,8 +179,10 @@ def check_smear(answer):
         "a token's vector changes if a later token does: the future leaks in. Where do the first"
         " tokens get their neighbours from?")
     cases = {
-        "weights (1, 0), gates of 0 (one back, times a half)": ((1, 0), 0),
-        "weights (0, 1), gates of 0 (two back, times a half)": ((0, 1), 0),
+        "weights (1, 0), gates of 0 (half of the token one back is added, of x as it was)":
+            ((1, 0), 0),
+        "weights (0, 1), gates of 0 (half of the token two back is added, of x as it was)":
+            ((0, 1), 0),
         "weights (1, 0) and random gates (row 0 is the first weight's, and the token that looks"
         " back is the one that is read)": ((1, 0), 1),
         "weights (0, 1) and random gates (row 1 is the second weight's)": ((0, 1), 1),
@@ -190,7 +192,7 @@ def check_smear(answer):
         inputs = x, torch.tensor(pair, dtype=torch.float32), factor * gates
         off = (answer(*inputs) - smear_two(*inputs)).abs().amax((0, 2))
         wrong = (off > 1e-5).nonzero().flatten().tolist()
-        assert not wrong, f"with {name} the tokens at places {wrong} are not what they must be"
+        assert not wrong, f"with {name} the tokens at places {wrong} are not what they should be"
     ours, theirs = loss_with(answer), loss_with(_one_back)
     assert ours < theirs / 3, (
         f"expected less than a third of the loss with one look back, {theirs:.3f}, got {ours:.3f};"
