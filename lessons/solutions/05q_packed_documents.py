@@ -92,8 +92,8 @@ def check_pack(answer):
         torn = [piece for piece in pieces if piece[0] not in starts]
         why = "Each document is used once, in order, and fills the row as far as it goes"
         if torn:
-            why = (f"No document begins at {torn[0][0]}: what is cut off, by `longest` or by a row's"
-                   " end, is never read")
+            why = (f"No document begins at {torn[0][0]}: what is cut off, by `longest` or by a"
+                   " row's end, is never read")
         elif max(len({*document} & {*row}) for document in documents) > 6:
             why = "A document gives a row at most `longest` tokens"
         assert number < 2 and row == right[number], (

@@ -100,8 +100,8 @@ def check_rounding(answer):
             f" {sorted(ends)}; the noise must be below the distance of two neighbours, which"
             " doubles with each power of two")
         assert len(seen) > 1 or value in ends, (
-            f"each of 20,000 copies of {value:g} becomes {sample[0, column].item():.6g}; some should"
-            " become the other neighbour: draw for each entry, over the neighbours' whole distance")
+            f"each of 20,000 copies of {value:g} becomes {sample[0, column].item():.6g}; some"
+            " should become the other neighbour: draw for each entry, over the whole distance")
         gap = abs(max(ends) - min(ends))
         mean = sample[:, column].mean().item()
         assert abs(mean - value) < 0.05 * gap, (

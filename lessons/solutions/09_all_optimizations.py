@@ -23,7 +23,7 @@ def check_places(answer):
     if value != 13:
         raise AssertionError(
             f"expected the empty places of both large groups, got {value:g};"
-            f" {meanings.get(value, 'in a group each GPU has the same number of places, rounded up')}")
+            f" {meanings.get(value, 'all GPUs have the same number of places in a group')}")
 
 
 # ---- 2: the best cubic ----
