@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -519,11 +520,23 @@ def check(exercise: str, answer=MISSING):
         _exercise(exercise)["check"](answer)
     except Exception as problem:  # the learner's own code runs in there
         said = f"{problem}" or type(problem).__name__
+        if not isinstance(problem, AssertionError):
+            said = f"{_line_of(answer, problem)} raises {type(problem).__name__}: {said}"
         stop = "" if said.endswith(("?", ".")) else "."
         print(f"Not yet: {said}{stop} Stuck? lesson.hint({exercise!r}, 1)")
         return False
     print(f"Exercise {exercise} is right.")
     return True
+
+
+def _line_of(answer, problem: Exception) -> str:
+    """The answer's line in which a problem arose, in words."""
+    functions = [answer, *vars(answer).values()] if isinstance(answer, type) else [answer]
+    files = {function.__code__.co_filename for function in functions
+             if inspect.isfunction(function)}
+    lines = [frame.line for frame in traceback.extract_tb(problem.__traceback__)
+             if frame.filename in files and frame.line]
+    return f"your line `{lines[-1]}`" if lines else "your answer"
 
 
 def _is_empty(definition) -> bool:
