@@ -16,6 +16,8 @@ def check_length(answer):
              " the sum of squares",
         1.58: "that is the matrix's length divided by 2; two neurons of it make a matrix that is"
               " shorter by a factor of sqrt(2)",
+        3.0: "that is the second neuron's length before; both end equally long, but the matrix does"
+             " not become longer",
         3.16: "that is the whole matrix's length; two neurons share it",
         4.47: "without c both are as long as 1 / sqrt(0.05), whatever the matrix was; c gives the"
               " matrix its old length back",
@@ -82,6 +84,17 @@ def _turned(updates, mean_square, beta):
     return even_out(updates, mean_square, 1 - beta)
 
 
+def _per_column(updates, mean_square, beta):
+    scaled = _without_norm(updates, mean_square, beta)
+    old, new = (t.norm(dim=-2, keepdim=True) for t in (updates, scaled))
+    return scaled * old / new.clamp(min=1e-10)
+
+
+def _without_keepdim(updates, mean_square, beta):
+    mean_square.lerp_(updates.square().mean(-2), 1 - beta)
+    return updates / mean_square.sqrt()
+
+
 def _not_a_number(updates, mean_square, beta):
     mean_square.lerp_(updates.square().mean(-2, keepdim=True), 1 - beta)
     scaled = updates / mean_square.sqrt()
@@ -96,7 +109,14 @@ def check_even_out(answer):
     updates[1] *= 5
     before = torch.rand(3, 1, 6, generator=draw)
     means, kept = before.clone(), updates.clone()
-    result = answer(updates, means, 0.8)
+    try:
+        result = answer(updates, means, 0.8)
+    except RuntimeError as problem:
+        if "shape" not in f"{problem}":
+            raise
+        raise AssertionError(
+            f"{problem}: updates are (N, m, n) and mean_square (N, 1, n), a number per column; take"
+            " the mean over dim -2 and keep that dimension, keepdim=True") from None
     assert isinstance(result, torch.Tensor), (
         f"your function returns {result!r}; return the scaled updates")
     assert torch.equal(updates, kept), (
@@ -121,6 +141,9 @@ def check_even_out(answer):
     assert torch.allclose(lengths, wanted, rtol=1e-4), (
         f"the first matrix had length {wanted[0]:.3f} and has {lengths[0]:.3f} now; multiply each"
         " matrix by a number of its own, which gives it its old length back")
+    assert not torch.allclose(result, updates, atol=1e-5), (
+        "your result is the updates: each column gets its own old length back, which undoes the"
+        " division. Give the length back to the whole matrix, by one number")
     names = {
         "this step's squares alone, without the mean of earlier steps": _without_memory,
         "the mean from before this step; update it first": _the_old_mean,
@@ -177,6 +200,10 @@ def everything(weight, update):
     return weight
 
 
+def _by_if(weight, update):
+    return weight if weight * update > 0 else 0 * weight
+
+
 def nothing(weight, update):
     return torch.zeros_like(weight)
 
@@ -185,7 +212,14 @@ def check_removed(answer):
     assert callable(answer), f"expected the function removed, not {answer!r}"
     weight, update = torch.tensor([[2.0, -2.0], [2.0, -2.0]]), torch.tensor([[1.0], [-1.0]])
     update = update.expand(2, 2).contiguous()
-    part = answer(weight.clone(), update.clone())
+    try:
+        part = answer(weight.clone(), update.clone())
+    except RuntimeError as problem:
+        if "ambiguous" not in f"{problem}":
+            raise
+        raise AssertionError(
+            "an `if` decides once for the whole tensor; each weight needs its own decision, so"
+            " multiply by a mask") from None
     assert isinstance(part, torch.Tensor) and part.shape == weight.shape, (
         f"for weights of shape (2, 2) your rule returns {part!r}; return a tensor of that shape")
     growing = (part * weight < 0).nonzero().tolist()
@@ -200,6 +234,9 @@ def check_removed(answer):
     if length > (1 - SMALLER) * longest:
         kept = ((part == 0) & (update * weight > 0)).nonzero().tolist()
         why = "each chosen weight should decay in proportion to its size"
+        chosen = part[0, 0].item()  # a weight of 2 with an update of 1
+        if 0 < chosen < 2:
+            why = f"for a weight of 2 that may decay your rule returns {chosen:g}; return all of it"
         if kept:
             at = tuple(kept[0])
             why = (f"your rule does not decay a weight of {weight[at]:g} whose update is"
@@ -241,7 +278,7 @@ EXERCISES = {
         ],
         solution=even_out,
         wrong=[_by_rows, _without_norm, _one_norm_for_all, _without_memory, _the_old_mean,
-               _without_root, _sums, _turned, _not_a_number,
+               _without_root, _sums, _turned, _not_a_number, _per_column, _without_keepdim,
                lambda updates, mean_square, beta: None],
     ),
     "3": dict(
@@ -260,7 +297,8 @@ EXERCISES = {
                lambda weight, update: weight.abs(),
                lambda weight, update: weight * (update > 0),
                lambda weight, update: weight * (weight.abs() < weight.abs().mean()),
-               lambda weight, update: weight / 4,
+               lambda weight, update: weight / 4, _by_if,
+               lambda weight, update: weight * (update * weight > 0) / 2,
                lambda weight, update: update * (update * weight > 0),
                lambda weight, update: 1.0],
     ),

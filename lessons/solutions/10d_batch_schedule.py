@@ -17,6 +17,9 @@ def check_tokens(answer):
     except (TypeError, ValueError):
         raise AssertionError(f"expected a number of tokens, not {answer!r}") from None
     meanings = {
+        210_000: "that is 35 steps in each stage; the 5 further steps come after the stages, which"
+                 " have 34, 33 and 33",
+        1_712_000: "a step's 1,000 tokens are those of all its rows; do not multiply by eight",
         105_000: "that is without growth: all 105 steps as in the first stage",
         199_000: "the 5 further steps are missing, and the first stage has 34 steps: step 33 is in"
                  " it, because 3 x 33 / 100 rounds down to 0",
@@ -75,6 +78,29 @@ def _without_cooldown(step, steps, peaks, cooldown, final):
     return final if step >= steps else peaks[len(peaks) * step // steps]
 
 
+def _mixed_up(step, steps, peaks, cooldown, final):
+    remaining = min(1.0, max(0.0, 1 - step / steps) / cooldown)
+    return final if step >= steps else (
+        peaks[len(peaks) * step // steps] * (1 - remaining) + remaining * final)
+
+
+def _falls_on(step, steps, peaks, cooldown, final):
+    remaining = min(1.0, (1 - step / steps) / cooldown)
+    return peaks[min(len(peaks) - 1, len(peaks) * step // steps)] * remaining + (
+        1 - remaining) * final
+
+
+def _floor(step, steps, peaks, cooldown, final):
+    remaining = min(1.0, (1 - step / steps) / cooldown)
+    return final if step >= steps else peaks[len(peaks) * step // steps] * max(remaining, final)
+
+
+def _thirds(step, steps, peaks, cooldown, final):
+    remaining = min(1.0, (1 - step / steps) / cooldown)
+    return final if step >= steps else peaks[3 * step // steps] * remaining + (
+        1 - remaining) * final
+
+
 def rates(function, setting):
     """{step: multiplier} at the steps where something changes."""
     steps, found = setting[0], {}
@@ -84,8 +110,9 @@ def rates(function, setting):
             found[step] = function(step, *setting)
         except IndexError:
             raise AssertionError(
-                f"step {step} of {steps} has no stage in `peaks`, and your function looks for one;"
-                " after the last step the rate is `final`") from None
+                f"at step {step} of {steps} your function looks beyond the {len(setting[1])} peaks;"
+                + (" after the last step the rate is `final`" if step >= steps else
+                   " there are as many stages as peaks, not always three")) from None
         assert isinstance(found[step], int | float), (
             f"at step {step} your function returns {found[step]!r}; return a number")
     return found
@@ -107,9 +134,16 @@ def check_multiplier(answer):
         "your rate falls to 0; it should fall to `final`": _to_zero,
         "your rate starts to fall at the fraction `cooldown`; it should fall during the last"
         " `cooldown` of the steps": _cooldown_turned,
-        "your rate does not fall within the steps": _without_cooldown,
+        "your rate does not fall before the last step; `cooldown` is a fraction of the steps, so"
+        " remaining = (1 - step / steps) / cooldown": _without_cooldown,
+        "your `remaining` is the share of `final`; it should be the peak's": _mixed_up,
+        "your rate goes on falling after the last scheduled step; it should be `final` then":
+            _falls_on,
+        "your rate falls towards 0 and stops at a floor; it should approach `final` along a line":
+            _floor,
+        "your stages are thirds of the steps; there are as many stages as peaks": _thirds,
     }
-    for setting in ((2050, peaks, 0.55, 0.1), (100, peaks, 0.4, 0.2)):
+    for setting in ((2050, peaks, 0.55, 0.1), (100, [1.0, 1.3, 1.6, 1.8], 0.4, 0.2)):
         found, rights = rates(answer, setting), rates(multiplier, setting)
         for step, right in rights.items():
             if abs(found[step] - right) > 1e-6:
@@ -167,6 +201,20 @@ def _zeros_first(k, n):
     return torch.cat(parts, dim=-1)
 
 
+def _sixteen_channels(k, n):
+    new = k.clone()
+    for channels in (slice(4, 8), slice(12, 16)):
+        new[:, n:, :, channels] = k[:, : k.size(1) - n, :, channels]
+    return new
+
+
+def _minus_n(k, n):
+    parts = list(k.chunk(4, dim=-1))
+    for i in (1, 3):
+        parts[i] = torch.cat((parts[i][:, :n], parts[i][:, :-n]), dim=1)
+    return torch.cat(parts, dim=-1)
+
+
 def _in_place(k, n):
     for part in k.chunk(4, dim=-1)[1::2]:
         for t in range(n, k.size(1)):  # what an overlapping copy does
@@ -214,12 +262,19 @@ def error_with(offset):
 
 def check_offset(answer):
     assert callable(answer), f"expected the function offset_by, not {answer!r}"
-    k = torch.arange(6.0).view(1, 6, 1, 1).expand(2, 6, 3, 16).contiguous()  # k_t = t everywhere
+    k = torch.arange(6.0).view(1, 6, 1, 1).expand(2, 6, 3, 32).contiguous()  # k_t = t everywhere
     for n in (1, 2, 0):
         before = k.clone()
-        found = answer(before, n)
+        try:
+            found = answer(before, n)
+        except RuntimeError:
+            if n:
+                raise
+            raise AssertionError(
+                "with n = 0 your function fails: k[:, :-0] is empty, not all of k. End the slice at"
+                " k.size(1) - n") from None
         assert isinstance(found, torch.Tensor) and found.shape == k.shape, (
-            f"for keys of shape (2, 6, 3, 16) your function returns {found!r:.60}; return keys of"
+            f"for keys of shape (2, 6, 3, 32) your function returns {found!r:.60}; return keys of"
             " that shape")
         assert torch.equal(before, k), (
             "your function writes into k itself: a copy within one tensor may read what it has just"
@@ -260,8 +315,8 @@ EXERCISES = {
             "34 x 1,000 + 33 x 2,000 + 33 x 3,000 + 5 x 3,000 = ...",
         ],
         solution=214_000,
-        wrong=[105_000, 199_000, 200_000, 215_000, 204_000, 219_000, 315_000, 216_000, 214,
-               "many"],
+        wrong=[210_000, 1_712_000, 105_000, 199_000, 200_000, 215_000, 204_000, 219_000, 315_000,
+               216_000, 214, "many"],
     ),
     "2": dict(
         check=check_multiplier,
@@ -275,7 +330,7 @@ EXERCISES = {
         ],
         solution=multiplier,
         wrong=[_one_peak, _scales_all, _cooldown_from_the_start, _rounds_to_nearest, _to_zero,
-               _cooldown_turned, _without_cooldown,
+               _cooldown_turned, _without_cooldown, _mixed_up, _falls_on, _floor, _thirds,
                lambda step, steps, peaks, cooldown, final: peaks[len(peaks) * step // steps],
                lambda step, steps, peaks, cooldown, final: None],
     ),
@@ -291,6 +346,7 @@ EXERCISES = {
         ],
         solution=offset_by,
         wrong=[_by_one, _round_about, _all_channels, _rotating_channels, _second_half,
-               _into_the_future, _zeros_first, _in_place, lambda k, n: None],
+               _into_the_future, _zeros_first, _in_place, _sixteen_channels, _minus_n,
+               lambda k, n: None],
     ),
 }

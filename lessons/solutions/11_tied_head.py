@@ -23,6 +23,9 @@ def check_price(answer):
         1.6725: "that is the loss that is trained, with its three targets and weights; validation"
                 " counts the next token only",
         0.5714: "that is the next token's probability; the loss is minus its natural logarithm",
+        0.9793: "that is 1.75 times the loss; validation counts the next token once",
+        1.2528: "that is for the second target's probability, 2 / 7; validation counts the next"
+                " token",
         0.8074: "that is in bits; take the natural logarithm",
         -0.5596: "a loss is minus the logarithm of a probability, so it is not negative",
     }
@@ -96,6 +99,29 @@ def _summed(logits, targets, weights):
     return cross_entropy(logits, targets, weights) * targets.numel()
 
 
+def _raw_logits(logits, targets, weights):
+    T, loss = targets.size(1), 0.0
+    for k, weight in enumerate(weights):
+        loss = loss - weight * logits[:, : T - k].gather(-1, targets[:, k:, None]).sum()
+    return loss / targets.numel()
+
+
+def _positive(logits, targets, weights):
+    return -cross_entropy(logits, targets, weights)
+
+
+def _by_row(logits, targets, weights):
+    return cross_entropy(logits, targets, weights) * len(targets)
+
+
+def _without_log(logits, targets, weights):
+    return _raw_logits(logits.softmax(-1), targets, weights)
+
+
+def _vocabulary_last(logits, targets, weights):
+    return F.cross_entropy(logits, targets)
+
+
 def _first_only(logits, targets, weights):
     return cross_entropy(logits, targets, weights[:1])
 
@@ -114,7 +140,14 @@ def check_cross_entropy(answer):
     targets = torch.randint(1, 7, (3, 5), generator=draw)
     for weights in ([1.0], [1.0, 0.5], [1.0, 0.5, 0.25]):
         inputs = logits.clone(), targets.clone(), torch.tensor(weights)
-        result = answer(*inputs)
+        try:
+            result = answer(*inputs)
+        except RuntimeError as problem:
+            if "target size" not in f"{problem}":
+                raise
+            raise AssertionError(
+                f"{problem}: F.cross_entropy expects the vocabulary second, (B, V, T); pass"
+                " logits.mT, or work with log_softmax") from None
         assert isinstance(result, torch.Tensor) and result.numel() == 1, (
             f"your function returns {result!r}; return one number, the mean loss over all tokens,"
             " as a tensor")
@@ -137,6 +170,10 @@ def check_cross_entropy(answer):
             " count as 0": _padded_with_0,
             "that is the sum over tokens; return the mean over B T": _summed,
             "that is the next token's part only; add the further targets": _first_only,
+            "you take logits for log probabilities; take their log_softmax first": _raw_logits,
+            "the sign is wrong: a cross-entropy is minus a log probability": _positive,
+            "you divide by T only; divide by all B T positions": _by_row,
+            "you sum probabilities; a cross-entropy needs their logarithms": _without_log,
         }
         right = reference(logits, targets, weights)
         if torch.allclose(result, right, atol=1e-5):
@@ -240,6 +277,10 @@ def _slower(adam, head, embed):
     adam.param_groups[0]["lr"] /= 10
 
 
+def _with_autograd(adam, head, embed):
+    embed.copy_(head)
+
+
 @torch.no_grad()
 def _the_wrong_way(adam, head, embed):
     head.copy_(embed)
@@ -248,7 +289,14 @@ def _the_wrong_way(adam, head, embed):
 def check_part(answer):
     assert callable(answer), f"expected the function part, not {answer!r}"
     run = train_table(answer)
-    adam, head, embed, values, state = next(run)
+    try:
+        adam, head, embed, values, state = next(run)
+    except RuntimeError as problem:
+        if "leaf" not in f"{problem}":
+            raise
+        raise AssertionError(
+            "autograd refuses to write into a parameter; copy under torch.no_grad(), because"
+            " copying is no part of the model") from None
     assert torch.equal(head, values), (
         "your function changes the head; the head keeps its values, and the embedding gets a copy")
     assert torch.equal(embed, values), (
@@ -295,7 +343,7 @@ EXERCISES = {
             "The next token has probability 1 / 1.75; the loss is minus the logarithm of it, ...",
         ],
         solution=0.5596,
-        wrong=[0, 1.0986, 0.9557, 1.6725, 0.5714, 0.8074, -0.5596, 0.3, "little"],
+        wrong=[0, 0.9793, 1.2528, 1.0986, 0.9557, 1.6725, 0.5714, 0.8074, -0.5596, 0.3, "little"],
     ),
     "2": dict(
         check=check_cross_entropy,
@@ -309,7 +357,8 @@ EXERCISES = {
         ],
         solution=cross_entropy,
         wrong=[_wraps, _next_row, _backwards, _normalised, _mean_of_each, _whole_windows,
-               _padded_with_0, _summed, _first_only, lambda logits, targets, weights: None],
+               _padded_with_0, _summed, _first_only, _raw_logits, _positive, _by_row,
+               _without_log, _vocabulary_last, lambda logits, targets, weights: None],
     ),
     "3": dict(
         check=check_part,
@@ -323,7 +372,7 @@ EXERCISES = {
         ],
         solution=part,
         wrong=[_values_only, _state_only, _one_state, _shallow_state, _one_memory, _fresh_count,
-               _without_squares, _moved, _slower, _the_wrong_way,
+               _without_squares, _moved, _slower, _the_wrong_way, _with_autograd,
                lambda adam, head, embed: None],
     ),
 }

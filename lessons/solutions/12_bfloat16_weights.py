@@ -90,6 +90,17 @@ def _plain(weight, remainder, change):
     weight.copy_(weight.float() - change)
 
 
+def _values_added(weight, remainder, change):
+    bits = (weight.float() + remainder.float() / 2**16 - change).view(torch.int32)
+    weight.copy_((bits >> 16).short().view(torch.bfloat16))
+    remainder.copy_(bits.short())
+
+
+def _viewed_wide(weight, remainder, change):
+    upper = weight.view(torch.int32) << 16
+    weight.copy_((upper | (remainder.int() & 0xFFFF)).view(torch.float32) - change)
+
+
 def _values_not_bits(weight, remainder, change):
     exact = _exact(weight, remainder) - change
     weight.copy_((exact.view(torch.int32) >> 16).short())  # a number, not a pattern of bits
@@ -106,7 +117,14 @@ def check_subtract(answer):
         change = 0.01 * torch.randn(64, generator=draw)
         kept = change.clone()
         before = weight.clone(), remainder.clone()
-        answer(weight, remainder, change)
+        try:
+            answer(weight, remainder, change)
+        except RuntimeError as problem:
+            if "size" not in f"{problem}":
+                raise
+            raise AssertionError(
+                f"{problem}: two 16-bit numbers viewed as a 32-bit type become one number. View the"
+                " weight as int16, then widen with .int()") from None
         assert torch.equal(change, kept), "your function changes `change`; it should only read it"
         exact -= change
         if torch.equal(_exact(weight, remainder).view(torch.int32), exact.view(torch.int32)):
@@ -124,6 +142,8 @@ def check_subtract(answer):
                 _keeps_old_remainder,
             "your change is added; it should be subtracted": _adds,
             "the weight moves, but the remainder stays as it was: that is plain bfloat16": _plain,
+            "your remainder is added as a number, but it is bits: the lower half of the weight's"
+            " 32": _values_added,
             "the bits are copied into the weight as if they were a number; view the int16 as"
             " bfloat16 first": _values_not_bits,
         }
@@ -262,7 +282,8 @@ EXERCISES = {
         ],
         solution=subtract,
         wrong=[_unmasked, _added_unmasked, _rounds, _forgets, _keeps_old_remainder, _adds,
-               _returns, _plain, _values_not_bits, lambda weight, remainder, change: None],
+               _returns, _plain, _values_not_bits, _values_added, _viewed_wide,
+               lambda weight, remainder, change: None],
     ),
     "3": dict(
         check=check_rounded,

@@ -16,6 +16,7 @@ def check_share(answer):
         0.137: "that is a fraction; answer in percent",
         27.2: "that is the share of rows with exactly one pair; the question counts pairs, of which"
               " there are about twice as many as rows",
+        43.4: "that is rows in use per pair; most of these rows hold several pairs",
         50.3: "that is rows per pair, as if the hash filled every row before it used one twice; a"
               " hash does not know which rows are taken",
         0.0: "one other pair misses a row with probability 1 - 1 / 251,519, which is close to 1;"
@@ -82,6 +83,21 @@ def _overwritten(inputs, rows):
     return bigram_rows(inputs, rows)
 
 
+def _without_brackets(inputs, rows):
+    hashes = 36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1] % (rows - 1)
+    return F.pad(hashes, (1, 0), value=rows - 1)
+
+
+def _row_as_token(inputs, rows):
+    before = inputs.roll(1, 1)
+    before[:, 0] = rows - 1
+    return (36313 * inputs ^ 27191 * before) % (rows - 1)
+
+
+def _row_too_far(inputs, rows):
+    return F.pad(bigram_rows(inputs, rows)[:, 1:], (1, 0), value=rows)
+
+
 def _too_short(inputs, rows):
     return bigram_rows(inputs, rows)[:, 1:]
 
@@ -106,6 +122,12 @@ def check_rows(answer):
             _zero_before,
         "first tokens use row 0, which is also some pairs' row; they should use the last row":
             _row_0,
+        "without brackets % belongs to the previous token's product only: in Python ^ binds less"
+        " than %. Put the XOR into brackets": _without_brackets,
+        "a first token is hashed as if token rows - 1 were before it; rows - 1 is its row, not its"
+        " predecessor": _row_as_token,
+        "your first tokens use row number `rows`, which is one too many: rows count from 0":
+            _row_too_far,
         "your first token is overwritten before the second one is hashed, as in the record; the"
         " second token should see its true predecessor": _overwritten,
     }
@@ -205,6 +227,29 @@ def _negative(logits, targets, weights, cap):
     return -loss_grads(logits, targets, weights, cap)
 
 
+def _share_in_softmax(logits, targets, weights, cap):
+    height, shift, width = cap
+    share = torch.sigmoid((logits + shift) / width)
+    weights = weights * (targets >= 0)
+    grads = weights.sum(1, keepdim=True) * share.softmax(1)
+    return grads.scatter_add(1, targets.clamp(min=0), -weights) * height / width * share * (
+        1 - share)
+
+
+def _slope_of_capped(logits, targets, weights, cap):
+    share = torch.sigmoid((logits + cap[1]) / cap[2])
+    capped = cap[0] * share
+    return _without_slope(logits, targets, weights, cap) * capped * (1 - capped)
+
+
+def _minus_one_as_column(logits, targets, weights, cap):
+    return torch.zeros_like(logits).scatter_add(1, targets, -weights * (targets >= 0))
+
+
+def _by_autograd(logits, targets, weights, cap):
+    return reference(logits, targets, weights, cap)
+
+
 def reference(logits, targets, weights, cap):
     """The gradients by autograd, of PyTorch's own cross-entropy."""
     height, shift, width = cap
@@ -242,6 +287,10 @@ def check_grads(answer):
         "the cap's slope has height but not width: the inner derivative of (z + shift) / width is"
         " 1 / width": _slope_without_width,
         "the softmax is that of the raw logits; cap them first": _uncapped,
+        "your softmax is that of the sigmoid; the capped logits are height times it":
+            _share_in_softmax,
+        "you put the capped logit, height times s, into the slope s (1 - s); put s itself into it":
+            _slope_of_capped,
         "a softmax counts for every target that exists, but you count missing targets, -1, as well:"
         " sum the weights of the valid ones only": _all_weights,
         "the softmax counts once; it should count with the sum of the row's valid weights":
@@ -258,7 +307,14 @@ def check_grads(answer):
     ):
         inputs = logits.clone(), torch.tensor(targets), torch.tensor(weights).double()
         given = [tensor.clone() for tensor in inputs]
-        result = answer(*given, CAP)
+        try:
+            result = answer(*given, CAP)
+        except RuntimeError as problem:
+            if (given[1] >= 0).all():
+                raise
+            raise AssertionError(
+                f"{f'{problem}'.rstrip('.')}: a missing target, -1, is no column. Give it weight 0"
+                " and any valid column, targets.clamp(min=0)") from None
         assert isinstance(result, torch.Tensor) and result.shape == logits.shape, (
             f"return gradients of the logits' shape {tuple(logits.shape)}, not"
             f" {getattr(result, 'shape', result)!r}")
@@ -275,6 +331,13 @@ def check_grads(answer):
             f"with targets {targets} the first row's gradients should be"
             f" {[round(g, 4) for g in right[0].tolist()]}, not"
             f" {[round(g, 4) for g in result[0].tolist()]}")
+    try:
+        with torch.inference_mode():
+            answer(logits.clone(), torch.tensor(targets), torch.tensor(weights).double(), CAP)
+    except RuntimeError:
+        raise AssertionError(
+            "right numbers, but your function needs autograd, and a kernel has none: write the two"
+            " factors of the chain rule") from None
     mine, right = train_table(answer), train_table(reference)
     assert abs(mine[-1] - right[-1]) < 1e-3, (
         f"single cases agree, but a table trained with your gradients ends at {mine[-1]:.3f} and"
@@ -293,7 +356,7 @@ EXERCISES = {
             "100 exp(-1.988) = ...",
         ],
         solution=13.7,
-        wrong=[86.3, 0.137, 27.2, 50.3, 0, 198.8, 60.5, 36.8, "few"],
+        wrong=[43.4, 86.3, 0.137, 27.2, 50.3, 0, 198.8, 60.5, 36.8, "few"],
     ),
     "2": dict(
         check=check_rows,
@@ -307,7 +370,8 @@ EXERCISES = {
         ],
         solution=bigram_rows,
         wrong=[_wraps, _flat, _next, _swapped, _added, _all_rows, _zero_before, _row_0,
-               _overwritten, _too_short, lambda inputs, rows: None],
+               _overwritten, _too_short, _without_brackets, _row_as_token, _row_too_far,
+               lambda inputs, rows: None],
     ),
     "3": dict(
         check=check_grads,
@@ -323,6 +387,7 @@ EXERCISES = {
         solution=loss_grads,
         wrong=[_without_slope, _half_slope, _slope_without_width, _uncapped, _all_weights,
                _one_weight, _from_the_end, _from_the_start, _overwrites, _mean, _negative,
+               _share_in_softmax, _slope_of_capped, _minus_one_as_column, _by_autograd,
                lambda logits, targets, weights, cap: None],
     ),
 }

@@ -123,6 +123,25 @@ def _first_share(x, others, w_in, w_out, initial, scale):
     return x + shares[..., :1] * sum(others)
 
 
+def _gelu_twice(x, others, w_in, w_out, initial, scale):
+    shares = initial + scale * F.gelu(F.linear(F.gelu(F.linear(x, w_in)), w_out))
+    return x + sum(shares[..., i : i + 1] * other for i, other in enumerate(others))
+
+
+def _times_initial(x, others, w_in, w_out, initial, scale):
+    shares = initial * (1 + scale * F.linear(F.gelu(F.linear(x, w_in)), w_out))
+    return x + sum(shares[..., i : i + 1] * other for i, other in enumerate(others))
+
+
+def _from_zero(x, others, w_in, w_out, initial, scale):
+    return mix(x, others, w_in, w_out, 0 * initial, scale)
+
+
+def _without_dimension(x, others, w_in, w_out, initial, scale):
+    shares = initial + scale * F.linear(F.gelu(F.linear(x, w_in)), w_out)
+    return x + sum(shares[..., i] * other for i, other in enumerate(others))
+
+
 def _detached(x, others, w_in, w_out, initial, scale):
     return mix(x, others, w_in.detach(), w_out.detach(), initial, scale)
 
@@ -142,6 +161,10 @@ SLIPS = {
     "the network reads others[0]; it should read x": _reads_the_other,
     "the network reads a normed x; it should read x as it is": _reads_the_norm,
     "a token's shares follow from the previous token's vector; use its own": _previous,
+    "your gelu also follows the second matrix; only hidden values should go through it":
+        _gelu_twice,
+    "your initial share multiplies the network's output; it should be added to it": _times_initial,
+    "your shares start at 0; add the network's output to the initial shares": _from_zero,
     "all tensors get the first share; each should get its own": _first_share,
 }
 
@@ -174,7 +197,13 @@ def check_mix(answer):
     w_in, w_out = torch.randn(6, 8, generator=draw), torch.randn(3, 6, generator=draw)
     initial, scale = torch.tensor([0.0, -0.5, 2.0]), 0.1
     inputs = x, others, w_in, w_out, initial, scale
-    result = answer(x.clone(), [other.clone() for other in others], w_in, w_out, initial, scale)
+    try:
+        result = answer(x.clone(), [other.clone() for other in others], w_in, w_out, initial, scale)
+    except RuntimeError as problem:
+        raise AssertionError(
+            f"{problem}: here x is (2, 5, 8), w_in (6, 8) and w_out (3, 6). F.linear(x, w_in) is"
+            " (2, 5, 6), all shares (2, 5, 3), and one share needs a last dimension of 1 to"
+            " multiply a tensor of x's shape") from None
     assert isinstance(result, torch.Tensor) and result.shape == x.shape, (
         f"return a tensor of x's shape, {tuple(x.shape)}, not"
         f" {getattr(result, 'shape', result)!r}: x plus the mixture")
@@ -262,6 +291,15 @@ def _anywhere(tokens):
                 key=lambda j: len(tokens[j]), default=-1) for token in tokens]
 
 
+def _highest_id(tokens):
+    return [max((j for j, other in enumerate(tokens) if token.startswith(other) and other != token),
+                default=-1) for token in tokens]
+
+
+def _dictionary(tokens):
+    return dict(zip(tokens, prefix_table(tokens), strict=True))
+
+
 def _extension(tokens):
     return [max((j for j, other in enumerate(tokens) if other.startswith(token) and other != token),
                 key=lambda j: len(tokens[j]), default=-1) for token in tokens]
@@ -270,6 +308,7 @@ def _extension(tokens):
 TABLE_SLIPS = {
     "a token counts as its own prefix; only a shorter one should": _itself,
     "you take the shortest prefix; the longest is the better part of an answer": _shortest,
+    "you take the prefix with the highest id; the longest counts, whatever its id": _highest_id,
     "you return the prefix's length; return its id, its place in the list": _lengths,
     "you return the prefix's bytes; return its id, its place in the list": _strings,
     "you compare a token only with the one before it in alphabetic order; abc lies between abd and"
@@ -297,6 +336,8 @@ def check_table(answer):
                    [b"\xc3\xa9", b"e", b"\xc3", b" the", b" t", b"the"], many):
         found = answer(list(tokens))
         assert found is not None, "the function returns nothing; return a list of ids"
+        assert not isinstance(found, dict), (
+            "the function returns a dict; return a list of ids, in the order of the tokens")
         assert len(found) == len(tokens), (
             f"expected one id for each of the {len(tokens)} tokens, got {len(found)}")
         found, right = list(found), prefix_table(tokens)
@@ -342,7 +383,8 @@ EXERCISES = {
         solution=mix,
         wrong=[_one_for_all, _fixed, _scaled_initial, _unscaled, _without_x, _linear, _relu,
                _tanh_gelu, _sigmoid, _softmax, _reads_the_other, _reads_the_norm, _previous,
-               _first_share, _detached, lambda *inputs: None,
+               _first_share, _detached, _gelu_twice, _times_initial, _from_zero, _without_dimension,
+               lambda *inputs: None,
                lambda x, others, w_in, w_out, initial, scale: F.linear(x, w_in)],
     ),
     "3": dict(
@@ -358,7 +400,7 @@ EXERCISES = {
         ],
         solution=prefix_table,
         wrong=[_itself, _shortest, _lengths, _strings, _neighbour, _one_shorter, _zero, _suffix,
-               _only_before, _sorted_places, _anywhere, _extension, lambda tokens: None,
-               lambda tokens: [-1]],
+               _only_before, _sorted_places, _anywhere, _extension, _highest_id, _dictionary,
+               lambda tokens: None, lambda tokens: [-1]],
     ),
 }

@@ -31,6 +31,8 @@ def check_step_loss(answer):
              " mean of means",
         260: "that is the sum of the losses; a loss per token is divided by the targets",
         86.67: "that is the loss per micro-batch; divide by targets, not by micro-batches",
+        2: "that is the first micro-batch's mean; the second one's losses and targets count, too",
+        5: "that is the second micro-batch's mean; the first one's losses and targets count, too",
         7: "those are two means added up; add sums, then divide once",
     }
     why = meanings.get(round(value, 2), "add up all losses, and divide by all targets")
@@ -107,6 +109,18 @@ def _alone(lengths, capacity):
     return [[length] for length in lengths]
 
 
+def _places(lengths, capacity):
+    left, rows = list(range(len(lengths))), []
+    for row in pack(lengths, capacity):
+        rows.append([next(i for i in left if lengths[i] == length) for length in row])
+        left = [i for i in left if i not in rows[-1]]
+    return rows
+
+
+def _number_of_rows(lengths, capacity):
+    return len(pack(lengths, capacity))
+
+
 CAUSES = {
     next_fit: "you only ever look at the last row, but earlier rows have room, too",
     _next_fit_sorted: "you sort, but then only look at the last row; earlier rows have room, too",
@@ -124,7 +138,13 @@ def check_rows(answer, lengths, capacity):
     """Returns the answer's rows, if they are right."""
     found = answer(list(lengths), capacity)
     assert found is not None, "the function returns nothing; return the list of rows"
+    lists = isinstance(found, list | tuple) and all(isinstance(row, list | tuple) for row in found)
+    assert lists, (
+        f"expected rows, a list of lists of lengths, got {found!r:.60}")
     rows = [list(row) for row in found]
+    places = sum(rows, [])
+    assert sorted(places) != list(range(len(lengths))) or sorted(places) == sorted(lengths), (
+        "your rows hold the places 0, 1, 2 ... of the lengths; return the lengths themselves")
     shown = lengths if len(lengths) < 10 else f"the {len(lengths)} validation conversations"
     told = f"Packing {shown} into rows of {capacity}"
     full = [row for row in rows if sum(row) > capacity]
@@ -231,7 +251,7 @@ def models():
         if param.ndim > 1:
             torch.nn.init.normal_(param, std=0.3)
     open_to_all.load_state_dict(apart.state_dict())
-    positions, signal = torch.randn(64, 260), torch.randn(256)
+    positions, signal = torch.randn(64, 260), torch.randn(256, 260)
 
     def each_alone(inputs):
         starts = (inputs[0] == 256).nonzero().flatten().tolist()
@@ -242,7 +262,7 @@ def models():
         """One byte of the source moves the logits of conversation `target`."""
         number = (inputs == 256).cumsum(1)
         byte = inputs[(number == source[0]) & (inputs < 256)][source[1]]
-        return apart(inputs) + size * signal[byte] * (number == target)[..., None]
+        return apart(inputs) + size * signal[byte] * (number == target)[..., None]  # each logit
 
     sound = "this model is sound: no logit depends on a byte of another conversation"
     return {
@@ -266,7 +286,7 @@ def models():
         "a small leak": (
             partial(with_signal, source=(1, 2), target=2, size=1e-4), True,
             "one byte of the first conversation moves the second's logits by about 0.0001; sound"
-            " ones move by exactly 0, so use no tolerance"),
+            " ones move by exactly 0, so compare the logits themselves, without a tolerance"),
     }
 
 
@@ -344,6 +364,10 @@ def _later(before, after, number, one):
     return (before != after).any(-1)[number > one].any()
 
 
+def _most_likely(before, after, number, one):
+    return (before.argmax(-1) != after.argmax(-1))[number != one].any()
+
+
 def _roughly(before, after, number, one):
     return not torch.allclose(before[number != one], after[number != one], atol=1e-2)
 
@@ -385,7 +409,7 @@ EXERCISES = {
             "260 / 100",
         ],
         solution=2.6,
-        wrong=[3.5, 7 / 3, 260, 260 / 3, 7, float("nan"), "many"],
+        wrong=[2, 5, 3.5, 7 / 3, 260, 260 / 3, 7, float("nan"), "many"],
     ),
     "2": dict(
         check=check_pack,
@@ -400,7 +424,7 @@ EXERCISES = {
         ],
         solution=pack,
         wrong=[next_fit, _next_fit_sorted, _as_they_come, _shortest_first, _emptiest, _never_full,
-               _too_full, _drops_the_last, _alone],
+               _too_full, _drops_the_last, _alone, _places, _number_of_rows],
     ),
     "3": dict(
         check=check_leaks,
@@ -417,6 +441,7 @@ EXERCISES = {
         wrong=[_always, _never, _markers_too, _own_too, _alone_against_row, _by_loss,
                partial(_compare, changed_of=_bytes, differ=_later),
                partial(_compare, changed_of=_bytes, differ=_roughly),
+               partial(_compare, changed_of=_bytes, differ=_most_likely),
                partial(_compare, changed_of=_bytes, differ=_elsewhere, numbers=[1, 2]),
                partial(_compare, changed_of=_first_byte, differ=_elsewhere)],
     ),

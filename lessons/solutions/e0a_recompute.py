@@ -13,8 +13,13 @@ e3, e4 = (load_snapshot(load_manifest().get(id).script) for id in ("e3", "e4"))
 
 
 def check_bytes(answer):
-    value = float(answer)
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise AssertionError(f"expected a number of MiB, not {answer!r}") from None
     causes = {
+        0.5625: "that is in GiB; a GiB is 1,024 MiB",
+        576 * 2**20: "that is in bytes; a MiB is 2^20 of them",
         36: "that is one sample; each of 16 has a cache of its own",
         288: "that is one tensor per layer; keys and values are both kept",
         48: "that is one layer; each of 12 layers has keys and values of its own",
@@ -93,6 +98,14 @@ class _KeysOnly(Ring):
         return super().append(k, k)
 
 
+class _WithoutIndex(e3.KVCache):
+    def append(self, k, v):
+        slot = self.filled % self.keys.size(2)
+        self.keys[:, :, slot], self.values[:, :, slot] = k, v
+        self.filled += 1
+        return self.keys[:, :, : self.filled], self.values[:, :, : self.filled]
+
+
 class _Nothing(Ring):
     def append(self, k, v):
         super().append(k, v)
@@ -166,7 +179,13 @@ def check_ring(answer):
         assert ring.filled == t + 1, (
             f"after token {t} your `filled` is {ring.filled}: attention takes the next"
             " token's position from it, so its key would be rotated as that of an earlier one")
-    gap = (read_by_token(answer, WINDOW) - read_by_token(LastOfAll, 12)).abs().max()
+    try:
+        read = read_by_token(answer, WINDOW)
+    except RuntimeError as problem:
+        raise AssertionError(
+            f"with two heads: {problem}: k is (B, H, 1, D), and one slot (B, H, D), so write"
+            " k[:, :, 0] into it") from None
+    gap = (read - read_by_token(LastOfAll, 12)).abs().max()
     assert gap < 1e-4, (
         f"a micro model with your rings of {WINDOW} slots gives logits that are off by {gap:.2g}:"
         " compare with a window over a cache of all tokens. Are all heads and rows written?")
@@ -221,6 +240,20 @@ def _first_rows(ended, active, tokens, caches):
         cache.take(rows)
     return [sample for sample, end in zip(active, ended.tolist(), strict=True) if not end], (
         tokens[~ended])
+
+
+def _deletes_in_a_loop(ended, active, tokens, caches):
+    for row in ended.nonzero()[:, 0].tolist():
+        del active[row]
+    return active, leave(ended, list(range(len(ended))), tokens, caches)[1]
+
+
+def _list_by_mask(ended, active, tokens, caches):
+    return active[~ended], leave(ended, active, tokens, caches)[1]
+
+
+def _three_values(ended, active, tokens, caches):
+    return *leave(ended, active, tokens, caches), caches
 
 
 def _returns_nothing(ended, active, tokens, caches):
@@ -292,12 +325,26 @@ def removed(answer, ended, active, tokens, caches):
         raise AssertionError(
             f"{error}: row numbers are those of today's {len(active)} rows, not the samples'"
             " numbers") from None
+    except TypeError as error:
+        if "index" not in f"{error}":
+            raise
+        raise AssertionError(
+            f"{error}: `active` is a list, which a tensor of bools cannot index; make a list of the"
+            " row numbers that stay") from None
+    kind = ("nothing" if found is None else f"{len(found)} values" if isinstance(found, tuple)
+            else type(found).__name__)
     assert isinstance(found, tuple) and len(found) == 2, (
-        "expected two values, active and tokens; yours returns"
-        f" {'nothing' if found is None else type(found).__name__}: end with `return ..., ...`")
+        f"expected two values, active and tokens; yours returns {kind}: end with `return ..., ...`")
     left, rest = list(found[0]), found[1]
     assert left != gone or left == samples, (
         f"samples {gone} have ended, and your `active` keeps just these; keep the others, ~ended")
+    shifted = list(active)
+    for row in ended.nonzero()[:, 0].tolist():
+        if row < len(shifted):
+            del shifted[row]
+    assert left == samples or left != shifted, (
+        f"samples {gone} have ended, and your `active` keeps {left}: each `del` moves the rows"
+        " behind it, so the next number deletes another sample; choose what stays instead")
     assert left == samples, (
         f"samples {gone} have ended, and of {active} your `active` keeps {left}, expected"
         f" {samples}: it names samples, not rows, so that answers and streams stay theirs")
@@ -341,7 +388,7 @@ EXERCISES = {
             "2 * 768 * 12 * 1024 * 2 * 16 / 2**20",
         ],
         solution=576,
-        wrong=[36, 288, 48, 96, 1152, 3456, 603.98, 18],
+        wrong=[36, 288, 48, 96, 1152, 3456, 603.98, 18, 0.5625, 576 * 2**20, "576 MiB"],
     ),
     "2": dict(
         check=check_ring,
@@ -356,7 +403,7 @@ EXERCISES = {
         ],
         solution=Ring,
         wrong=[_Sliding, _LastSlot, _StartsOver, _AllSlots, _SlotCount, _Unrolled, _KeysOnly,
-               _Nothing],
+               _WithoutIndex, _Nothing],
     ),
     "3": dict(
         check=check_leave,
@@ -372,6 +419,7 @@ EXERCISES = {
         ],
         solution=leave,
         wrong=[_tokens_only, _by_sample, _one_layer, _keeps_ended, _row_numbers, _same_active,
-               _first_rows, _returns_nothing],
+               _first_rows, _deletes_in_a_loop, _list_by_mask, _three_values,
+               _returns_nothing],
     ),
 }

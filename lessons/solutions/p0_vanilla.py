@@ -18,6 +18,7 @@ def check_intensity(answer):
     meanings = {
         28.44: "that is right for float32, which has four bytes per number, or counts one"
                " operation per term; a term is a multiplication and an addition",
+        0.0176: "that is bytes per FLOP; turn it round",
         64: "that leaves out the bytes of Q and K, which must be read",
         512: "that leaves out the bytes of the scores, which must be written",
         113.78: "that counts one byte per number; bfloat16 has two",
@@ -138,6 +139,13 @@ def _straight_line(saved_bytes, budget):
     return int(64 + (budget - low) / ((high - low) / 64)) // 32 * 32
 
 
+def _two_lengths(saved_bytes, budget):
+    T, slope = 32, (saved_bytes(128) - saved_bytes(64)) / (128**2 - 64**2)
+    while slope * (T + 32) ** 2 <= budget:
+        T += 32
+    return T
+
+
 def _rounds_up(saved_bytes, budget):
     return longest(saved_bytes, budget) + 32
 
@@ -199,7 +207,8 @@ def check_longest(answer):
         more = saved_at(id, int(T) + 32)
         assert more > budget, (
             f"{id} at your T of {T} fits, but T = {T + 32} saves {more:,} bytes and fits the budget"
-            f" of {budget:,} too; return the largest multiple of 32")
+            f" of {budget:,} too; return the largest multiple of 32. (Three lengths"
+            " determine c + a T + b T^2; two do not, and a proportion leaves out c)")
         ends.append(f"{id} trained on rows of {T} tokens, {most:,} bytes saved:"
                     f" loss {losses[0]:.2f} -> {losses[-1]:.2f}")
     print("\n".join(ends))
@@ -233,7 +242,7 @@ EXERCISES = {
             "134,217,728 / (2 * (65,536 + 65,536 + 1,048,576)) = 134,217,728 / 2,359,296",
         ],
         solution=56.9,
-        wrong=[28.4, 64, 512, 113.8, 14.2, 32, 7],
+        wrong=[0.0176, 28.4, 64, 512, 113.8, 14.2, 32, 7],
     ),
     "2": dict(
         check=check_clipped,
@@ -259,6 +268,6 @@ EXERCISES = {
             "while np.polyval(fit, T + 32) <= budget:\n    T += 32\nreturn T",
         ],
         solution=longest,
-        wrong=[_tries_all, _in_proportion, _straight_line, _rounds_up, _cautious],
+        wrong=[_tries_all, _in_proportion, _straight_line, _two_lengths, _rounds_up, _cautious],
     ),
 }

@@ -43,8 +43,12 @@ def check_stack(answer):
 
 
 def check_idle(answer):
-    value = float(answer)
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise AssertionError(f"expected a number of ranks, not {answer!r}") from None
     hints = {
+        12: "that many ranks own an MLP matrix; the question is how many own nothing",
         20: "20 ranks own no MLP matrix, but some of these own square matrices",
         0: "with 32 ranks the 48 square matrices are padded to 64, two places for each rank",
         16: "48 square matrices do not spread over 32 ranks as 1 or 2 each: chunks are consecutive",
@@ -86,6 +90,10 @@ def _not_transposed(ups, downs):
     return [*ups, *downs], [2.0] * 12 + [1.0] * 12
 
 
+def _views_alone(ups, downs):
+    return one_stack(ups, downs)[0]
+
+
 def _ups_only(ups, downs):
     return [*ups], [2.0] * 12
 
@@ -107,7 +115,10 @@ class MLPStack:
         self.downs = [block.mlp.c_proj.weight for block in model.blocks]
 
     def packed(self, ups, downs):
-        views, factors = self.answer(ups, downs)
+        found = self.answer(ups, downs)
+        assert isinstance(found, tuple) and len(found) == 2, (
+            "expected two values, views and factors: end with `return [...], [...]`")
+        views, factors = found
         assert len(views) == len(factors) == len(ups) + len(downs), (
             f"expected {len(ups) + len(downs)} views and as many factors, one for each matrix of"
             f" either kind, got {len(views)} and {len(factors)}")
@@ -204,7 +215,7 @@ EXERCISES = {
             "Ranks 0 to 23 own squares, ranks 0 to 11 also MLP matrices. Count the others of 32.",
         ],
         solution=8,
-        wrong=[20, 0, 16, 24, 12],
+        wrong=[20, 0, 16, 24, 12, "eight"],
     ),
     "3": dict(
         check=check_one_stack,
@@ -217,6 +228,6 @@ EXERCISES = {
             "return [*ups, *(down.mT for down in downs)], [2.0] * len(ups) + ...",
         ],
         solution=one_stack,
-        wrong=[_all_tall, _all_one, _reshaped, _copies, _not_transposed, _ups_only],
+        wrong=[_all_tall, _all_one, _reshaped, _copies, _not_transposed, _ups_only, _views_alone],
     ),
 }
