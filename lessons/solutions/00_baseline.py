@@ -19,12 +19,16 @@ FLOPS = 6 * (BLOCKS + HEAD) + PAIRS
 
 SLIPS = {
     "the forward pass alone; the backward pass costs twice as much on top": FLOPS / 3,
+    "the backward pass alone; the forward pass comes before it": FLOPS * 2 / 3,
     "GFLOPs; the answer is wanted in FLOPs": FLOPS / 1e9,
     "the matrices without attention's pairs of tokens": 6 * (BLOCKS + HEAD),
     "attention to all pairs; a causal query meets (T + 1) / 2 keys on average": FLOPS + PAIRS,
     "the position table among the matrices; a look-up multiplies nothing": FLOPS + 6 * POSITIONS,
     "the tied table twice; it multiplies only as the head": FLOPS + 6 * HEAD,
     "the blocks without the head, which is a matrix product too": 6 * BLOCKS + PAIRS,
+    "the blocks' matrices alone; add the head and attention's pairs": 6 * BLOCKS,
+    "every parameter; the position table multiplies nothing, and attention's pairs are missing":
+        6 * (BLOCKS + HEAD + POSITIONS),
     "12 layers of width 768, the model of the record": 797_870_592,
 }
 
@@ -86,6 +90,8 @@ def _clip_slip(norms, together):
     text = f"norms 3 and 4 become {norms[0]:.3g} and {norms[1]:.3g}, together {together:.3g}, not 1"
     if all(abs(norm - 1) < 1e-3 for norm in norms):
         return text + "; yours limits each tensor (or group) alone, the norm of all is wanted"
+    if all(abs(norm - 2) < 1e-3 for norm in norms):
+        return text + "; yours limits each entry to 1, the common norm is wanted"
     if abs(together - 5) < 1e-3:
         return text + "; yours leaves them as they are, so look whether param.grad itself changes"
     return text + "; the factor is 1 / total, and total is the root of the sum of all squares"
@@ -196,6 +202,15 @@ class _ClipsEachTensor(torch.optim.AdamW):
         super().step()
 
 
+class _ClipsEachEntry(torch.optim.AdamW):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad.clamp_(-1, 1)
+        super().step()
+
+
 class _AlwaysScales(torch.optim.AdamW):
     @torch.no_grad()
     def step(self):
@@ -277,7 +292,8 @@ EXERCISES = {
             "super().step()",
         ],
         solution=ClippedAdamW,
-        wrong=[_UnitNorms, _ClipsEachTensor, _AlwaysScales, _ClipsTooLate, _ForgetsToMove],
+        wrong=[_UnitNorms, _ClipsEachTensor, _ClipsEachEntry, _AlwaysScales, _ClipsTooLate,
+               _ForgetsToMove],
     ),
     "3": dict(
         check=check_rate,

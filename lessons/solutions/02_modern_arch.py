@@ -12,33 +12,7 @@ from speedrun.scripts.find import load_snapshot
 m01 = load_snapshot(load_manifest().get("01").script)
 m02 = load_snapshot(load_manifest().get("02").script)
 
-# ---- 1: the loss of an untrained model ----
-
-OWN = math.sqrt(256 / 3)  # the logit of the input token, sqrt(256) times a row of length sqrt(1/3)
-INITIAL_LOSS = math.log(math.exp(OWN) + 256 * math.exp(1 / 6)) - OWN / 257
-WRONG_LOSSES = {
-    math.log(257): "that is ln 257, an even guess; this model is sure of something",
-    16.0: "that is record #5's, 768 wide",
-    10.99: "that is near 01's at record scale, whose blocks are not the identity",
-    math.log(257) + 1 / 6: "that leaves out the input token's own logit",
-}
-
-
-def check_1(answer):
-    """The loss within 0.12, which covers the draws of the init too."""
-    try:
-        value = float(answer)
-    except (TypeError, ValueError):
-        raise AssertionError(f"a number is expected, not {answer!r}") from None
-    for wrong, why in WRONG_LOSSES.items():
-        assert abs(value - wrong) > 0.05, f"{value:g} is not it: {why}"
-    side = "high" if value > INITIAL_LOSS else "low"
-    assert abs(value - INITIAL_LOSS) < 0.12, (
-        f"{value:g} is too {side}; the blocks are the identity, so one logit stands out: find"
-        " which (whose row is the stream?), and how large it is at width 256")
-
-
-# ---- 2: scores that are bounded, and still can choose ----
+# ---- 1: scores that are bounded, and still can choose ----
 
 
 class Prepared(torch.nn.Module):
@@ -98,11 +72,23 @@ def _over_positions(x):
     return x / x.square().mean((1, 3), keepdim=True).sqrt()
 
 
+def _half_way(x):
+    return x.size(-1) ** 0.25 * by_length(x)
+
+
+def _by_largest_entry(x):
+    return x / x.abs().amax(-1, keepdim=True)
+
+
+def _layer_norm(x):
+    return F.layer_norm(x, x.shape[-1:])
+
+
 def _too_large(x):
     return x.size(-1) ** 0.5 * prepare(x)
 
 
-def check_2(answer):
+def check_1(answer):
     """Bounds on samples, then a training run against version 2."""
     assert callable(answer), f"a function is expected, not {answer!r}"
     generator = torch.Generator().manual_seed(0)
@@ -129,13 +115,46 @@ def check_2(answer):
     likeness = F.cosine_similarity(answer(1000 * x), x, dim=-1).min().item()
     assert likeness > 0.999, (
         f"a vector 1000 times the sample's comes out in another direction (cosine {likeness:.2f});"
-        " a function of single entries, such as tanh, makes many vectors alike: multiply the whole"
-        " vector by one number")
+        " multiply the whole vector by one number: no function of single entries (such as tanh), no"
+        " subtracted mean (as in a layer norm)")
+    reach = answer(1000 * x).square().sum(-1) / bound
+    assert reach.amin() > 0.9 * bound, (
+        f"bounded, but a query and an equal key get the score {reach.amin():.3g}, not {bound:g}, so"
+        " no query can choose well; which length must every vector have?")
     loss, beaten = trained_loss(answer), trained_loss(by_length)
     assert loss < beaten - 0.1, (
-        f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; a"
-        f" vector of width 32 that fits its key perfectly should reach the score {32**0.5:.2f}")
+        f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; is"
+        " `prepare` the same for every width? The model's heads are 32 wide")
     print(f"40 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
+
+
+# ---- 2: the loss of an untrained model ----
+
+OWN = math.sqrt(256 / 3)  # the logit of the input token, sqrt(256) times a row of length sqrt(1/3)
+INITIAL_LOSS = math.log(math.exp(OWN) + 256 * math.exp(1 / 6)) - OWN / 257
+WRONG_LOSSES = {
+    math.log(257): "that is ln 257, an even guess; this model is sure of something",
+    16.0: "that takes a row's length as 1, but entries uniform within 1/16 give sqrt(1/3) (or it is"
+          " record #5's loss, 768 wide)",
+    INITIAL_LOSS - OWN: "that takes the input token as the target; targets are random, and their"
+                        " logits are 0 on average",
+    10.99: "that is near 01's at record scale, whose blocks are not the identity",
+    math.log(257) + 1 / 6: "that leaves out the input token's own logit",
+}
+
+
+def check_2(answer):
+    """The loss within 0.12, which covers the draws of the init too."""
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise AssertionError(f"a number is expected, not {answer!r}") from None
+    for wrong, why in WRONG_LOSSES.items():
+        assert abs(value - wrong) > 0.05, f"{value:g} is not it: {why}"
+    side = "high" if value > INITIAL_LOSS else "low"
+    assert abs(value - INITIAL_LOSS) < 0.12, (
+        f"{value:g} is too {side}; the blocks are the identity, so one logit stands out: find"
+        " which (whose row is the stream?), and how large it is at width 256")
 
 
 # ---- 3: one zero too many ----
@@ -184,6 +203,11 @@ def two_steps(names):
     return stuck(names, steps=2)
 
 
+def those_that_moved(names):
+    """The opposite set."""
+    return set(MATRICES) - stuck(names)
+
+
 def only_the_zeroed(names):
     """What is zero stays zero: not so."""
     return set(names)
@@ -204,6 +228,9 @@ def check_3(answer):
         came = {str(name).removesuffix(".weight") for name in came}
         asked = f"stuck({set(names) or '{}'})"
         if more := came - expected:
+            assert names or came != set(MATRICES), (
+                "stuck({}) names all six matrices, though all of them move; compare with copies"
+                " (.clone()), not with the weights themselves, and name those that did not move")
             why = ("behind a zero matrix one waits for an update or two: train three steps or more"
                    if more <= set(MATRICES) else f"names are among {', '.join(MATRICES)}")
             raise AssertionError(f"{asked} names {', '.join(sorted(more))}, which moves: {why}")
@@ -217,6 +244,20 @@ EXERCISES = {
     "1": dict(
         check=check_1,
         hints=[
+            "Version 2 has the right direction and the wrong length. Which length makes q · k /"
+            " sqrt(D) reach sqrt(D)?",
+            "If |q| = |k| = sqrt(D), then q · k / sqrt(D) is at most D / sqrt(D) = sqrt(D).",
+            "Divide each vector by its length and multiply by sqrt(D); or divide it by the root of"
+            " its mean square. Over the last dimension, with keepdim=True.",
+            "return x / x.square().mean(-1, keepdim=True).sqrt()",
+        ],
+        solution=prepare,
+        wrong=[_as_it_is, by_length, _half_way, _by_largest_entry, _layer_norm, _over_heads,
+               _over_positions, _too_large, torch.tanh],
+    ),
+    "2": dict(
+        check=check_2,
+        hints=[
             "With blocks that are the identity, the last state is the normalised embedding of the "
             "input token. Multiply it with the tied table.",
             "With the width C = 256, entries are uniform within 1/sqrt(C), so a row has length"
@@ -226,20 +267,7 @@ EXERCISES = {
             "own = sqrt(256/3) = 9.24, and ln(e^9.24 + 302) is a little more.",
         ],
         solution=INITIAL_LOSS,
-        wrong=[math.log(257), 16.0, 10.99, 5.7, 8.5],
-    ),
-    "2": dict(
-        check=check_2,
-        hints=[
-            "Version 2 has the right direction and the wrong length. Which length makes q · k /"
-            " sqrt(D) reach sqrt(D)?",
-            "If |q| = |k| = sqrt(D), then q · k / sqrt(D) is at most D / sqrt(D) = sqrt(D).",
-            "Divide each vector by its length and multiply by sqrt(D); or divide it by the root of"
-            " its mean square. Over the last dimension, with keepdim=True.",
-            "return x / x.square().mean(-1, keepdim=True).sqrt()",
-        ],
-        solution=prepare,
-        wrong=[_as_it_is, by_length, _over_heads, _over_positions, _too_large, torch.tanh],
+        wrong=[math.log(257), 16.0, INITIAL_LOSS - OWN, 10.99, 5.7, 8.5],
     ),
     "3": dict(
         check=check_3,
@@ -259,6 +287,6 @@ EXERCISES = {
             "return {name for name in MATRICES if ...}",
         ],
         solution=stuck,
-        wrong=[one_step, two_steps, only_the_zeroed, never],
+        wrong=[one_step, two_steps, those_that_moved, only_the_zeroed, never],
     ),
 }

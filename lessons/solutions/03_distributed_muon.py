@@ -14,7 +14,10 @@ m03 = load_snapshot(load_manifest().get("03").script)
 
 
 def check_busiest(answer):
-    value = float(answer)
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise AssertionError(f"expected one number of even shares, not {answer!r}") from None
     if abs(value - 1) < 0.02:
         raise AssertionError(
             f"expected the share of work, got {value:g}: every rank does own 12 matrices, but an"
@@ -102,6 +105,34 @@ def _whole_buffer(rank, world_size, weights, make_update, all_gather, lr):
         place += weight.numel()
 
 
+def _one_gather_per_matrix(rank, world_size, weights, make_update, all_gather, lr):
+    for i, weight in enumerate(weights):
+        own = i % world_size == rank
+        chunk = make_update(i).reshape(-1) if own else torch.zeros(weight.numel())
+        weight.sub_(lr * all_gather(chunk)[i % world_size].view_as(weight))
+
+
+def _place_runs_on(rank, world_size, weights, make_update, all_gather, lr):
+    sizes = [weight.numel() for weight in weights]
+    own = [make_update(i).reshape(-1) for i in range(rank, len(weights), world_size)]
+    longest, place = max(sum(sizes[r::world_size]) for r in range(world_size)), 0
+    chunk = torch.cat([*own, torch.zeros(longest - sum(map(len, own)))])
+    for r, part in enumerate(all_gather(chunk)):
+        for i in range(r, len(weights), world_size):
+            weights[i].sub_(lr * part[place : place + sizes[i]].view_as(weights[i]))
+            place += sizes[i]
+
+
+def _new_tensors(rank, world_size, weights, make_update, all_gather, lr):
+    new = [weight.clone() for weight in weights]
+    gather_step(rank, world_size, new, make_update, all_gather, lr)
+    weights[:] = new
+
+
+def _upwards(rank, world_size, weights, make_update, all_gather, lr):
+    gather_step(rank, world_size, weights, make_update, all_gather, -lr)
+
+
 def _stays_away(rank, world_size, weights, make_update, all_gather, lr):
     if rank < len(weights):
         gather_step(rank, world_size, weights, make_update, all_gather, lr)
@@ -122,7 +153,7 @@ class Ranks:
         lengths = [len(each) for each in self.chunks]
         assert len(set(lengths)) == 1, (
             f"the ranks brought chunks of {lengths} entries; an all-gather takes equal chunks, so"
-            " everybody fills up with zeros to the length of the longest")
+            " each rank pads its own with zeros to the length of the longest")
         gathered = [each.clone() for each in self.chunks]
         self.barrier.wait()
         return gathered
@@ -151,7 +182,8 @@ class Ranks:
         assert not absent, (
             f"rank {absent[0]} of {len(self.chunks)} ended its step without all_gather, and the"
             " others wait for ever; a rank that owns no matrix must come too")
-        assert not faults, "the ranks call all_gather unequally often; each calls it once a step"
+        assert not faults, (
+            "the ranks call all_gather different numbers of times; each calls it once per step")
 
 
 def new_model():
@@ -188,7 +220,7 @@ def train_sharded(answer, world_size, steps, lr=0.01):
                        for grads in (ours, theirs))
 
         def work(rank, mean=mean):
-            made = []
+            made, calls, weights = [], [], list(params[rank])
 
             def own_update(index):
                 owner = index % world_size
@@ -199,10 +231,25 @@ def train_sharded(answer, world_size, steps, lr=0.01):
                 return make_update(rank, mean, index)
 
             def all_gather(chunk):
-                lengths.add(len(chunk))
+                calls.append(len(chunk))
                 return ranks.all_gather(rank, chunk)
 
-            answer(rank, world_size, params[rank], own_update, all_gather, lr)
+            try:
+                answer(rank, world_size, weights, own_update, all_gather, lr)
+            except (RuntimeError, IndexError) as problem:
+                if isinstance(problem, threading.BrokenBarrierError):
+                    raise
+                raise AssertionError(
+                    f"your step fails on rank {rank} of {world_size} ({problem}); the chunk of"
+                    " each rank holds that rank's updates only, the first at place 0"
+                ) from None
+            lengths.update(calls)
+            assert len(calls) <= 1, (
+                f"rank {rank} of {world_size} called all_gather {len(calls)} times in a step; one"
+                " chunk should carry all of its updates, because each message costs a start")
+            assert all(new is old for new, old in zip(weights, params[rank], strict=True)), (
+                "your step puts new tensors into `weights`, but the model keeps the old ones;"
+                " change each in place: weights[i].sub_(...)")
             assert made == list(range(rank, len(mean), world_size)), (
                 f"rank {rank} of {world_size} made the updates {made}; it owns"
                 f" {list(range(rank, len(mean), world_size))}, each to be made once")
@@ -220,10 +267,13 @@ def check_gather_step(answer):
         losses, expected, lengths = train_sharded(answer, world_size, steps)
         for step, (came, wanted) in enumerate(zip(losses, expected, strict=True)):
             for rank in range(world_size):
+                why = ("every rank must move every matrix, by the part of its owner's chunk that"
+                       " holds it" if world_size > 1 else
+                       "a single rank owns every matrix, so look at the subtraction itself:"
+                       " weight - lr * update, once, with the update in its matrix's shape")
                 assert abs(came[rank] - wanted[rank]) < 1e-5, (
                     f"in a world of {world_size}, after {step} steps, rank {rank} has loss"
-                    f" {came[rank]:.4f}, the parent {wanted[rank]:.4f} on the same tokens; every"
-                    " rank must move every matrix, by the part of its owner's chunk that holds it")
+                    f" {came[rank]:.4f}, the parent {wanted[rank]:.4f} on the same tokens; {why}")
         longest = max(sum(sizes[rank::world_size]) for rank in range(world_size))
         assert max(lengths) <= longest, (
             f"right losses, but the chunks of {world_size} ranks have {max(lengths)} entries; the"
@@ -261,25 +311,41 @@ def _light_ones_too_early(costs, world_size):
     return owner
 
 
+def _in_sorted_order(costs, world_size):
+    return owners(sorted(costs, reverse=True), world_size)
+
+
+def _fullest(owner, costs, world_size):
+    """The busiest rank's work, in even shares."""
+    load = [0] * world_size
+    for rank, cost in zip(owner, costs, strict=True):
+        load[rank] += cost
+    return max(load) * world_size / sum(costs)
+
+
 def check_owners(answer):
     layer = [1, 1, 1, 1, 3, 3]  # relative cost of Q, K, V, O, up and down
     for world_size in (8, 6, 5, 7, 12):
         costs = 12 * layer
-        owner = [int(rank) for rank in answer(list(costs), world_size)]
+        try:
+            owner = [int(rank) for rank in answer(list(costs), world_size)]
+        except TypeError:
+            raise AssertionError("expected a list with one rank per matrix, as a number") from None
         assert len(owner) == len(costs), (
             f"expected an owner for each of {len(costs)} matrices, got {len(owner)}"
         )
         assert set(owner) <= set(range(world_size)), (
             f"expected ranks from 0 to {world_size - 1}, got {sorted(set(owner))}"
         )
-        load = [0] * world_size
-        for rank, cost in zip(owner, costs, strict=True):
-            load[rank] += cost
-        share = max(load) * world_size / sum(costs)
+        share = _fullest(owner, costs, world_size)
+        why = "hand out the heavy matrices first, each to the rank with the least work so far"
+        for order in (sorted(costs), sorted(costs, reverse=True)):
+            if _fullest(owner, order, world_size) < 1.051:
+                why = ("your owners would be even for the sorted costs; return them in the order of"
+                       " `costs`, so sort indices, not costs")
         assert share < 1.051, (
             f"expected no rank above 1.05 even shares with {world_size} ranks, got {share:.2f};"
-            " hand out the heavy matrices first, each to the rank with the least work so far"
-        )
+            f" {why}")
     again = [int(rank) for rank in answer(list(costs), world_size)]
     assert again == owner, (
         "expected the same owners on every call, got others; ranks that disagree about an owner"
@@ -317,7 +383,7 @@ EXERCISES = {
         ],
         solution=gather_step,
         wrong=[_chunks_of_own_length, _only_its_own, _in_model_order, _makes_all, _whole_buffer,
-               _stays_away],
+               _one_gather_per_matrix, _place_runs_on, _new_tensors, _upwards, _stays_away],
     ),
     "3": dict(
         check=check_owners,
@@ -331,6 +397,6 @@ EXERCISES = {
             "    owner[i] = load.index(min(load))\n    load[owner[i]] += costs[i]",
         ],
         solution=owners,
-        wrong=[_in_turn, _in_a_row, _light_ones_too_early],
+        wrong=[_in_turn, _in_a_row, _light_ones_too_early, _in_sorted_order],
     ),
 }

@@ -53,6 +53,28 @@ def _weights_from_the_end(x, layers, weights):
     return unet(x, layers, list(weights)[::-1])
 
 
+def _in_place(x, layers, weights):
+    skips, half = [], len(layers) // 2
+    for i, layer in enumerate(layers):
+        if i >= half:
+            x += weights[i - half] * skips.pop()
+        x = layer(x)
+        if i < half:
+            skips.append(x)
+    return x
+
+
+def _detached(x, layers, weights):
+    skips, half = [], len(layers) // 2
+    for i, layer in enumerate(layers):
+        if i >= half:
+            x = x + weights[i - half] * skips.pop()
+        x = layer(x)
+        if i < half:
+            skips.append(x.detach())
+    return x
+
+
 def _no_skips(x, layers, weights):
     for layer in layers:
         x = layer(x)
@@ -63,24 +85,31 @@ def check_unet(answer):
     layers = [lambda x: x + 1, lambda x: 2 * x, lambda x: 3 * x, lambda x: x + 10]
     meanings = {
         37: "the order is first in, first out; the last output must be added first",
-        30: "each skip is added after its layer; it belongs into the layer's input",
-        28: "you keep the inputs of the first layers; keep what they put out",
+        30: "each skip is added after its layer; add it to the layer's input",
+        28: "you keep the inputs of the first layers; keep their outputs",
         36: "the weights are not used",
         59: "the weights are used from the end; weights[0] is for the second half's first layer",
         22: "no skip is added",
+        16: "the skips replace the stream; add them to it",
     }
-    got = float(answer(torch.tensor(1.0), layers, [0.5, 3.0]))
+    got = answer(torch.tensor(1.0), layers, [0.5, 3.0])
+    assert got is not None, "the function returns nothing; return the last layer's output"
+    got = float(got)
     assert abs(got - 34) < 1e-4, (
         "expected 34 from the layers x + 1, 2x, 3x, x + 10 with weights 0.5 and 3 at x = 1, got"
         f" {got:g}; {meanings.get(round(got, 4), 'follow the four layers with pen and paper')}"
     )
-    x = torch.tensor([0.3, -1.2, 2.0])
+    x = torch.tensor([0.3, -1.2, 2.0], requires_grad=True)
     layers = [lambda x, k=k: torch.sin(x + k) + x for k in range(6)]
-    before = x.clone()
-    got = answer(x, layers, torch.tensor([0.7, -0.2, 1.5]))
-    assert torch.equal(x, before), (
-        "expected the input to stay as it is, but it changed; write x = x + ..., not x += ..."
-    )
+    in_place = "write x = x + ..., not x += ..., which overwrites an output that is still needed"
+    before = x.detach().clone()
+    try:
+        got = answer(x, layers, torch.tensor([0.7, -0.2, 1.5]))
+        (grad,) = torch.autograd.grad(got.sum(), x)
+    except RuntimeError as problem:
+        assert "in-place" not in str(problem) and "inplace" not in str(problem), in_place
+        raise
+    assert torch.equal(x, before), f"the input has changed; {in_place}"
     outputs = [x]
     for layer in layers[:3]:
         outputs.append(layer(outputs[-1]))
@@ -91,6 +120,10 @@ def check_unet(answer):
         f"expected {expected.tolist()} from six layers, got {got.tolist()}; the first half keeps"
         " its outputs, the second half adds them in mirrored order"
     )
+    assert torch.allclose(grad, torch.autograd.grad(expected.sum(), x)[0], atol=1e-4), (
+        "the output is right, but its gradient is not: gradients must pass through the skips too,"
+        " so keep the outputs without .detach() or .data"
+    )
     ours, theirs = loss_of_repeating(answer), loss_of_repeating(_no_skips)
     assert ours < theirs / 2, (
         f"expected less than half of the plain stack's loss, {theirs:.3f}, got {ours:.3f}; the"
@@ -100,7 +133,7 @@ def check_unet(answer):
 
 
 def loss_of_repeating(stack):
-    """Trains six layers to put out their input; layers 1 and 4 squeeze 16 numbers through 2."""
+    """Trains six layers to output their input; layers 1 and 4 squeeze 16 numbers through 2."""
     torch.manual_seed(0)
     layers = []
     for i in range(6):
@@ -122,12 +155,16 @@ def loss_of_repeating(stack):
 
 
 def check_paths_of_layer_2(answer):
-    value = float(answer)
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise AssertionError(f"expected one number of paths, not {answer!r}") from None
     meanings = {
         1: "that counts the plain stream alone, without any skip",
         2: "that counts the plain stream and the skip into layer 9, but layer 2's output also"
            " travels inside the outputs of layers 3, 4 and 5, which are added again",
         3: "that is the answer for eight layers; the record has twelve",
+        4: "four of the added outputs contain it, and the plain stream is one path more",
         6: "that is layer 1's count; layers are numbered from 0",
         7: "that is layer 0's count, and by how much the whole stream has grown",
         64: "the stream does not double six times: each skip adds an output of the first half, and"
@@ -162,6 +199,16 @@ def _no_skip_counted(num_layers, skip_from):
     return [1] * num_layers
 
 
+def _one_list(num_layers, skip_from):
+    counts, outputs = [0] * num_layers, []
+    for i in range(num_layers):
+        if i in skip_from:
+            counts = [n + outputs[skip_from[i]][k] for k, n in enumerate(counts)]
+        counts[i] += 1
+        outputs.append(counts)  # the list itself, not a copy
+    return counts
+
+
 def _last_first(num_layers, skip_from):
     return path_counts(num_layers, skip_from)[::-1]
 
@@ -174,28 +221,38 @@ def check_path_counts(answer):
         ("an output of the second half added again", 5, {3: 1, 4: 3}, [4, 4, 2, 2, 1]),
     ]
     for name, num_layers, skip_from, expected in wirings:
-        got = [int(count) for count in answer(num_layers, dict(skip_from))]
+        try:
+            got = [int(count) for count in answer(num_layers, dict(skip_from))]
+        except TypeError:
+            raise AssertionError("expected a list with a number of paths for each layer") from None
+        why = ("a skip adds the whole stream behind a layer, with every contribution in it, and"
+               " layer 0 comes first")
+        if got == expected[::-1]:
+            why = "your list is the wrong way round; layer 0 comes first"
+        elif skip_from and got == [1] * num_layers:
+            why = ("no skip is counted; keep the stream behind a layer, after its own contribution,"
+                   " not before it")
+        elif skip_from and got == _one_list(num_layers, skip_from):
+            why = "later layers change a list that you keep; append a copy, list(counts)"
         assert got == expected, (
-            f"expected {expected} for {name} ({num_layers} layers, {skip_from}), got {got}; what"
-            " is added again is a whole stream, with all that was in it, and layer 0 comes first"
-        )
+            f"expected {expected} for {name} ({num_layers} layers, {skip_from}), got {got}; {why}")
 
 
 EXERCISES = {
     "1": dict(
         check=check_unet,
         hints=[
-            "Which list method gives back what came last?",
-            "x <- f_i(x + w_j e_(n/2-1-j)) for i = n/2 + j, where e_k is what layer k put out.",
+            "Which list method returns the item that was appended last?",
+            "x <- f_i(x + w_j e_(n/2-1-j)) for i = n/2 + j, where e_k is layer k's output.",
             "Walk over the layers. In the second half add the popped output, weighted, before the"
-            " layer. In the first half append what the layer put out.",
+            " layer. In the first half append the layer's output.",
             "for i, layer in enumerate(layers):\n    if i >= half:\n"
             "        x = x + weights[i - half] * skips.pop()\n    x = layer(x)\n"
             "    if i < half:\n        skips.append(x)",
         ],
         solution=unet,
         wrong=[_first_in_first_out, _added_after_the_layer, _inputs_kept, _weights_from_the_end,
-               _no_skips],
+               _in_place, _detached, _no_skips],
     ),
     "2": dict(
         check=check_paths_of_layer_2,
@@ -208,7 +265,7 @@ EXERCISES = {
             "The outputs of layers 5, 4, 3 and 2 hold it, those of 1 and 0 do not: 1 + 4.",
         ],
         solution=5,
-        wrong=[1, 2, 3, 7, 64],
+        wrong=[1, 2, 3, 4, 7, 64],
     ),
     "3": dict(
         check=check_path_counts,
@@ -222,6 +279,6 @@ EXERCISES = {
             "counts[i] += 1; outputs.append(list(counts))   # counts has num_layers places",
         ],
         solution=path_counts,
-        wrong=[_direct_paths_only, _no_skip_counted, _last_first],
+        wrong=[_direct_paths_only, _no_skip_counted, _one_list, _last_first],
     ),
 }

@@ -95,6 +95,8 @@ def check_count(answer):
             with _NoPairs(T * T):
                 found = answer(inputs, window, bos_id)
             assert found is not None, "the function returns nothing; return the number of tiles"
+            size = len(found) if isinstance(found, list | tuple) else torch.as_tensor(found).numel()
+            assert size == 1, f"the function returns {size} numbers; return one, the tiles' sum"
             expected = _count_pairs(inputs, window, bos_id)
             if float(found) != expected:
                 raise AssertionError(_why_count(int(found), expected, inputs, window, bos_id, name))
@@ -108,7 +110,8 @@ def _why_count(found, expected, inputs, window, bos_id, name):
         why = "that is the count without documents; tiles whose documents differ are empty"
     elif found > expected:
         why = ("some of your tiles are empty: the nearest pair of a tile is its first query and its"
-               " last key; check their distance, 128 (i - j) - 127, and their documents")
+               " last key; check their distance, 128 (i - j) - 127, and their documents, and that"
+               " j is not above i: such keys come later")
     elif found < expected:
         why = ("you miss tiles with few visible pairs: a tile counts as soon as its nearest pair,"
                " first query and last key, is visible; those on the diagonal always do")
@@ -153,7 +156,8 @@ def dense(rule, inputs):
     """The mask (B, T, T) of a rule, or an error that says why it cannot be traced."""
     B, T = inputs.shape
     visible = rule(inputs, BOS)
-    assert callable(visible), f"four_keys must return the function visible, not {visible!r}"
+    assert callable(visible), (
+        f"four_keys must return the function visible(b, h, q, k), not a {type(visible).__name__}")
     b, t = torch.arange(B)[:, None, None, None], torch.arange(T)
     try:
         create_block_mask(visible, B, None, T, T, device="cpu")

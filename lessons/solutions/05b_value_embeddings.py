@@ -45,9 +45,11 @@ def check_row_adam(answer):
     table = nn.Parameter(start.clone())
     reference = torch.optim.SparseAdam([table], lr=0.6, betas=(0.8, 0.95), eps=1e-8)
     weight, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    batches = []
     for step in range(1, STEPS + 1):
         tokens = torch.randint(20 * step, 20 * step + 40, (64,))  # with repetitions
         grads = torch.randn(64, COLUMNS)
+        batches.append((tokens, grads))
         before = [tensor.clone() for tensor in (weight, m, v)]
         with _NoTable(weight, m, v):
             answer(weight, m, v, step, tokens, grads)
@@ -63,7 +65,7 @@ def check_row_adam(answer):
                 " token does not occur; leave such rows as they are, their moments too")
         if torch.allclose(weight, table.detach(), atol=1e-4):
             continue
-        _explain(weight, before[0], table.detach(), step, tokens)
+        _explain(weight, before[0], table.detach(), step, tokens, start, batches)
     _clock(answer)
 
 
@@ -86,8 +88,47 @@ def _clock(answer):
           ", ".join(f"{name} {sorted(each)[2]:.2f} ms" for name, each in times.items()))
 
 
-def _explain(weight, old, expected, step, tokens):
-    """Raises what is wrong with a step."""
+def _faulty(fault):
+    """row_adam with one of the FAULTS."""
+    def step_with(weight, m, v, step, tokens, grads, lr=0.6, beta1=0.8, beta2=0.95, eps=1e-8):
+        rows, place = tokens.unique(return_inverse=True)
+        grad = torch.zeros(len(rows), grads.size(1)).index_add_(0, place, grads)
+        if fault == "mean":
+            grad /= torch.bincount(place)[:, None]
+        first, second = 1 - beta1**step, 1 - beta2**step
+        square = grad if fault == "not squared" else grad**2
+        mean = beta1 * m[rows] + (1 - beta1) * grad
+        size = beta2 * v[rows] + (1 - beta2) * square
+        if fault != "forgotten":
+            m[rows], v[rows] = mean, size
+        mean = mean if fault in ("only v", "neither") else mean / first
+        size = size if fault in ("only m", "neither") else size / second
+        change = mean / ((size if fault == "no root" else size.sqrt()) + eps)
+        change *= {"uphill": -lr, "no lr": 1.0}.get(fault, lr)
+        weight[rows] -= change
+    return step_with
+
+
+FAULTS = {
+    "mean": "you average the gradients of a token that occurs several times; sum them",
+    "not squared": "v is a mean of squared gradients: grad**2",
+    "only m": "divide v by 1 - beta2**step too (bias correction)",
+    "only v": "divide m by 1 - beta1**step too (bias correction)",
+    "neither": "divide m by 1 - beta1**step and v by 1 - beta2**step (bias correction)",
+    "no root": "divide by the root of v, v.sqrt() + eps",
+    "uphill": "the rows move the wrong way: subtract the step",
+    "no lr": "the learning rate is missing: multiply the step by lr",
+    "forgotten": "m and v are not kept: write the new moments into m[rows] and v[rows]",
+}
+
+
+def _explain(weight, old, expected, step, tokens, start, batches):
+    """Raises what is wrong with a step, after these batches from the table `start`."""
+    for fault, why in FAULTS.items():
+        replay, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+        for number, batch in enumerate(batches, 1):
+            _faulty(fault)(replay, m, v, number, *batch)
+        assert not torch.allclose(weight, replay, atol=1e-4, equal_nan=True), f"step {step}: {why}"
     assert not weight.equal(old), (
         f"in step {step} no row of weight changes; write into it in place, as in"
         " weight[rows] -= ..., and do not make a new tensor")
@@ -159,6 +200,7 @@ def check_wait(answer):
         18: "those are the three messages one after the other; two of them begin while the rank"
             " computes",
         2: "that is when the second one has arrived; the third follows it",
+        20: "that is how long the rank computes; the question begins then",
         38: "that is the whole step if each message is waited for at once",
         12: "the first message is there before the second size is ready, but the third has to wait",
     }
@@ -233,16 +275,45 @@ def check_rows(answer):
     early = (answer(changed.clone(), TABLE_ROWS) != rows)[:, :40].any(0)
     assert not early.any(), (
         f"the row at position {int(early.nonzero()[-1])} depends on tokens from position 40 on: the"
-        " model would see what it has to predict; use the tokens before")
+        " model would see what it has to predict; use earlier tokens, and note that roll brings the"
+        " last ones to the first positions")
     ours, theirs = end_loss(answer), end_loss(own_rows)
     assert ours < theirs - MARGIN, (
         f"expected a loss below {theirs - MARGIN:.3f}, which is {MARGIN} less than with a row per"
-        f" token, got {ours:.3f}; what else than the token itself tells which one comes next?")
+        f" token, got {ours:.3f}; {_why_rows(answer, tokens, rows)}")
     print(f"loss {ours:.3f} with your rows, {theirs:.3f} with a row for each token")
+
+
+def _why_rows(answer, tokens, rows):
+    """What is wrong with rows that gain too little."""
+    reach = {}
+    for back in (0, 1):  # does a row at position 40 depend on the token so many places back?
+        changed = tokens.clone()
+        changed[:, 40 - back] = (changed[:, 40 - back] + 100) % 257
+        reach[back] = (answer(changed, TABLE_ROWS) != rows)[:, 40].any()
+    if not reach[0]:
+        return "your rows ignore the token itself; number the pair of both tokens"
+    if not reach[1]:
+        return "what else than the token itself tells which one comes next?"
+    pairs = torch.cartesian_prod(torch.arange(257), torch.arange(257))
+    shares = torch.bincount(answer(pairs, TABLE_ROWS)[:, 1], minlength=TABLE_ROWS) / len(pairs)
+    return ("your rows depend on both tokens, but too many pairs share a row, as if there were only"
+            f" {1 / shares.square().sum():.0f} rows, not {TABLE_ROWS}; number the pairs first, each"
+            " differently, then take % num_rows")
 
 
 def _looks_ahead(tokens, num_rows):
     return (257 * tokens.roll(-1, 1) + tokens) % num_rows
+
+
+def _previous_only(tokens, num_rows):
+    before = tokens.roll(1, 1)
+    before[:, 0] = 256
+    return before
+
+
+def _sums(tokens, num_rows):
+    return (_previous_only(tokens, num_rows) + tokens) % num_rows
 
 
 def _too_many_rows(tokens, num_rows):
@@ -274,7 +345,8 @@ EXERCISES = {
             " for v with grad**2; weight[rows] -= lr * ... / (... .sqrt() + eps).",
         ],
         solution=row_adam,
-        wrong=[_dense, _last_wins, _uncorrected, _always_first, _not_in_place, _moments_decay, 3],
+        wrong=[_dense, _last_wins, _uncorrected, _always_first, _not_in_place, _moments_decay, 3,
+               *map(_faulty, FAULTS)],
     ),
     "2": dict(
         check=check_wait,
@@ -299,6 +371,7 @@ EXERCISES = {
             "before = tokens.roll(1, 1); before[:, 0] = 256; return (257 * before + ...) % ...",
         ],
         solution=choose_rows,
-        wrong=[own_rows, _looks_ahead, _too_many_rows, _by_position, _in_place],
+        wrong=[own_rows, _previous_only, _sums, _looks_ahead, _too_many_rows, _by_position,
+               _in_place],
     ),
 }

@@ -1,5 +1,7 @@
 """Exercises of lesson 05d: their checks, hints and solutions."""
 
+import math
+
 import torch
 
 # ---- 1: tiles sorted by their first and last documents ----
@@ -52,6 +54,8 @@ def check_tiles(answer):
         }.get((got, want), "full counts as visible, too: 2, not 1")
         if key > query:
             why = "keys after all of the tile's queries are never visible: is row the query's tile?"
+        elif key == query and got == 0:
+            why = "on the diagonal a query sees at least itself, so no tile is skipped"
         elif key == query and got == 2:
             why = "on the diagonal a token does not see the tokens after it, so no tile is full"
         name = kinds[got] if 0 <= got <= 2 else got
@@ -149,11 +153,19 @@ def check_frequencies(answer):
     told = ("lower by " + ", ".join(f"{gap:+.4f}" for gap in gaps)
             + " than with 05f's frequencies, seed by seed")
     still = int((result == 0).sum())
-    why = (f"{still} of your 16 pairs stay fixed, as many as 05f's or more"
-           if still >= 8 else "the fastest pair of 05f turns by 1 radian per token")
-    if result.abs().max() > 2:
-        why = (f"your fastest pair turns by {result.abs().max():.3g} radians per token: beyond"
-               " pi, faster looks like slower")
+    fastest = result.abs().max().item()
+    why = "keep your fastest pair near 1 radian per token, and let all pairs rotate"
+    if still >= 8:
+        why = f"{still} of your 16 pairs stay fixed, as many as 05f's or more"
+    elif fastest > math.pi:
+        why = (f"your fastest pair turns by {fastest:.3g} radians per token: beyond pi, faster"
+               " looks like slower")
+    elif fastest < 0.1:
+        why = (f"your fastest pair turns by {fastest:.3g} radians per token: to it, neighbours are"
+               " nearly at one position")
+    elif result.abs().min() > 0.9 * fastest:
+        why = (f"all your pairs turn by {fastest:.3g} radians per token, so every score returns"
+               f" after {2 * math.pi / fastest:.0f} tokens; spread the speeds")
     assert gaps.mean() >= MARGIN and (gaps > 0).all(), (
         f"{told}; {MARGIN} on average is expected, and a gain in each seed; {why}")
     print(told)
@@ -180,6 +192,10 @@ def _full_diagonal(first, last):
         (query >= tile) & (last[:, None] == first)).int()
 
 
+def _no_diagonal(first, last):
+    return sort_tiles(first, last).tril(-1)
+
+
 def _never_full(first, last):
     return sort_tiles(first, last).clamp(max=1)
 
@@ -190,6 +206,14 @@ def _not_causal(first, last):
 
 def _none_rotates(pairs):
     return torch.zeros(pairs)
+
+
+def _all_alike(pairs):
+    return torch.ones(pairs)
+
+
+def _too_slow(pairs):
+    return torch.full((pairs,), 1e-4)
 
 
 def _too_fast(pairs):
@@ -210,7 +234,8 @@ EXERCISES = {
             " every = (query > tile) & (last[:, None] == ...); return some.int() + every.int()",
         ],
         solution=sort_tiles,
-        wrong=[_version_1, _columns_are_queries, _full_diagonal, _never_full, _not_causal],
+        wrong=[_version_1, _columns_are_queries, _full_diagonal, _no_diagonal, _never_full,
+               _not_causal],
     ),
     "2": dict(
         check=check_keys,
@@ -234,6 +259,6 @@ EXERCISES = {
             "return 10_000.0 ** (-torch.arange(pairs) / ...)",
         ],
         solution=frequencies,
-        wrong=[of_05f, _none_rotates, _too_fast],
+        wrong=[of_05f, _none_rotates, _all_alike, _too_slow, _too_fast],
     ),
 }

@@ -25,6 +25,10 @@ def check_range(answer):
         why = "the code that would mean 480 stands for nan, so the largest value is 448"
     elif math.isclose(largest, 448):
         why = "that is the format's own limit; a weight is multiplied by 2**9 before it is stored"
+    elif math.isclose(smallest, 2.0**-9):
+        why = "the smallest is the format's own; divide it by 2**9, as the largest"
+    elif math.isclose(largest, 57344 / 2**9):
+        why = "those are e5m2's values; the weights are stored in e4m3"
     elif math.isclose(smallest, 2.0**-15):
         why = ("2**-6 is the smallest number with a full mantissa; below it the format goes on in"
                " steps of 2**-9 (subnormal numbers)")
@@ -50,7 +54,7 @@ def product(a, b):
     for name, matrix in (("first", a), ("second", b)):
         assert matrix.is_contiguous(), (
             f"the {name} operand {tuple(matrix.shape)} is a transposed view: its rows are not"
-            " stored one after the other; .contiguous() stores it anew")
+            " stored one after the other; .contiguous() makes a copy that is")
     assert a.size(1) == b.size(1), (
         f"operands {tuple(a.shape)} and {tuple(b.shape)} do not share the dimension that is summed"
         " over; it must be the last one of both")
@@ -142,14 +146,19 @@ def check_scale(answer):
             assert scale is not None, "the function returns nothing; return the scale, a number"
             scale = float(scale)
             assert math.isfinite(scale) and scale > 0, f"expected a positive scale, got {scale}"
+            why = "round the exponent down"
+            if scale * tensor.max().item() <= limit:
+                why = "a negative number can be the largest in size: take tensor.abs().max()"
+            elif scale * largest > 2 * limit:
+                why = "the scale must follow the largest number in size, not a typical one"
             assert scale * largest <= limit, (
                 f"{dtype}: the largest number, {largest:.6g}, times your scale, {scale:.6g},"
                 f" exceeds the limit {limit:g} by {100 * (scale * largest / limit - 1):.2g}"
-                " percent, so it would be cut off; round the exponent down")
-            assert scale * largest > limit / 4, (
+                f" percent, so it would be cut off; {why}")
+            assert scale * largest > limit / 2, (
                 f"{dtype}: the largest number, {largest:.3g}, times your scale, {scale:.3g}, is"
-                f" {scale * largest:.3g}, far below the limit {limit:g}, so small numbers are lost"
-                " for nothing; how large may the scale be?")
+                f" {scale * largest:.3g}; twice that is still within the limit {limit:g}, so small"
+                " numbers are lost for nothing; how large may the scale be?")
             assert math.frexp(scale)[0] == 0.5, (
                 f"{scale:.6g} is no power of two; the multiplication itself would round. Round the"
                 " exponent down to a whole number")
@@ -199,6 +208,18 @@ def _exact_ratio(tensor, dtype):
 
 def _rounded_up(tensor, dtype):
     return 2.0 ** math.ceil(math.log2(_exact_ratio(tensor, dtype)))
+
+
+def _half(tensor, dtype):
+    return choose_scale(tensor, dtype) / 2
+
+
+def _without_abs(tensor, dtype):
+    return choose_scale(tensor.clamp(min=0), dtype)
+
+
+def _by_the_mean(tensor, dtype):
+    return choose_scale(tensor.abs().mean(), dtype)
 
 
 def _inverse(tensor, dtype):
@@ -252,6 +273,7 @@ EXERCISES = {
             " something else where largest is 0.",
         ],
         solution=choose_scale,
-        wrong=[always_one, _exact_ratio, _rounded_up, _inverse, _zero_forgotten, _one_format],
+        wrong=[always_one, _exact_ratio, _rounded_up, _half, _without_abs, _by_the_mean, _inverse,
+               _zero_forgotten, _one_format],
     ),
 }
