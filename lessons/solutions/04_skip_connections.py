@@ -108,7 +108,7 @@ def check_unet(answer):
         (grad,) = torch.autograd.grad(got.sum(), x)
     except RuntimeError as problem:
         assert "in-place" not in str(problem) and "inplace" not in str(problem), in_place
-        raise
+        raise AssertionError(f"gradients do not reach the input: {problem}") from None
     assert torch.equal(x, before), f"the input has changed; {in_place}"
     outputs = [x]
     for layer in layers[:3]:
