@@ -14,11 +14,13 @@ import ast
 import json
 import platform
 import re
+import sys
 import sysconfig
 import textwrap
 import warnings
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 import shards
 from builtin_corpus import main, sha256, source_files, val_paths
 

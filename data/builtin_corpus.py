@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import sysconfig
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 import shards
 from shards import np
 

@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 import shards
 
 REPO = "kjj0/fineweb10B-gpt2"

@@ -22,6 +22,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 import shards
 from shards import np
 

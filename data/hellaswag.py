@@ -9,9 +9,11 @@ HellaSwag is by Zellers and others (arXiv 1905.07830), MIT license.
 import argparse
 import json
 import shutil
+import sys
 import urllib.request
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 import shards
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"

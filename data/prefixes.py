@@ -8,9 +8,12 @@ The file holds one little-endian int32 per token: the prefix's id, or -1 for a t
 """
 
 import argparse
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 import fineweb
+import shards
 from shards import np
 
 OUT = Path(__file__).parent / "fineweb10B" / "gpt2_prefixes.bin"
@@ -49,12 +52,11 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE")
     out = parser.parse_args().out
-    try:
+    with shards.filling(out.parent, "no table was written"):
         table = np.array(gpt2_prefixes(), IDS)
         out.parent.mkdir(parents=True, exist_ok=True)
-        table.tofile(out)
-    except OSError as error:
-        parser.exit(1, f"error: {error}\n")
+        with shards.atomic_file(out) as file:
+            file.write(table)
     print(f"{out}: {np.count_nonzero(table >= 0):,} of {len(table):,} tokens have a prefix")
 
 

@@ -66,8 +66,8 @@ def filling(folder, stopped):
     except ModuleNotFoundError as error:
         sys.exit(MISSING.format(error.name))
     except OSError as error:
-        if error.errno and not error.filename:  # a full disk's error names no file
-            error = f"{folder}: {error.strerror}"
+        if error.strerror:  # a full disk's error names no file
+            error = f"{error.filename2 or error.filename or folder}: {error.strerror}"
         sys.exit(f"error: {error}")
     except ValueError as error:
         sys.exit(f"error: {error}")

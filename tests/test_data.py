@@ -70,7 +70,7 @@ def assert_one_line(process, code, *parts):
 
 @pytest.mark.parametrize("script", ["builtin_corpus.py", "cached_fineweb10B.py", "fineweb.py"])
 def test_what_cannot_begin_is_one_line(script, tmp_path):
-    bare = subprocess.run([sys.executable, "-S", DATA / script], capture_output=True, text=True)
+    bare = subprocess.run([sys.executable, "-SP", DATA / script], capture_output=True, text=True)
     assert_one_line(bare, 1, "error: numpy is not installed here: make .venv/installed, "
                     "then . .venv/bin/activate")
     (tmp_path / "numpy.py").touch()
@@ -95,6 +95,9 @@ def test_a_full_disk_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended, shards.filling(tmp_path, ""):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert str(ended.value) == f"error: {tmp_path}: No space left on device"
+    with pytest.raises(SystemExit) as ended, shards.filling(tmp_path, ""):
+        (tmp_path / "no" / "file").touch()
+    assert str(ended.value) == f"error: {tmp_path / 'no' / 'file'}: No such file or directory"
 
 
 def test_a_package_that_is_missing_is_one_line(tmp_path, monkeypatch):

@@ -66,9 +66,21 @@ def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(out)])
         with pytest.raises(SystemExit) as ended:
             prefixes.main()
-        printed = capsys.readouterr()
-        assert ended.value.code == 1 and not printed.out and printed.err.count("\n") == 1
-        assert printed.err.startswith("error: ") and str(message) in printed.err
+        line = ended.value.code
+        assert line.startswith("error: ") and str(message) in line and "\n" not in line
+        assert not capsys.readouterr().out
+
+
+def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prefixes, "gpt2_prefixes", lambda: [-1, 0])
+    monkeypatch.setattr(prefixes.shards.os, "replace", full)
+    monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(tmp_path / "table.bin")])
+    with pytest.raises(SystemExit, match=f"^error: {tmp_path}: No space left on device$"):
+        prefixes.main()
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- the file ----
