@@ -415,6 +415,9 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["01", "--png", "curves.xyz"], 1, "curves.xyz: the file's name must end in .png"),
     (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
+    (["01:muon_lr=1,seed=2"], 2, "--set seed=2: the seed is chosen with --seed"),
+    (["01:muon_lr=1,muon_lr=2"], 2, "muon_lr has two values"),
+    (["01", "--csv", "x", "--json", "./x"], 2, "--json x: another option writes into this file"),
     (["01", "--repeat", "1001"], 2, "--repeat: 1001 runs of each script; at most 1,000"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message):

@@ -78,6 +78,7 @@ def test_it_trains(tmp_path):
 
 @pytest.mark.parametrize("arguments, code", [
     (["01", "--only", "no_lr"], 1), (["01", "--factors", "0"], 2),
+    (["01", "--set", "muon_lr=1"], 2),
 ])
 def test_wrong_input_is_one_line(arguments, code):
     ended = subprocess.run([*COMMAND, *arguments], capture_output=True, encoding="utf-8")

@@ -20,6 +20,7 @@ import shlex
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, folder, natural, not_negative, positive, run_command
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.files import check_output, replace_file
@@ -41,9 +42,13 @@ def main() -> int:
     args = parse_args()
     if args.measure:
         return measure_milestones(args)
+    written = set()
     for name in (*WRITERS, "png"):
         if path := getattr(args, name):
             check_output(f"--{name}", path, ".png" if name == "png" else "")
+            if path.resolve() in written:
+                raise UserError(f"--{name} {path}: another option writes into this file", 2)
+            written.add(path.resolve())
     options = dict(settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
                    nproc=args.nproc, start=args.start)
     targets, anyway = args.targets, []

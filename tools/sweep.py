@@ -13,6 +13,7 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, folder, natural, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.compare.collect import collect
@@ -37,9 +38,13 @@ def main() -> int:
     parser.add_argument("--out", type=folder, metavar="DIR", help="folder of the runs")
     args = parser.parse_args()
 
+    rates = learning_rates(args.target, args.only)
+    for setting in args.set:
+        if setting.removeprefix("--").partition("=")[0] in rates:
+            raise UserError(f"--set {setting}: this sweep tries other values of it; choose another"
+                            " rate with --only", 2)
     changes = [f"{args.target}:{name}={rate * factor:.4g}"
-               for name, rate in learning_rates(args.target, args.only).items()
-               for factor in args.factors]
+               for name, rate in rates.items() for factor in args.factors]
     comparison, stopped = collect(
         [args.target, *changes], [args.seed], args.out or "sweep", sys.stdout,
         scale="tiny", steps=args.steps, settings=args.set, start=args.start,

@@ -53,7 +53,18 @@ def parse_target(text: str) -> Target:
     settings = tuple(settings.split(",")) if settings else ()
     for name in (setting for setting in settings if "=" not in setting):
         raise UserError(f"{text}: give {name} a value, as in {script}:{name}=0.01", 2)
+    names = [setting.partition("=")[0] for setting in settings]
+    for name in (name for name in names if names.count(name) > 1):
+        raise UserError(f"{text}: {name} has two values", 2)
     return Target(text, script=script, settings=settings)
+
+
+def seeded(settings: Sequence[str], seed: int) -> list[str]:
+    """The settings and the seed; UserError where they choose another."""
+    for setting in settings:
+        if setting.removeprefix("--").partition("=")[0] == "seed":
+            raise UserError(f"--set {setting}: the seed is chosen with --seed", 2)
+    return [*settings, f"seed={seed}"]
 
 
 def leave_one_out(text: str, **options) -> tuple[list[str], list[str]]:
@@ -99,7 +110,7 @@ def collect(
                 name = ":".join([find_script(one.script).name, *one.settings])
                 name = re.sub(r"[^0-9A-Za-z.=_-]+", "_", name)
                 plans[number, seed] = make_plan(
-                    one.script, settings=[*settings, *one.settings, f"seed={seed}"],
+                    one.script, settings=seeded([*settings, *one.settings], seed),
                     out=folder / f"{number}-{name}-seed{seed}", **options)
     if isinstance(out, str) and plans:
         folder = make_fresh_out(out)

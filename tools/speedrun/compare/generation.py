@@ -6,7 +6,7 @@ from typing import TextIO
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import print_table, visible
-from speedrun.compare.collect import parse_target
+from speedrun.compare.collect import parse_target, seeded
 from speedrun.run.generation import Answers, generate
 from speedrun.run.plan import make_plan
 from speedrun.scripts.find import find_script
@@ -34,8 +34,9 @@ def compare_generation(
     UserError, in one line, before anything runs, or for the first run that fails.
     """
     targets = [parse_target(text) for text in texts]
-    plans = {(seed, target): make_plan(target.script, **options, settings=[
-        *settings, *target.settings, f"seed={seed}"]) for seed in seeds for target in targets}
+    plans = {(seed, target): make_plan(
+        target.script, **options, settings=seeded([*settings, *target.settings], seed))
+        for seed in seeds for target in targets}
     found = {target: [] for target in targets}
     for turn, ((seed, target), plan) in enumerate(plans.items(), start=1):
         found[target].append(generate(plan))
