@@ -251,6 +251,7 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     refused("log.txt is not a folder; choose", out=used / "log.txt" / "run")
     refused("log.txt is not a folder; choose", out=used / "log.txt")
     refused("the nodes are 0 to 1", nodes=Nodes(2, 2, "host:1"))
+    refused("^--rdzv-endpoint host:1: one machine needs none", nodes=Nodes(1, 0, "host:1"))
     for endpoint in (None, "host", "host:", ":1", "host:0", "host:65536", "host:x"):
         refused(f"^--rdzv-endpoint {endpoint}: .* HOST:PORT", nodes=Nodes(2, 0, endpoint))
     with_gpus(monkeypatch, 8)
@@ -543,6 +544,19 @@ def test_a_failed_run_names_its_files(monkeypatch, script, shards, tmp_path, log
         "log.txt", "stderr_rank0.txt", "train_gpt.py"]
 
 
+def test_a_run_whose_folder_is_moved_says_so(monkeypatch, script, shards, tmp_path):
+    plan = make_plan(str(script), data=shards, out=tmp_path / "run")
+
+    def move(command, folder, on_line, stop):
+        plan.out.rename(tmp_path / "moved")
+        return 1
+
+    monkeypatch.setattr(execute, "launch", move)
+    with pytest.raises(UserError, match=f"^{plan.out} was moved or removed during the run$"):
+        execute.run(plan, io.StringIO())
+    assert not plan.out.exists()
+
+
 @posix
 def test_ctrl_c_before_the_ranks_start(monkeypatch, script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
@@ -565,6 +579,11 @@ def test_a_stopped_run_keeps_its_log(monkeypatch, script, shards, tmp_path):
         execute.run(plan, io.StringIO())
     assert error.value.status == 128 + 15
     assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
+    plan = replace(plan, out=tmp_path / "late")
+    monkeypatch.setattr(execute, "launch", lambda *arguments: arguments[-1].give_up("too late"))
+    with pytest.raises(UserError, match="^too late$") as error:
+        execute.run(plan, io.StringIO())
+    assert error.value.status == 1
 
 
 def test_a_node_without_rank_0(monkeypatch, script, shards, tmp_path):
@@ -622,8 +641,9 @@ def test_a_run_that_does_not_end_after_its_last_step_is_told(
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
     for patience, told in ((0.01, True), (0.5, False)):
         monkeypatch.setattr(progress, "END_PATIENCE_S", patience)
-        stream = io.StringIO()
-        with follow(plan, stream) as show:
+        monkeypatch.setattr(progress, "GIVE_UP_S", 2 * patience)
+        stream, stop = io.StringIO(), Stop()
+        with follow(plan, stream, stop.give_up) as show:
             show("step:2/2 train_loss:5.0000 train_time:9ms step_avg:9ms")
             time.sleep(0.2 * told)
             assert "was the last" not in stream.getvalue()  # a validation may take long
@@ -631,6 +651,8 @@ def test_a_run_that_does_not_end_after_its_last_step_is_told(
             time.sleep(0.2 * told)
         time.sleep(0.6 * (not told))
         assert ("step 2 was the last, but the script has not ended" in stream.getvalue()) == told
+        assert (stop.signum == signal.SIGTERM) == told
+        assert ("step 2 was the last, but the script did not end" in stop.reason) == told
 
 
 @pytest.mark.parametrize("device, setting, paths", [

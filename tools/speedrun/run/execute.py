@@ -73,13 +73,18 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
     check_start(values)
     with stop_signals() as stop, _claimed(plan):
         try:
-            with follow(plan, stream) as show:
+            with follow(plan, stream, stop.give_up) as show:
                 exit_code = launch(plan.command, plan.ranks_dir, show, stop)
         except NotFinite as error:
             return Failure(str(error), 1, explained=True)
+        if stop.reason:
+            return Failure(stop.reason, 1, explained=True)
         if stop.signum:
             text = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
             return Failure(text, 128 + stop.signum, stopped=True)
+        if exit_code and not plan.ranks_dir.is_dir():
+            return Failure(f"{short(plan.out)} was moved or removed during the run", 1,
+                           explained=True)
         if exit_code:
             return _blame_disk(plan.out, explain(plan.ranks_dir, exit_code))
         return None

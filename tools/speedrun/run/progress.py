@@ -13,7 +13,8 @@ from speedrun.run.log import RULE, RunLog, Step
 from speedrun.run.plan import Plan
 from speedrun.scripts.find import paths_taken
 
-END_PATIENCE_S = 30  # from a run's last validation until its end is called late
+END_PATIENCE_S = 30  # from a finished run's last line until its end is called late
+GIVE_UP_S = 300  # from the same line until it is stopped
 WIDE = 70  # columns from which on the live line also has a bar and tokens/s
 
 
@@ -22,10 +23,16 @@ class NotFinite(UserError):
 
 
 @contextmanager
-def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
+def follow(
+    plan: Plan, stream: TextIO, stop: Callable[[str], None] = lambda reason: None
+) -> Iterator[Callable[[str], None]]:
     """Inside the block, its value is a function that shows a line of rank 0 on the text stream, and
-    after the hyperparameters the paths that they select. It raises NotFinite after such a loss."""
+    after the hyperparameters the paths that they select. It raises NotFinite after such a loss.
+
+    stop: ends a script that does not end by itself after its last step; gets the reason.
+    """
     log, source = RunLog(), plan.script.path.read_text(encoding="utf-8")
+    late_end = []  # timers: a thread of the script may never end
 
     def paths():
         on_gpu = log.environment.get("device", "cpu") != "cpu"
@@ -35,8 +42,20 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
         print(f"step {log.last.step} was the last, but the script has not ended {END_PATIENCE_S} s"
               " later; Ctrl-C stops it and keeps the log", file=stream, flush=True)
 
-    late_end = Timer(END_PATIENCE_S, announce_late_end)  # a thread of the script may never end
-    late_end.daemon = True
+    def give_up():
+        stop(f"step {log.last.step} was the last, but the script did not end in {GIVE_UP_S} s, so"
+             " it was stopped; does one of its threads never end?")
+
+    def expect_end():
+        cancel()
+        late_end[:] = Timer(END_PATIENCE_S, announce_late_end), Timer(GIVE_UP_S, give_up)
+        for timer in late_end:
+            timer.daemon = True
+            timer.start()
+
+    def cancel():
+        for timer in late_end:
+            timer.cancel()
 
     def read(line):
         seen = log.feed(line)
@@ -44,8 +63,9 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
             if not math.isfinite(getattr(seen, name) or 0):
                 raise NotFinite(f"{name} is {getattr(seen, name)} at step {seen.step}, so the run"
                                 f" was stopped; lower a learning rate: {_rates(plan)}")
-        if isinstance(seen, Step) and seen.step == seen.train_steps and seen.val_loss is not None:
-            late_end.start()
+        last = log.last
+        if last and last.step == last.train_steps and last.val_loss is not None:
+            expect_end()
         return seen
 
     def show_line(line):
@@ -58,7 +78,7 @@ def follow(plan: Plan, stream: TextIO) -> Iterator[Callable[[str], None]]:
         with live as show:
             yield show
     finally:
-        late_end.cancel()
+        cancel()
 
 
 @contextmanager

@@ -50,6 +50,9 @@ def check_nodes(nodes: Nodes) -> None:
     """Raises UserError for a machine that is not in the run, and for an address without a port."""
     if nodes.rank >= nodes.count:
         raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
+    if nodes.count == 1 and nodes.endpoint:
+        raise UserError(f"--rdzv-endpoint {nodes.endpoint}: one machine needs none; give --nnodes,"
+                        " or leave it out", 2)
     host, _, port = (nodes.endpoint or "").rpartition(":")
     if nodes.count > 1 and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"--rdzv-endpoint {nodes.endpoint}: --nnodes needs HOST:PORT, an address of"
@@ -96,10 +99,11 @@ def launcher(nodes: Nodes) -> list[str]:
 
 class Stop:
     """The first signal that asked this process to stop, or None; it ends the launcher too, and
-    later ones change nothing."""
+    later ones change nothing. reason: why no signal but this process itself did, or ""."""
 
     def __init__(self):
         self.signum: signal.Signals | None = None
+        self.reason = ""
         self.launcher: subprocess.Popen | None = None
 
     def __call__(self, signum, frame):
@@ -107,6 +111,12 @@ class Stop:
             self.signum = signal.Signals(signum)
             if self.launcher is not None:
                 _end(self.launcher)
+
+    def give_up(self, reason: str) -> None:
+        """Ends the launcher as a signal does."""
+        if self.signum is None:
+            self.reason = reason
+            self(signal.SIGTERM, None)
 
 
 @contextmanager
