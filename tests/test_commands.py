@@ -22,7 +22,8 @@ COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda path: path.name)
 def test_help_needs_no_package(command):
     """A module-level import of a package would be slow, and a traceback where it is missing."""
-    ended = subprocess.run([sys.executable, "-S", str(command), "--help"],  # no site-packages
+    ended = subprocess.run([sys.executable, "-SP", str(command), "--help"],  # no site-packages, and
+                           # no folder of the command on the path, as under PYTHONSAFEPATH
                            capture_output=True, encoding="utf-8")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("usage: ")
@@ -81,7 +82,7 @@ def test_a_folder_that_was_removed_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("error, message", [
     ("OSError(28, 'No space left on device')",
-     "No space left on device; make room, or set TMPDIR to a folder with more"),
+     "No space left on device; make room where it writes, or in TMPDIR's folder"),
     ("OSError(24, 'Too many open files', 'a.py')",
      "a.py: Too many open files; first type: ulimit -n 1024"),
     ("ModuleNotFoundError(name='resource')",
@@ -97,14 +98,16 @@ def test_errors_of_the_machine_are_one_line(error, message):
 
 @pytest.mark.parametrize("command", [
     "run_milestone.py 00 --dry-run", "check_train.py 00", "doctor.py"])
-def test_a_file_that_hides_a_package_is_named(command, tmp_path):
-    hider = tmp_path / "numpy.py"
+@pytest.mark.parametrize("module, what", [
+    ("numpy", "the package numpy"), ("statistics", "Python's own statistics")])
+def test_a_file_that_hides_a_package_is_named(command, tmp_path, module, what):
+    hider = tmp_path / f"{module}.py"
     hider.write_text("raise RuntimeError", encoding="utf-8")
     name, *rest = command.split()
     ended = subprocess.run([sys.executable, str(REPOSITORY / "tools" / name), *rest], text=True,
                            capture_output=True, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert (ended.returncode, ended.stderr) == (
-        1, f"error: {hider} hides the package numpy; rename it, or remove its folder from"
+        1, f"error: {hider} hides {what}; rename it, or remove its folder from"
         " PYTHONPATH\n")
 
 

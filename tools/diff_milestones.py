@@ -15,6 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.base.files import replace_file
 from speedrun.base.text import visible

@@ -12,7 +12,9 @@ that run_milestone.py chooses here, else 0.
 
 import argparse
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command  # refused by an old Python
 
 

@@ -17,6 +17,7 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, folder, positive, run_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import print_table, short, visible

@@ -10,6 +10,7 @@
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.files import REPOSITORY
 from speedrun.figures import ladder, predictions

@@ -6,8 +6,11 @@
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, folder, run_command
 from speedrun.base.files import REPOSITORY
 from speedrun.base.text import short

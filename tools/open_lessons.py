@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.files import read_json, replace_file
 from speedrun.history.manifest import REPOSITORY

@@ -12,7 +12,9 @@ The script's own main() runs on tensors without data, operator by operator or co
 
 import argparse
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, positive, run_command
 from speedrun.base.text import print_table, visible
 from speedrun.predict.cards import CARDS

@@ -10,7 +10,9 @@ A notebook that fails keeps its old outputs.
 import argparse
 import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY

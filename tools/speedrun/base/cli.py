@@ -114,7 +114,8 @@ def _explain(error):
     """An OSError in words, with what to do where that is known."""
     advice = {
         errno.EMFILE: "first type: ulimit -n 1024",
-        errno.ENOSPC: "make room" + ", or set TMPDIR to a folder with more" * (not error.filename),
+        errno.ENOSPC: "make room" + (
+            "" if error.filename else " where it writes, or in TMPDIR's folder"),
     }
     file = error.filename and os.fsdecode(error.filename)
     reason = ": ".join(filter(None, [file, error.strerror]))
