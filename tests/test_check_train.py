@@ -410,7 +410,7 @@ def test_what_passed_once_stays_on_the_list(script, answers):
 
 
 @pytest.mark.parametrize("content", [
-    "", "{", "[]", "null", '{"muon": 3}', '{"muon": {"unknown": 1}}', "\udcff",
+    "", "{", "[]", "null", '{"muon": 3}', '{"muon": {"unknown": 1}}', "\udcff", "[" * 100_000,
 ])
 def test_broken_progress_starts_anew(content, script, capsys):
     file = script.parent / progress.FILE
@@ -480,6 +480,7 @@ def test_the_code_names_no_milestone():
     (["01", "--take", "--watch"], 2, "not allowed with argument"),
     ([""], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["muom"], 1, 'no milestone "muom"; did you mean 01_muon?\n'),
+    (["01", "--script", "/dev/null"], 1, "/dev/null is not a regular file; name another script"),
     (["01", "--script", "nowhere.py"], 1, "there is no nowhere.py; --take makes one: "
      "python tools/check_train.py 00 --take --script nowhere.py\n"),
     (["01", "--hint", "--script", "nowhere.py"], 1, "there is no nowhere.py"),

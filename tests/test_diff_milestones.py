@@ -251,6 +251,7 @@ def test_neighbours_differ_as_declared():
 @pytest.mark.parametrize("new, reason", [
     (replaced("y = x + 1", "y = = 1"), "new is not Python: line 13: invalid syntax"),
     (replaced("def second", "def first"), "new has no clear blocks: two blocks are called first"),
+    ("x = 1\0", "new is not Python: source code string cannot contain null bytes"),
     ("x = " + "(" * 1000 + ")" * 1000, "new is not Python: line 1: too many nested parentheses"),
 ])
 def test_a_file_without_blocks_is_compared_line_by_line(new, reason):

@@ -203,8 +203,10 @@ def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
     size = sum(id != 256 for id in (document * 8)[1:65])
     assert bits == pytest.approx(-sum(nats) / math.log(2) / size, abs=1e-6)
     assert model.model.read == [(3, 16), (1, 16)]
-    assert val_loss(trained(context=16), BYTES, data=tmp_path, tokens=999, batch=9)[0] == (
-        pytest.approx(loss))  # as many whole sequences as there are
+    assert val_loss(trained(context=16), BYTES, data=tmp_path, tokens=71, batch=9)[0] == (
+        pytest.approx(loss))  # whole sequences
+    with pytest.raises(UserError, match="has 72 tokens; --val-tokens may be at most 71$"):
+        val_loss(model, BYTES, data=tmp_path, tokens=72, batch=9)
     with pytest.raises(UserError, match="hold no sequence of 99"):
         val_loss(trained(context=99), BYTES, data=tmp_path, batch=1)
     shard_files.write(tmp_path / "x_val_000000.bin", [999] * 80)

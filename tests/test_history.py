@@ -8,6 +8,7 @@ import re
 import shutil
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -245,6 +246,18 @@ def test_a_folder_that_does_not_fit(history, name, more, message):
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # which some editors put first: no fault
     (history / "main" / name / "milestone.toml").write_bytes(NEXT.encode() + more)
     assert message in (line := fault_of(history)) and f"main/{name}" in line
+
+
+def test_a_folder_that_cannot_be_read(history, monkeypatch):
+    iterdir = Path.iterdir
+
+    def unreadable(folder):
+        if folder == history / "main":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", unreadable)
+    assert fault_of(history) == f"{history / 'main'}: Permission denied"
 
 
 def test_a_slug_is_unique_over_all_chains(history):

@@ -110,3 +110,12 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path, content):
     with pytest.raises(ValueError, match="is not a training log") as error:
         read_log(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("line", [
+    'hyperparameters:{"total_batch_size": "x"}', 'hyperparameters:{"total_batch_size": [1]}',
+    'rows:{"tokens": 1}\nhyperparameters:{"total_batch_size": 8}',
+])
+def test_a_log_whose_tokens_cannot_be_counted_is_refused(tmp_path, line):
+    with pytest.raises(ValueError, match="log.txt is damaged: its hyperparameters or rows give"):
+        read_log(write(tmp_path, f"{line}\nstep:0/2 train_time:0ms step_avg:nanms\n"))

@@ -9,6 +9,8 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tiktoken
@@ -461,7 +463,7 @@ def test_pickled_code_is_refused_and_not_run(fake, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_damaged_files_are_refused(fake):
+def test_damaged_files_are_refused(fake, monkeypatch):
     run = fake()
     file = run / "checkpoint.pt"
     whole = file.read_bytes()
@@ -471,6 +473,9 @@ def test_damaged_files_are_refused(fake):
     weights = whole.index(bytes(24))  # the zeros of the model
     file.write_bytes(whole[:weights] + b"\1" + whole[weights + 1:])
     refuse(run, "is damaged, or no checkpoint: wrong check sum")
+    with monkeypatch.context() as patch:
+        patch.setattr("zipfile.ZipFile", Mock(side_effect=PermissionError(13, "Permission denied")))
+        refuse(run, "checkpoint.pt: Permission denied$")
     torch.save([1, 2], file)
     refuse(run, "is not a snapshot's checkpoint")
     torch.save(dict(step=1, model={}), file)
@@ -480,6 +485,7 @@ def test_damaged_files_are_refused(fake):
 def test_missing_files_are_refused(fake, tmp_path, monkeypatch):
     run = fake()
     refuse(tmp_path / "none", "is neither a run's folder nor a checkpoint")
+    refuse(Path("/dev/null"), "is neither a run's folder nor a checkpoint")
     (run / "train_gpt.py").unlink()
     refuse(run, "has no train_gpt.py beside it")
     (run / "checkpoint.pt").unlink()

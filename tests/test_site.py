@@ -25,7 +25,7 @@ from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
-from speedrun.site.build import build
+from speedrun.site.build import _write, build
 from speedrun.site.charts import LETTER, both, curve_chart, ladder_chart
 from speedrun.site.pages import Site
 from speedrun.site.text import make_html, section
@@ -204,6 +204,8 @@ def test_a_folder_with_something_else_is_left_alone(small, tmp_path):
     with pytest.raises(UserError, match="there is something else in it; name an empty folder"):
         build(tmp_path, small)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    with pytest.raises(UserError, match=f"^{tmp_path} cannot be written: Is a directory$"):
+        _write(tmp_path, b"")
 
 
 def test_blocks_that_differ_in_case_alone_have_two_pages(small):

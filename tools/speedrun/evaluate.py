@@ -289,6 +289,9 @@ def val_loss(
     if file is None:
         raise UserError(f"no validation shard in {short(data)}; get one: {fetch_command(data)}")
     T, length = trained.context, shard_length(file)
+    if tokens and tokens >= length:  # the last token is only a target
+        raise UserError(f"{short(file)} has {length:,} tokens; --val-tokens may be at most"
+                        f" {length - 1:,}")
     tokens = tokens or getattr(trained.args, "val_tokens", load_glossary()["val_tokens"].tiny)
     rows = min(tokens, length - 1) // T
     if not rows:

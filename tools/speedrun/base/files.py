@@ -52,5 +52,5 @@ def read_json(file: Path) -> object:
     """The content of a JSON file, or None if it cannot be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

@@ -33,6 +33,8 @@ class Learner:
 
     def existing(self) -> Path:
         """The script. Raises UserError, which says how to make one, if there is none."""
+        if self.script.exists() and not self.script.is_file():
+            raise UserError(f"{short(self.script)} is not a regular file; name another script")
         if not self.script.is_file():
             raise UserError(f"there is no {short(self.script)}; --take makes one: "
                            + self.command(f"{self.root.id} --take"))

@@ -73,7 +73,7 @@ class Progress:
             self.standings = {slug_in(name): Standing(**raw) for name, raw in kept.items()}
         except FileNotFoundError:
             pass
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             print(f"note: {file.name} could not be read; progress starts over", file=sys.stderr)
 
     def of(self, milestone: Milestone) -> Standing:

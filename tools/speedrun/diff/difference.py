@@ -85,7 +85,8 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
         try:
             blocks.append(split_blocks(text))
         except SyntaxError as error:
-            return _as_text(old, new, f"{name} is not Python: line {error.lineno}: {error.msg}")
+            line = f"line {error.lineno}: " if error.lineno else ""  # none for a null byte
+            return _as_text(old, new, f"{name} is not Python: {line}{error.msg}")
         except (ValueError, RecursionError, MemoryError) as error:
             reason = shorten(str(error), LONGEST_REASON, placeholder=" …")
             return _as_text(old, new, f"{name} has no clear blocks: {reason}")

@@ -68,6 +68,8 @@ def _read(path):
         except json.JSONDecodeError as error:
             raise ValueError(f"{where}{error}") from None
         runs.setdefault(run.milestone, []).append(run)
+    if not runs:
+        raise ValueError(f"{path.name}: there is no run in it")
     return runs
 
 

@@ -349,8 +349,11 @@ def load_manifest(history: Path = HISTORY) -> Manifest:
     try:
         records = {r.number: r for r in load_records(history / "records.json")}
         chains = {}
-        for folder in sorted({path.parent for name in ("milestone.toml", "*.py")
-                              for path in history.glob(f"*/*/{name}")}):
+        inside = [path for chain in history.iterdir() if chain.is_dir()  # glob would skip what is
+                  for folder in chain.iterdir() if folder.is_dir()  # unreadable
+                  for path in folder.iterdir()]
+        for folder in sorted({path.parent for path in inside
+                              if path.name == "milestone.toml" or path.suffix == ".py"}):
             chain = chains.setdefault(folder.parent, [])
             try:
                 chain.append(_milestone(folder, chain, records))

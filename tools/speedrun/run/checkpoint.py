@@ -16,7 +16,7 @@ MAKE_ONE = "python tools/run_milestone.py {} --scale tiny --save-checkpoint"
 def find_checkpoint(run: Path) -> Path:
     """The checkpoint of a run's folder, or the file itself; UserError if there is none."""
     file = run / CHECKPOINT if run.is_dir() else run
-    if not run.exists():
+    if not (run.is_dir() or run.is_file()):
         raise UserError(f"{run} is neither a run's folder nor a checkpoint")
     if not file.is_file():
         raise UserError(f"{run} holds no {CHECKPOINT}; make one: "
@@ -61,6 +61,8 @@ def read_checkpoint(file: Path) -> dict:
     except pickle.UnpicklingError:
         raise UserError(f"{file} holds pickled code, which is not run; only weights and plain "
                         "values are loaded") from None
+    except PermissionError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
     except Exception as error:  # random bytes fail in many ways
         raise UserError(f"{file} is damaged, or no checkpoint: {brief(error)}") from None
     kinds = dict(step=int, hyperparameters=dict, model=dict)

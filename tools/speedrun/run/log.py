@@ -121,7 +121,7 @@ def read_log(path: str | Path) -> RunLog:
     """The RunLog of a file.
 
     A log that was cut in mid-line is read up to there. Raises ValueError, in one line, if the file
-    is no training log, and OSError if it cannot be read.
+    is no training log or its tokens cannot be counted, and OSError if it cannot be read.
     """
     log = RunLog()
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -131,6 +131,11 @@ def read_log(path: str | Path) -> RunLog:
                 log.feed(line)
     if not log.steps and not log.hyperparameters:
         raise ValueError(f"{Path(path)} is not a training log: no line like 'step:0/100 ...'")
+    try:
+        log.tokens_per_step and log.tokens_after(1)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        raise ValueError(f"{Path(path)} is damaged: its hyperparameters or rows give no number of"
+                         " tokens per step") from None
     return log
 
 

@@ -63,4 +63,7 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
 
 def _write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    try:
+        path.write_bytes(data)
+    except OSError as error:  # a full disk's error names no file
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
