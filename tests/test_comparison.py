@@ -476,3 +476,9 @@ def test_ablation_leaves_out_each_gain_that_the_machine_has():
         assert ("sharded=False" in anyway) == (ranks == 1) != ("p6d:sharded=False" in targets)
     with pytest.raises(UserError, match="01_muon declares no gain"):
         leave_one_out("01")
+
+
+def test_pictures_need_no_backend_of_the_users():
+    code = (f"import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})\n"
+            "from speedrun.compare.plot import new_figure\nnew_figure((1, 1))")
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"MPLBACKEND": "x"}, check=True)

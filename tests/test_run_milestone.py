@@ -256,8 +256,10 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
         refused(f"^--rdzv-endpoint {endpoint}: .* HOST:PORT", nodes=Nodes(2, 0, endpoint))
     with_gpus(monkeypatch, 8)
     refused(r"--nproc 9: .* 8 GPU", nproc=9)
-    script.write_text("def", encoding="utf-8")
-    refused("not a Python script")
+    text = script.read_text(encoding="utf-8")
+    for fault, place in (("def", r"invalid syntax \(train_gpt.py, line "), ("# \udcff", "0xff")):
+        script.write_bytes(f"{text}\n{fault}\n".encode("utf-8", "surrogateescape"))
+        refused(f"^{script} is not a Python script: .*{place}")
     assert not (tmp_path / "run").exists()
 
 
@@ -297,6 +299,14 @@ def test_cuda_visible_devices(monkeypatch, visible, names):
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpus.visible_gpus() == names
+
+
+@posix
+def test_a_garbled_answer_of_nvidia_smi_names_no_gpu(monkeypatch, tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '\\377\\n'\n", encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.visible_gpus() == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+import os
 from itertools import cycle
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def draw_comparison(comparison: Comparison, official: dict[str, dict[str, list]]
 def new_figure(size: tuple[float, float], columns: int = 1, font: int = 11):
     """A matplotlib figure of a size in inches, 200 pixels each, and its panels in a row, which
     share their vertical axis; font: the size of its text in points."""
+    os.environ["MPLBACKEND"] = "agg"  # files need no other, and an unknown name is an error
     import matplotlib  # takes a second: only when there is something to draw
     from matplotlib.figure import Figure
 

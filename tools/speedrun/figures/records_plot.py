@@ -64,9 +64,9 @@ def shown_in(records: Sequence[Record], manifest: Manifest) -> list:
 
 def draw_records(records: Sequence[Record], manifest: Manifest):
     """Draw the record time in minutes over the date; return the figure, 1600 pixels wide."""
+    figure, (axes,) = new_figure((8, 6))
     from matplotlib.dates import DateFormatter, MonthLocator
 
-    figure, (axes,) = new_figure((8, 6))
     days = [date.fromisoformat(r.date) for r in records]
     minutes = [r.minutes for r in records]
     axes.step(days, minutes, where="post", color="0.75", linewidth=1.5, zorder=1)

@@ -96,7 +96,8 @@ def _of_visible_gpus(name):
         return []
     query = [nvidia_smi, f"--query-gpu={name},uuid", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        answer = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace",
+                                timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):  # installed, but no driver or no device
         return []
     rows = [line.rpartition(",") for line in answer.stdout.splitlines() if "," in line]
