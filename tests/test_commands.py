@@ -111,6 +111,13 @@ def test_a_file_that_hides_a_package_is_named(command, tmp_path, module, what):
         " PYTHONPATH\n")
 
 
+def test_no_columns_are_as_none_set():
+    ended = subprocess.run(
+        [sys.executable, str(REPOSITORY / "tools" / "diff_milestones.py"), "04", "--stat"],
+        capture_output=True, env=os.environ | {"COLUMNS": "0"}, check=True)
+    assert ended.stdout
+
+
 @posix
 def test_closed_streams_and_control_characters():
     command = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]

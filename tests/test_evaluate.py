@@ -178,6 +178,11 @@ def test_an_interrupted_task_goes_on_where_it_was(trained, items, tmp_path):
     assert run_task(model, items, results) == whole
     assert [rows for rows, _ in model.model.read] == [8, 4]  # items 5 and 6, then 7
     assert results.read_bytes() == (tmp_path / "whole").read_bytes()
+    head, *lines = results.read_text().splitlines(keepends=True)
+    for damaged in ('["a", 1, 2, 3]\n', "[1.0]\n", "x]\n"):
+        results.write_text("".join([head, *lines[:3], damaged, *lines[4:]]))
+        assert run_task(trained(), items, results) == whole
+        assert results.read_bytes() == (tmp_path / "whole").read_bytes()
     model = trained()
     assert run_task(model, items, results) == whole and not model.model.read
     # another model, or other items, start over

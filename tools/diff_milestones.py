@@ -146,6 +146,8 @@ def parse_args() -> argparse.Namespace:
     add("--steps", type=positive, metavar="N",
         help=f"with --time: steps of a run (default: {STEPS})")
     args = parser.parse_intermixed_args()
+    if args.life == "":
+        parser.error("--life: the block's name is empty")
     if args.a is None and not args.life:
         parser.error("the following arguments are required: A")
     if args.origin or args.life:

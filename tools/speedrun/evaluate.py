@@ -216,7 +216,7 @@ def answer_task(
     for _ in known.items(file):  # a fault in its last line should not show after an hour
         pass
     head = dict(task=task, items=file_hash(file), checkpoint=checkpoint, context=trained.context)
-    earlier = _earlier(results, head)
+    earlier = _earlier(results, head, known.items(file))
     replace_file(results, "".join(json.dumps(line) + "\n" for line in [head, *earlier]).encode())
     items, n, right, right_norm = itertools.islice(known.items(file), limit), 0, 0, 0
     with open(results, "a", encoding="utf-8") as out:
@@ -247,17 +247,25 @@ def picks_right(item: Item, sums: list[float], per_byte: bool = False) -> bool:
     return int(np.argmax(np.divide(sums, lengths))) == item.label
 
 
-def _earlier(results, head):
-    """The scores in a file of results, up to a line that was cut short; none if the file is of
-    another model or other items."""
+def _earlier(results, head, items):
+    """The scores in a file of results, up to a line that was cut short or is damaged; none if the
+    file is of another model or other items."""
     try:
         first, *lines = results.read_text(encoding="utf-8").split("\n")
         if json.loads(first) != head:
             return []
     except (OSError, ValueError):
         return []
-    whole = itertools.takewhile(lambda line: line.endswith("]"), lines)
-    return [json.loads(line) for line in whole]
+    whole = []
+    for line, item in zip(lines, items, strict=False):
+        try:
+            sums = [float(number) for number in json.loads(line)]
+        except (TypeError, ValueError):
+            break
+        if len(sums) != len(item.endings):
+            break
+        whole.append(sums)
+    return whole
 
 
 def file_hash(file: Path) -> str:

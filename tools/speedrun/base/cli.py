@@ -62,6 +62,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     _open_closed_streams()
     enter_venv()
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)  # rich would print nothing into no columns
     try:
         _check_folder()
         _check_packages()
