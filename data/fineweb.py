@@ -66,7 +66,7 @@ def local_documents(paths):
                     continue
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise ValueError(f"{path}, line {number}: not JSON") from None
                 if not isinstance(record, dict) or not isinstance(record.get("text"), str):
                     raise ValueError(f'{path}, line {number}: no "text" in this record')
@@ -143,16 +143,16 @@ def load_progress(out_dir, settings):
     """
     try:
         progress = json.loads((out_dir / "progress.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        progress = {"settings": None}
-    if progress["settings"] != settings:
+        ends = progress["ends"] if progress["settings"] == settings else None
+    except (FileNotFoundError, LookupError, TypeError, ValueError, RecursionError):
+        ends = None
+    if ends is None:
         if any(out_dir.glob("fineweb_*.bin")):
             raise ValueError(
                 f"{out_dir} holds shards of another input, tokenizer or shard size; "
                 "remove it or choose another --out"
             )
         return []
-    ends = progress["ends"]
     whole = [shards.is_valid(out_dir / shards.fineweb_name(index)) for index in range(len(ends))]
     return ends[: [*whole, False].index(False)]
 

@@ -569,6 +569,7 @@ def test_fineweb_through_datasets(tmp_path, monkeypatch):
         ("a.jsonl", '{"text": "one"}\n\n{"text": "two"\n', ["a.jsonl, line 3", "not JSON"]),
         ("a.jsonl", '{"text": "one"}\n{"body": "two"}\n', ["a.jsonl, line 2", "text"]),
         ("a.jsonl", "[1]\n", ["a.jsonl, line 1", "text"]),
+        ("a.jsonl", "[" * 100_000, ["a.jsonl, line 1", "not JSON"]),
         ("a.txt", b"\xff\xfe", ["a.txt", "UTF-8"]),
     ],
 )
@@ -593,6 +594,10 @@ def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
         fineweb.make_shards(out_dir, inputs, "bytes", 101, 1)
     with pytest.raises(ValueError, match="another input"):
         fineweb.make_shards(out_dir, inputs[:1], "bytes", 100, 1)
+    for damaged in ("[1]", "{}", "["):
+        (out_dir / "progress.json").write_text(damaged)
+        with pytest.raises(ValueError, match="another input"):
+            fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
     (out_dir / "progress.json").unlink()
     with pytest.raises(ValueError, match="another input"):
         fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)

@@ -78,7 +78,8 @@ def test_facts_become_attributes(line, name, value):
 
 
 @pytest.mark.parametrize("line", ["", "compiling ...", "step by step", "s:", "step:{step}/20 x",
-                                  "step:1/2 val_loss:abc train_time:1ms step_avg:1ms"])
+                                  "step:1/2 val_loss:abc train_time:1ms step_avg:1ms",
+                                  'hyperparameters:{"a":' + "[" * 100_000])
 def test_other_lines_tell_nothing(line):
     log = RunLog()
     assert log.feed(line) is None

@@ -254,13 +254,13 @@ def _earlier(results, head, items):
         first, *lines = results.read_text(encoding="utf-8").split("\n")
         if json.loads(first) != head:
             return []
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     whole = []
     for line, item in zip(lines, items, strict=False):
         try:
             sums = [float(number) for number in json.loads(line)]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             break
         if len(sums) != len(item.endings):
             break

@@ -82,7 +82,7 @@ class RunLog:
             if fact := _fact(line):
                 setattr(self, *fact)
                 return fact[0]
-        except ValueError:  # looks like one of them, but is cut short or something else
+        except (ValueError, RecursionError):  # looks like one, but is cut short or something else
             pass
         return None
 
