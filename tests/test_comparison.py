@@ -340,9 +340,10 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     runs.mkdir(parents=True)
     again = shutil.copy(logs[0], runs / "log.txt")
     for arguments, message in (((again, runs), f"{runs}: this log is named twice"),
+                               ((runs, "--csv", again), f"--csv {again}: this file is read, or"),
                                ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
         refused = compare(*arguments)
-        assert refused.returncode == 1 and refused.stderr.startswith(f"error: {message}")
+        assert refused.returncode and refused.stderr.startswith(f"error: {message}")
     whole, part = [re.split(r"  +", line) for line in ended.stdout.splitlines()[1:3]]
     assert whole[:2] == ["0", "1"] and "3.2700" in whole
     assert part[:2] == ["1, unfinished: 180 of 200 steps", "1"] and "3.2700 (step 150)" in part
@@ -417,7 +418,7 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
     (["01:muon_lr=1,seed=2"], 2, "--set seed=2: the seed is chosen with --seed"),
     (["01:muon_lr=1,muon_lr=2"], 2, "muon_lr has two values"),
-    (["01", "--csv", "x", "--json", "./x"], 2, "--json x: another option writes into this file"),
+    (["01", "--csv", "x", "--json", "./x"], 2, "--json x: this file is read, or another"),
     (["01", "--repeat", "1001"], 2, "--repeat: 1001 runs of each script; at most 1,000"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message):
