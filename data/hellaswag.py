@@ -66,6 +66,8 @@ def main():
     args = parser.parse_args()
     with shards.filling(args.out, "the same command starts over"):
         args.out.mkdir(parents=True, exist_ok=True)
+        if args.file:
+            open(args.file, "rb").close()  # so that its own fault is named, not the network's
         if not (args.out / NAME).exists():
             fetch(args.file.resolve().as_uri() if args.file else URL, args.out / NAME)
         print(f"{check(args.out / NAME):,} items in {args.out / NAME}")

@@ -5,6 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_evaluate.py
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -275,7 +276,7 @@ def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F81
         run_task(model, file, tmp_path / "results")
 
 
-def test_the_data_script_takes_whole_files_only(tmp_path):
+def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch):
     good, out = write_items(tmp_path / "good", [LINE] * 3), tmp_path / "out"
     hellaswag.fetch(good.as_uri(), out)
     assert out.read_bytes() == good.read_bytes() and hellaswag.check(out) == 3
@@ -287,3 +288,7 @@ def test_the_data_script_takes_whole_files_only(tmp_path):
     with pytest.raises(ValueError, match="cannot fetch file:.*pass it with --file"):
         hellaswag.fetch((tmp_path / "none").as_uri(), out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good"]
+    file, data = tmp_path / "none", tmp_path / "data"
+    monkeypatch.setattr(sys, "argv", ["hellaswag.py", "--file", str(file), "--out", str(data)])
+    with pytest.raises(SystemExit, match=f"^error: {file}: No such file or directory$"):
+        hellaswag.main()
