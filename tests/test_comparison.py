@@ -339,7 +339,11 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     runs = tmp_path / "runs" / "a"
     runs.mkdir(parents=True)
     again = shutil.copy(logs[0], runs / "log.txt")
+    without = tmp_path / "without"
+    without.mkdir()
+    (without / "summary.json").touch()
     for arguments, message in (((again, runs), f"{runs}: this log is named twice"),
+                               ((without,), f"{without} is a run whose log.txt is missing"),
                                ((runs, "--csv", again), f"--csv {again}: this file is read, or"),
                                ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
         refused = compare(*arguments)

@@ -47,6 +47,9 @@ def parse_target(text: str) -> Target:
         raise UserError(f"{text} is a folder of runs; name each of them, as in {path / '*'}")
     if path.is_file() and path.suffix != ".py":
         return Target(text, log=path)
+    if (path / "summary.json").exists():
+        raise UserError(f"{text} is a run whose log.txt is missing; to train it again, name"
+                        f" {path / SCRIPT}")
     if path.suffix in (".txt", ".log"):
         raise UserError(f"{text}: there is no such log")
     script, settings = SCRIPT_AND_SETTINGS.fullmatch(text).groups()
