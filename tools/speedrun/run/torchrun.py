@@ -50,9 +50,6 @@ def check_nodes(nodes: Nodes) -> None:
     """Raises UserError for a machine that is not in the run, and for an address without a port."""
     if nodes.rank >= nodes.count:
         raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
-    if nodes.count == 1 and nodes.endpoint:
-        raise UserError(f"--rdzv-endpoint {nodes.endpoint}: one machine needs none; give --nnodes,"
-                        " or leave it out", 2)
     host, _, port = (nodes.endpoint or "").rpartition(":")
     if nodes.count > 1 and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"--rdzv-endpoint {nodes.endpoint}: --nnodes needs HOST:PORT, an address of"

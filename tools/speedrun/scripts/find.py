@@ -145,9 +145,9 @@ def _shape(syntax):
 def _hyperparameters(path):
     """The defaults and the types of a script's hyperparameters; UserError if it has none."""
     try:
-        ast.parse(path.read_text(encoding="utf-8"), path.name)
+        ast.parse(path.read_bytes(), path.name)
         defaults, types = default_hyperparameters(path), hyperparameter_types(path)
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except SyntaxError as error:
         raise UserError(f"{path} is not a Python script: {error}") from None
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from None
