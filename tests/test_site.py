@@ -20,7 +20,9 @@ import pytest
 
 from ranks import warm_context
 from speedrun.base.errors import UserError
-from speedrun.diff.html import coloured
+from speedrun.diff import html
+from speedrun.diff.difference import find_difference
+from speedrun.diff.origin import line_origins
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
@@ -410,8 +412,8 @@ def test_the_whole_site_and_twice_as_many_milestones(tmp_path):
                 for script in new.glob("*.py"):  # other texts, so that nothing is known of them
                     text = script.read_text(encoding="utf-8")
                     script.write_text(text.replace("self", "this"), encoding="utf-8")
-    coloured.cache_clear()
-    split_blocks.cache_clear()
+    for known in (html._colours, html._coloured, find_difference, line_origins, split_blocks):
+        known.cache_clear()
     start = seconds()
     twice = build(tmp_path / "out", root)
     twofold = seconds() - start

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from html import escape
 
+from speedrun.anatomy import ACCENT
 from speedrun.anatomy.trace import Anatomy, anatomy
 from speedrun.history.manifest import Manifest
 
-ACCENT = "#d55e00"  # what changed; distinct from grey for colour-blind readers too
 WIDTH = 960
 LEFT, RIGHT, GAP = 118, 118, 16  # room for embedding and head; between two columns
 BOX = 34  # height of a box

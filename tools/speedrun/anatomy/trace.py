@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from speedrun.history.manifest import Milestone
 from speedrun.scripts.find import load_snapshot
 
-TOKENS = 4096  # one document, longer than any window of a record
+TOKENS = 3072  # one document, longer than any window of a record
 HEAD_DIM, VOCABULARY = 16, 64  # of the model that runs; sizes are counted at full width
 BEYOND = 1e6  # a logit that any cap changes
 
@@ -169,8 +169,9 @@ class Tracer(TorchFunctionMode):
         return frozenset(pair for pair in self.skips() if f"block {pair[0]}" in self.minus)
 
     def _name(self, tensor, *names):
-        self.sources[id(tensor)] = frozenset(names)
-        self.kept.append(tensor)
+        if names:  # masks, which are large, have none
+            self.sources[id(tensor)] = frozenset(names)
+            self.kept.append(tensor)
 
     def _of(self, values):
         found = (self.sources.get(id(tensor), frozenset()) for tensor in tensors(values))
@@ -203,8 +204,9 @@ class Tracer(TorchFunctionMode):
         return alternating
 
     def _rotates(self, rotary, _inputs, _output):
-        table = rotary.cos.flatten(0, -2)
-        self.rotating = (table != table[0]).any(0).float().mean().item()
+        if not self.rotating:  # the table is large, and every layer's
+            table = rotary.cos.flatten(0, -2)
+            self.rotating = (table != table[0]).any(0).float().mean().item()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

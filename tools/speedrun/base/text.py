@@ -15,6 +15,8 @@ def visible(text: str) -> str:
     def symbol(c):
         return chr(0x2400 + ord(c)) if ord(c) < 32 else "\N{REPLACEMENT CHARACTER}"
 
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else symbol(c) for c in text)
 
 

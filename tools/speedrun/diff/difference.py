@@ -1,6 +1,7 @@
 """Compares two scripts block by block, by their structure and not only by their lines."""
 
 from dataclasses import dataclass
+from functools import cache
 from textwrap import shorten
 
 from speedrun.base.errors import UserError
@@ -78,6 +79,7 @@ class Difference:
         )
 
 
+@cache
 def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new")) -> Difference:
     """The Difference of two texts; `names` are what its `refused` calls them."""
     blocks, sources = [], (old.split("\n"), new.split("\n"))

@@ -3,7 +3,7 @@ script's lines, the life of a block. The templates in site/ are those of the who
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import count, groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from speedrun.diff.align import (
 from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side, changed_values, ideas_between, summary_line
 from speedrun.diff.origin import Version, count_lines
+from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import Milestone
 
 TEMPLATES = REPOSITORY / "site"
@@ -94,14 +95,16 @@ def passages_of(change: Change, context: int = CONTEXT) -> Iterator[tuple[str, l
     Cells are (classes, row, sign, line number, code), the row being theirs on a wide screen. Their
     order is that of a narrow screen, which has one column: old lines, then new ones.
     """
-    codes = [coloured(tuple(line for row in change.rows if (line := getattr(row, side))))
-             for side in ("old", "new")]
+    codes = []
+    for side in ("old", "new"):
+        lines = [line for row in change.rows if (line := getattr(row, side))]
+        codes.append({line.number: c for line, c in zip(lines, coloured(lines), strict=True)})
     for kind, rows in passages(change.rows, context):
         note = folded_line(rows) if kind == FOLDED else ""
         cells = []
         for side, code, (look, sign) in zip("lr", codes, LOOKS[rows[0].mark if note else kind],
                                             strict=True):
-            cells += [(f"{side} {look}", i, sign, line.number, code[line])
+            cells += [(f"{side} {look}", i, sign, line.number, code[line.number])
                       for i, row in enumerate(rows, start=1)
                       if (line := row.old if side == "l" else row.new)]
         yield note, cells
@@ -111,34 +114,47 @@ def runs_of(
     origins: Sequence[tuple[str, Milestone]]
 ) -> Iterator[tuple[Milestone, list[tuple[int, Markup]]]]:
     """(milestone, its lines in a row as (number, code)) through a script, from its line_origins."""
-    lines = tuple(Line(number, text) for number, (text, _) in enumerate(origins, start=1))
-    code = coloured(lines)
-    numbered = zip(lines, (m for _, m in origins), strict=True)
-    for m, some in groupby(numbered, itemgetter(1)):
-        yield m, [(line.number, code[line]) for line, _ in some]
+    lines = [Line(number, text) for number, (text, _) in enumerate(origins, start=1)]
+    blocks = split_blocks("\n".join(line.text for line in lines))  # most are other scripts' too
+    starts = sorted({0, *(block.line - 1 for block in blocks)})
+    codes = [code for start, end in pairwise([*starts, len(lines)])
+             for code in coloured(lines[start:end])]
+    numbered = zip(count(1), codes, (m for _, m in origins), strict=False)
+    for m, some in groupby(numbered, itemgetter(2)):
+        yield m, [(number, code) for number, code, _ in some]
+
+
+def coloured(lines: Sequence[Line]) -> list[Markup]:
+    """The lines as HTML, words in colour and the changed ones marked; they are read as one
+    program."""
+    colours, start, found = _colours("\n".join(line.text for line in lines)), 0, []
+    for line in lines:
+        end = start + len(line.text)
+        found.append(_coloured(line.text, colours[start:end], line.spans))
+        start = end + 1
+    return found
 
 
 @cache
-def coloured(lines: tuple[Line, ...]) -> dict[Line, Markup]:
-    """{line: its text as HTML, words in colour and the changed ones marked}; the lines are read as
-    one program."""
-    program = "\n".join(line.text for line in lines)
-    colours = []  # of each character
-    for _, kind, text in PythonLexer().get_tokens_unprocessed(program):
-        colour = next((name for type, name in COLOURS if kind in type), "")
-        colours += [colour] * len(text)
-    found, start = {}, 0
-    for line in lines:
-        marks = [any(a <= i < b for a, b in line.spans) for i in range(len(line.text))]
-        letters = zip(line.text, marks, colours[start : start + len(line.text)], strict=True)
-        code = Markup()
-        for marked, words in groupby(letters, itemgetter(1)):
-            inner = Markup()
-            for colour, word in groupby(words, itemgetter(2)):
-                text = escape(visible("".join(letter for letter, *_ in word)))
-                span = Markup('<span class="{}">{}</span>') if colour else Markup("{1}")
-                inner += span.format(colour, text)
-            code += Markup("<mark>{}</mark>").format(inner) if marked else inner
-        found[line] = code
-        start += len(line.text) + 1
-    return found
+def _colours(program):
+    """The class of each character's colour; a space for none."""
+    return "".join(_colour(kind) * len(text)
+                   for _, kind, text in PythonLexer().get_tokens_unprocessed(program))
+
+
+@cache
+def _colour(kind):
+    return next((name for type, name in COLOURS if kind in type), " ")
+
+
+@cache
+def _coloured(text, colours, spans):
+    marks = [any(a <= i < b for a, b in spans) for i in range(len(text))]
+    code = Markup()
+    for marked, words in groupby(zip(text, marks, colours, strict=True), itemgetter(1)):
+        inner = Markup()
+        for colour, word in groupby(words, itemgetter(2)):
+            shown = escape(visible("".join(letter for letter, *_ in word)))
+            inner += shown if colour == " " else Markup(f'<span class="{colour}">{shown}</span>')
+        code += Markup("<mark>{}</mark>").format(inner) if marked else inner
+    return code

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from speedrun.base.errors import UserError
 from speedrun.diff.difference import Change, block_change, kept_lines
@@ -18,18 +19,19 @@ class Version:
     change: Change
 
 
+@cache
 def line_origins(manifest: Manifest, milestone: Milestone) -> list[tuple[str, Milestone]]:
     """(line, the milestone that added it or last changed it) for each line of a script.
 
     A line keeps its origin when its block moves or when it is re-indented.
     """
-    text, owners = "", []
-    for m in reversed(manifest.lineage(milestone)):
-        parent, text = text, read_script(m)
-        kept = kept_lines(parent, text)
-        owners = [owners[kept[n] - 1] if n in kept else m for n in range(1, text.count("\n") + 2)]
+    text, before, kept = read_script(milestone), [], {}
+    if milestone.parent:
+        parent = manifest.get(milestone.parent)
+        before, kept = line_origins(manifest, parent), kept_lines(read_script(parent), text)
     lines = text.removesuffix("\n").split("\n")
-    return list(zip(lines, owners[: len(lines)], strict=True))
+    return [(line, before[kept[n] - 1][1] if n in kept else milestone)
+            for n, line in enumerate(lines, start=1)]
 
 
 def block_life(manifest: Manifest, name: str) -> list[Version]:

@@ -39,19 +39,12 @@ def lesson_title(path: Path) -> str:
 
 def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     """The Lesson of a notebook; target: as for make_html."""
-    exporter = HTMLExporter(template_name="basic", embed_images=False, filters={
-        "markdown2html": lambda source, **_: make_html(source, target),
-        "markdown2html_mistune": lambda source, **_: make_html(source, target),
-        "highlight_code": lambda source, **_: code_html(source)})
-    exporter.register_preprocessor(
-        ExtractOutputPreprocessor(output_filename_template="{cell_index}_{index}{extension}"),
-        enabled=True)
     notebook = deepcopy(_read(path))
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         if svg := output.get("data", {}).get("image/svg+xml"):
             output.data = {"text/html": Markup('<div class="model" tabindex="0">{}</div>').format(
                 in_page(svg))}
-    body, resources = exporter.from_notebook_node(
+    body, resources = _exporter(target).from_notebook_node(
         notebook, resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
     pictures = {Path(name).name: data for name, data in resources["outputs"].items()}
     sections = {}  # {picture: the heading above it}
@@ -73,6 +66,18 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
     return Lesson(path.stem, lesson_title(path), Markup(body), pictures)
+
+
+@cache
+def _exporter(target):
+    exporter = HTMLExporter(template_name="basic", embed_images=False, filters={
+        "markdown2html": lambda source, **_: make_html(source, target),
+        "markdown2html_mistune": lambda source, **_: make_html(source, target),
+        "highlight_code": lambda source, **_: code_html(source)})
+    exporter.register_preprocessor(
+        ExtractOutputPreprocessor(output_filename_template="{cell_index}_{index}{extension}"),
+        enabled=True)
+    return exporter
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from speedrun.anatomy import ACCENT
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
 FEW = 2  # models that are traced sooner than processes start
@@ -50,8 +51,6 @@ def drawn(
 
 def in_page(svg: str) -> Markup:
     """The picture of a model in the colours of the page that holds it."""
-    from speedrun.anatomy.picture import ACCENT  # needs torch
-
     svg = svg.replace('height="100%" fill="white"', 'height="100%" fill="none"')
     return Markup(svg.replace(ACCENT, "var(--accent)"))
 

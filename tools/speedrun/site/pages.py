@@ -3,14 +3,14 @@
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from speedrun.base.text import UNKNOWN
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import changed_hyperparameters, side_of
-from speedrun.diff.origin import Version, block_change, line_origins, read_script
+from speedrun.diff.origin import Version, line_origins, read_script
 from speedrun.figures.generated import RESULTS, TABLES, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.figures.readme import claim
@@ -93,10 +93,11 @@ class Site:
         names = {}
         for m in self.manifest.milestones:
             texts = [read_script(x) if x else "" for x in (self._parent(m), m)]
-            old, new = ({b.name: b.text for b in split_blocks(text)} for text in texts)
-            for name in dict.fromkeys([*old, *new]):
-                if name not in FREE and old.get(name) != new.get(name):
-                    names.setdefault(name, []).append(Version(m, block_change(*texts, name)))
+            for change in find_difference(*texts).changes:
+                name, words = change.name, [word for word in change.words if word != "moved"]
+                is_same = change.old and change.new and change.old.text == change.new.text
+                if name not in FREE and not is_same:
+                    names.setdefault(name, []).append(Version(m, replace(change, words=words)))
         return {name: names[name] for name in sorted(names, key=lambda n: (n.lower(), n))
                 if len(names[name]) > 1}
 
@@ -343,9 +344,12 @@ class Site:
                     values.append((m, new))
         return {"entries": found}
 
+    @cached_property
+    def _from_lessons(self):
+        return self.target("lessons", "lessons/index.html")
+
     def _lesson(self, path):
-        page = f"lessons/{path.stem}.html"
-        lesson = make_lesson(path, self.target("lessons", page))
+        lesson = make_lesson(path, self._from_lessons)
         for name, data in lesson.pictures.items():
             self.files[f"lessons/{path.stem}_files/{name}"] = data
         return {"lesson": lesson, "covered": self._covered(path)}

@@ -21,10 +21,9 @@ def code_html(source: str, language: str = "python") -> Markup:
     """A program as HTML; other languages stay without colours."""
     if language not in ("python", "py", "ipython3", "ipython"):
         return Markup('<pre tabindex="0"><code>{}</code></pre>').format(source)
-    lines = tuple(Line(number, text) for number, text in enumerate(source.split("\n"), start=1))
-    code = coloured(lines)
+    lines = [Line(number, text) for number, text in enumerate(source.split("\n"), start=1)]
     return Markup('<pre tabindex="0"><code>{}</code></pre>').format(
-        Markup("\n").join(code[line] for line in lines))
+        Markup("\n").join(coloured(lines)))
 
 
 class Renderer(mistune.HTMLRenderer):
