@@ -55,6 +55,7 @@ def test_picture_shows_the_module_tree(id):
     assert numbers(parts, "mlp") == mlps and numbers(parts, "no mlp") == {*range(L)} - mlps
     count = sum(parameter.numel() for parameter in model.parameters())
     assert f"{count / 1e6:.1f}M parameters".encode() in svg and f"{L} layers".encode() in svg
+    assert svg.count(b'data-part="gate') <= 3 * L  # gates, not the tensors that they consist of
     tables = getattr(args, "value_embed_pattern", "." * L)
     assert numbers(parts, "table") == {i for i in range(L) if tables[i] != "."}
     for i in numbers(parts, "table"):

@@ -155,8 +155,10 @@ class Picture:
                 drawn.append(self._text(middle, self.mlp + 21, self.model.activation, f"mlp {i}"))
         if layer.tables:
             drawn.append(self._table(i))
+        gates = {part for name in layer.gates for part in name.split(".")  # not each one's weights
+                 if layer.attention and "gate" in part and "scale" not in part}
         drawn += [self._part(f"gate {i}", self._circle(x + width - 9 * k, self.attn, f"gate {i}"))
-                  for k in range(len(layer.gates))]
+                  for k in range(len(gates))]
         return "".join(drawn)
 
     def _window(self, i):
