@@ -171,8 +171,10 @@ def small(tmp_path_factory):
     for name, text, keys in (
         ("race/00_start", script, "parameters = 3"),
         ("race/01_evil", changed, 'changes = ["main guard"]\nrecords = [3]\nlesson = "none"\n'
-         f'besides = ["{EVIL}"]\ncurve = [[0, 4.0], [10, 3.5], [20, 3.3]]'),
-        ("more/z0_one", "x = 1\n", ""), ("more/z1_two", "x = 1\ny = 2\n", 'parent = "none"'),
+         f'besides = ["{EVIL}"]\ncurve = [[0, 4.0], [10, 3.5], [20, 3.3]]\n'
+         '[claimed]\ntokens_per_s = 50_000\nmemory = "45 GB"\nmfu = "~8%"'),
+        ("more/z0_one", "x = 1\n", f'stated = [["`fast`, ~2x", "{EVIL}"]]'),
+        ("more/z1_two", "x = 1\ny = 2\n", 'parent = "none"'),
     ):
         folder = history / name
         folder.mkdir(parents=True)
@@ -193,6 +195,10 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
         assert ("script", {}) not in page.tags, path
     for path in ("race/index.html", "race/evil.html", "race/evil-script.html", "more/one.html"):
         assert EVIL in pages[path].text, path
+    for path, words in (("race/evil.html", ("50,000", "45 GB", "~8%")),
+                        ("more/one.html", ("fast, ~2x", EVIL))):  # what others have stated
+        assert all(word in pages[path].text for word in words), path
+    assert "stated" not in pages["race/start.html"].ids
     assert "long " * 600 in pages["race/evil-script.html"].text
     assert "next" not in [attrs.get("rel") for tag, attrs in pages["race/evil.html"].tags]
     build(tmp_path / "b", small)

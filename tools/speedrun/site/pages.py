@@ -4,7 +4,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from speedrun.base.text import UNKNOWN
@@ -22,7 +22,7 @@ from speedrun.history.records import Record, load_records
 from speedrun.site import charts
 from speedrun.site.lessons import lesson_title, make_lesson
 from speedrun.site.models import compared_with
-from speedrun.site.text import anchor, make_html, resolve, section
+from speedrun.site.text import anchor, make_html, make_inline, resolve, section
 
 NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
@@ -89,14 +89,14 @@ class Site:
     @cached_property
     def lives(self) -> dict[str, list[Version]]:
         """{block: its versions} of those that have more than one, by name, without cards and
-        imports, which are every file's own."""
+        imports, which are every file's own, and without section headings."""
         names = {}
         for m in self.manifest.milestones:
             texts = [read_script(x) if x else "" for x in (self._parent(m), m)]
             for change in find_difference(*texts).changes:
                 name, words = change.name, [word for word in change.words if word != "moved"]
                 is_same = change.old and change.new and change.old.text == change.new.text
-                if name not in FREE and not is_same:
+                if name not in FREE and not name.startswith("heading: ") and not is_same:
                     names.setdefault(name, []).append(Version(m, replace(change, words=words)))
         return {name: names[name] for name in sorted(names, key=lambda n: (n.lower(), n))
                 if len(names[name]) > 1}
@@ -229,18 +229,24 @@ class Site:
         return {"claim": re.split(r"(?<=[.]) ", words), "first": next(iter(self.chains)),
                 "chart": charts.both(charts.record_chart, self.records, first),
                 "stations": [m for m in first.milestones if m.is_station],
-                "chains": self.chains, "lessons": self.notebooks}
+                "chains": self.chains, "lessons": self.notebooks,
+                "intros": {chain: self._intro(chain, "index.html", 2) for chain in self.chains}}
 
     def _chain(self, chain):
         manifest = self.manifest.of_chain(chain)
         gains = {m: self._gain(m) for m in manifest.milestones}
-        readme = self.root / "history" / chain / "README.md"
-        intro = ""
-        if readme.is_file():  # its first paragraph
-            intro = "".join(readme.read_text(encoding="utf-8").split("\n\n")[1:2])
-            intro = make_html(intro, self.target(f"history/{chain}", f"{chain}/index.html"))
-        return {"milestones": manifest.milestones, "gains": gains, "intro": intro, "chain": chain,
+        return {"milestones": manifest.milestones, "gains": gains, "chain": chain,
+                "intro": self._intro(chain, f"{chain}/index.html"),
                 "raced": any(m.record for m in manifest.milestones)}
+
+    def _intro(self, chain, page, sentences=None):
+        """The first paragraph of a chain's README, or only its first sentences."""
+        readme = self.root / "history" / chain / "README.md"
+        if not readme.is_file():
+            return ""
+        words = readme.read_text(encoding="utf-8").split("\n\n")[1]
+        words = " ".join(re.split(r"(?<=[.])\s", words)[:sentences])
+        return make_inline(words, self.target(f"history/{chain}", page))
 
     def _milestone(self, m, number):
         parent = self._parent(m)
@@ -257,8 +263,18 @@ class Site:
             "picture": self.models[m]() if m in self.models else None,
             "marked": compared_with(self.manifest, m),
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
+            "quoted": self._quoted(m) if m.stated or m.claimed else None,
+            "inline": partial(make_inline, target=self.target(
+                f"history/{m.chain}/{m.name}", self.path_of(m))),
+            "lender": self.manifest.get(m.borrows.lender) if m.borrows else None,
             "values": values, "lines": read_script(m).count("\n"),
             "names": [b.name for b in split_blocks(read_script(m)) if b.name in self.lives]}
+
+    def _quoted(self, m):
+        """Where predicted.html shows what others have stated of a chain's steps: an anchor."""
+        for file, name in self._tables({"claims", "stated"}):
+            if file == f"history/{m.chain}/README.md":
+                return anchor(f"{section(self._readme(file, name), name)[0]} {name}")
 
     def _parent(self, m):
         return self.manifest.get(m.parent) if m.parent else None
@@ -274,7 +290,7 @@ class Site:
         rows = [
             row("minutes", "{:g}", lambda m: m.minutes),
             row("steps", "{:,}", lambda m: m.train_steps),
-            row("tokens", "{:.3f}B", lambda m: m.tokens and m.tokens / 1e9),
+            row("tokens", "{:,}", lambda m: m.tokens),
             row("milliseconds per step", "{:.1f}", lambda m: m.step_avg_ms),
             row("validation loss", "{:.4f}", lambda m: m.val_loss),
             row("parameters", "{:,}", lambda m: m.parameters),

@@ -64,6 +64,11 @@ def make_html(text: str, target: Callable[[str], str | None]) -> Markup:
     return Markup(found)
 
 
+def make_inline(text: str, target: Callable[[str], str | None]) -> Markup:
+    """The HTML of a Markdown paragraph, without the paragraph."""
+    return make_html(text, target).strip().removeprefix("<p>").removesuffix("</p>")
+
+
 def _formula(text, display):
     try:
         return convert(text, display=display)
