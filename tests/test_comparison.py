@@ -441,6 +441,17 @@ def test_a_file_that_is_no_log(tmp_path):
     assert "before its first step line" in compare(path).stderr
 
 
+@pytest.mark.parametrize("facts, script, damaged", [
+    ({"world_size": "x"}, "x = 1", True), ({}, "def (", True), ({"device": 3}, "x = 1", False)])
+def test_a_log_or_a_script_that_was_damaged(tmp_path, facts, script, damaged):
+    log = tmp_path / "log.txt"
+    log.write_text(f"environment:{json.dumps(facts)}\nstep:1/1 val_loss:3 step_avg:1ms\n")
+    (tmp_path / "train_gpt.py").write_text(script)
+    ended = compare(log)
+    assert ended.stderr.startswith(f"error: {log}, or the script beside it, is damaged: " * damaged)
+    assert ended.returncode == damaged
+
+
 def test_a_run_is_known_by_its_code(tmp_path):
     script = BY_ID["01"].script.read_text(encoding="utf-8")
     for name, old, new in (("my run", "# ", "#  "), ("another", "0.95", "0.96")):

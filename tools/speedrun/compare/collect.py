@@ -178,10 +178,13 @@ def _read_logs(targets):
         if not log.steps:
             raise UserError(f"{target.log} ends before its first step line")
         key = _key(target.log, log)
-        if key not in alike:
-            alike[key] = _entry_of_log(target.log, log)
-        entries[number] = alike[key]
-        _add_run(entries[number], target.log, log)
+        try:
+            if key not in alike:
+                alike[key] = _entry_of_log(target.log, log)
+            entries[number] = alike[key]
+            _add_run(entries[number], target.log, log)
+        except (SyntaxError, TypeError, ValueError) as error:
+            raise UserError(f"{target.log}, or the script beside it, is damaged: {error}") from None
     labels = [entry.label for entry in alike.values()]
     for entry in alike.values():
         if labels.count(entry.label) > 1:  # one script with several sets of hyperparameters
@@ -240,7 +243,8 @@ def _add_run(entry, path, log):
     entry.tokens_per_step = log.tokens_per_step
     entry.batches = batch_settings(log.hyperparameters)
     entry.world_size = int(log.environment.get("world_size", 1))
-    entry.device = log.environment.get("device")
+    device = log.environment.get("device")
+    entry.device = device and str(device)
 
 
 def add_mfu(entries: Sequence[Entry]) -> None:
