@@ -86,6 +86,7 @@ def trace(module: ModuleType, name: str = "") -> Anatomy:
     tracer = Tracer(model, T)
     with torch.no_grad(), tracer:
         logits = model(torch.ones(1, T, dtype=torch.int64))
+    tracer.kept.clear()  # hooks hold the tracer in a cycle, so its tensors would stay for long
     low, high = logits.min().item(), logits.max().item()
     mlp = next(block.mlp for block in full.blocks if block.mlp is not None)
     largest = max(parameter.numel() for parameter in mlp.parameters())
