@@ -346,6 +346,7 @@ RIGHT = {
         ("    seed: int = 0\n", "    seed: int = 0\n    my_own: float = 1.0\n"),
         ("self.c_proj(F.gelu(self.c_fc(x)))", "self.c_proj(F.gelu(self.c_fc(x)) * 1.0)")]),
     "Windows' line ends": (ROOT, {}, [("\n", "\r\n")]),
+    "a whole number as the flat rate": ("01", {}, [("min(1.0, (args.train", "min(1, (args.train")]),
     "another Muon, matrix by matrix": ("01", {"Muon": OTHER_MUON, "newton_schulz": "",
                                               "nesterov_update": ""}, []),
     "another rotary arithmetic": ("01", {"Rotary": OTHER_ROTARY}, []),

@@ -152,7 +152,7 @@ def schedules(module, values, note, **_):
                 note.note(f"{name} over {whose}", "numbers", {
                     f"{name}({step}){place} of {args.train_steps} steps": value for step in some
                     for place, value in _numbered(function(step, args))}, 1e-6)
-                whole = all(type(function(step, args)) is int for step in steps[:3])
+                whole = all(type(function(step, args)) is int for step in some)
                 note.fact(f"type of {name}", f"whole number: {whole}")
 
 
