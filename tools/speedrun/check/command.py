@@ -163,8 +163,8 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
     except UserError:
         if name:
             raise
-        learner.screen.line(f'No hint belongs to "{standing.next}": the lines of the check below it'
-                            " say what differs.")
+        learner.screen.line(f'No hint belongs to "{standing.next}": the lines of the check below'
+                            f' "FAIL  {standing.next}" say what is wrong.')
         return
     level = next_level(hint, min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
     print_hint(hint, milestone, level)
