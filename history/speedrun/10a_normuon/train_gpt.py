@@ -86,7 +86,7 @@ class Hyperparameters:
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.03  # roughly an update's singular values
-    mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
+    mlp_in_lr_factor: float = 2.0  # the rate's factor for c_fc: sqrt(outputs / inputs)
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95

@@ -88,9 +88,9 @@ class Hyperparameters:
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.023  # roughly an update's singular values
-    mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
+    mlp_in_lr_factor: float = 2.0  # the rate's factor for c_fc: sqrt(outputs / inputs)
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
-    muon_weight_decay: float = 1.2  # times the square of the rate
+    muon_weight_decay: float = 1.2  # times the square of the rate, and once its factor
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -707,7 +707,7 @@ def train_seq_len(step, args):
 
 def lr_multiplier(step, args):
     """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # none after the scheduled steps
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # the 0.0 is unused: remaining = 0
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
 

@@ -95,9 +95,9 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the same for the second one
+    mlp_out_lr_factor: float = 4.0  # the same for the second one; the factors matter little
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
-    muon_weight_decay: float = 1.2  # times the square of the rate
+    muon_weight_decay: float = 1.2  # times the square of the rate, and once its factor
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
@@ -564,7 +564,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, extra_values, scalars, gate, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))
+        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))  # acts on v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if extra_values is not None:
             v = v + extra_values
@@ -662,7 +662,7 @@ class GPT(nn.Module):
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
                                            for name in sorted(set(tables) - {"."})})
         for table in self.value_embeds.values():
-            nn.init.zeros_(table.weight)
+            nn.init.zeros_(table.weight)  # adds nothing initially
         longest = max(STAGES * args.train_seq_len, args.val_seq_len)
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
@@ -810,7 +810,7 @@ def train_seq_len(step, args):
 
 def lr_multiplier(step, args):
     """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # none after the scheduled steps
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # the 0.0 is unused: remaining = 0
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
 
