@@ -100,10 +100,10 @@ class Hyperparameters:
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     gate_lr: float = 0.008
-    smear_gate_lr: float = 8e-5
+    smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
-    small_beta1: float = 0.9  # for gates and scalars, without x0_weights
+    small_beta1: float = 0.9  # for gates and scalars; the paths of x0_weights are smooth already
     small_beta2: float = 0.99
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
@@ -266,7 +266,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam: each rank updates its share of a parameter's rows, or all in groups with `whole`."""
+    """Adam: each rank updates its share of a parameter's rows; in `whole` groups, all of them."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -274,7 +274,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; each rank gets only its rows' gradient
+        sums = []  # in flight; unless `whole`, each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:

@@ -92,7 +92,7 @@ class Hyperparameters:
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
-    cap_shift: float = 5.0
+    cap_shift: float = 5.0  # high logits saturate sooner than low ones
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
@@ -110,7 +110,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     add_lr: float = 0.008  # for the scalars of everything added to the stream
     gate_lr: float = 0.008
-    smear_gate_lr: float = 8e-5
+    smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too
@@ -120,14 +120,14 @@ class Hyperparameters:
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
-    head_decay_factor: float = 150.0  # for the embedding, too
+    head_decay_factor: float = 150.0  # for the embedding, too; large because their rate is small
     adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
     train_steps: int = 1480
     scheduled_steps: int = 1440  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
-    third_stage_lr: float = 1.73  # about 3^0.5
+    third_stage_lr: float = 1.73  # about 3^0.5, as in the record, though the second is 2^0.6
     cooldown_frac: float = 0.6  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
@@ -417,7 +417,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam: each rank updates its share of a parameter's rows, or all in groups with `whole`."""
+    """Adam: each rank updates its share of a parameter's rows; in `whole` groups, all of them."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -425,7 +425,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; each rank gets only its rows' gradient
+        sums = []  # in flight; unless `whole`, each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
