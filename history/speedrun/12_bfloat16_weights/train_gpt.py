@@ -108,7 +108,7 @@ class Hyperparameters:
     smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75
-    head_beta1: float = 0.5  # for the embedding, too
+    head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
     adam_beta1: float = 0.65  # for x0_weights
     adam_beta2: float = 0.95  # for all of these
     small_beta1: float = 0.9  # for gates and scalars; the paths of x0_weights are smooth already
@@ -267,7 +267,7 @@ def join(weights, remainders):
 
 
 def split(numbers):
-    """The inverse of `join`: weights are cut, not rounded, so no bit is lost or counted twice."""
+    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
     bits = numbers.view(torch.int32)
     return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
@@ -393,7 +393,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
-                if weights.dtype == torch.bfloat16:  # initial weights are bfloat16 exactly
+                if weights.dtype == torch.bfloat16:  # rounded initially: no remainder
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
@@ -680,7 +680,7 @@ class GPT(nn.Module):
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
             for module in self.children():  # makes the residual stream bfloat16, too
-                module.bfloat16()  # gates and scalars stay float32
+                module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):

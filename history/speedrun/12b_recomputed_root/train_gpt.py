@@ -78,7 +78,7 @@ class Hyperparameters:
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S, in slots of head pairs
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
@@ -107,7 +107,7 @@ class Hyperparameters:
     smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75
-    head_beta1: float = 0.5  # for the embedding, too
+    head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
     adam_beta1: float = 0.65  # for x0_weights
     adam_beta2: float = 0.95  # for all of these
     small_beta1: float = 0.9  # for gates and scalars; the paths of x0_weights are smooth already
@@ -266,7 +266,7 @@ def join(weights, remainders):
 
 
 def split(numbers):
-    """The inverse of `join`: weights are cut, not rounded, so no bit is lost or counted twice."""
+    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
     bits = numbers.view(torch.int32)
     return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
@@ -392,7 +392,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
-                if weights.dtype == torch.bfloat16:  # initial weights are bfloat16 exactly
+                if weights.dtype == torch.bfloat16:  # rounded initially: no remainder
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
@@ -516,9 +516,9 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask, or varlen_attn's arguments}: a slot sees its document, `window` back.
+    """{kind: dense mask, or varlen_attn's arguments}; a token has `slots` consecutive slots.
 
-    A token has this many slots, one after the other.
+    A slot sees its document, at most `window` slots back: with two slots, half as many tokens.
     """
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
@@ -526,7 +526,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
         longest = slots * args.max_document_len if training else T  # packed_rows cuts documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+        f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
     documents = (inputs == args.bos_id).cumsum(1)  # document numbers
     documents = documents.repeat_interleave(slots, dim=1)
     t = torch.arange(T, device=inputs.device)
@@ -713,7 +713,7 @@ class GPT(nn.Module):
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
             for module in self.children():  # makes the residual stream bfloat16, too
-                module.bfloat16()  # gates and scalars stay float32
+                module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):

@@ -86,7 +86,7 @@ class Hyperparameters:
     cached_layer: int = 7  # read by later layers' attention
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = short with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S, in slots of head pairs
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
@@ -118,7 +118,7 @@ class Hyperparameters:
     mix_lr: float = 0.002  # for the networks that compute coefficients
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
-    head_beta1: float = 0.5  # for the embedding, too
+    head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
     adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
@@ -152,7 +152,7 @@ class Hyperparameters:
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
-    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # kernels
+    use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Triton kernels
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
 
@@ -392,7 +392,7 @@ def join(weights, remainders):
 
 
 def split(numbers):
-    """The inverse of `join`: weights are cut, not rounded, so no bit is lost or counted twice."""
+    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
     bits = numbers.view(torch.int32)
     return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
@@ -520,7 +520,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
-                if weights.dtype == torch.bfloat16:  # initial weights are bfloat16 exactly
+                if weights.dtype == torch.bfloat16:  # rounded initially: no remainder
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             updates = self.orthogonalise(momenta, self.dtype)
@@ -608,9 +608,9 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask, or varlen_attn's arguments}: a slot sees its document, `window` back.
+    """{kind: dense mask, or varlen_attn's arguments}; a token has `slots` consecutive slots.
 
-    A token has this many slots, one after the other.
+    A slot sees its document, at most `window` slots back: with two slots, half as many tokens.
     """
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
@@ -618,7 +618,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
         longest = slots * document_len(inputs.size(1), args) if training else T  # as packed_rows
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+        f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
     documents = (inputs == args.bos_id).cumsum(1)  # document numbers
     documents = documents.repeat_interleave(slots, dim=1)
     t = torch.arange(T, device=inputs.device)
@@ -951,7 +951,7 @@ class GPT(nn.Module):
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
         if args.bf16:
             for module in self.children():  # makes the residual stream bfloat16, too
-                module.bfloat16()  # gates and scalars stay float32
+                module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
