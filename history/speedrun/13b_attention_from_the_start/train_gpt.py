@@ -87,7 +87,7 @@ class Hyperparameters:
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
-    output_init: float = 0.5  # the same for attention's output
+    output_init: float = 0.5  # the same for attention's output, which adds from the first step
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # high logits saturate sooner than low ones
     cap_width: float = 7.5

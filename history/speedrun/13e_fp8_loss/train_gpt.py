@@ -74,10 +74,10 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
     layer_without_attention: int = 6  # counted from 0: an MLP only, so a step is cheaper
-    value_embed_pattern: str = ".01.....234"  # a layer's own value-embedding table; . = none
+    value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 1's helps more than 0's
     bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
     bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
-    value_embed_init: float = 0.01  # initial standard deviation
+    value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
@@ -89,7 +89,7 @@ class Hyperparameters:
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
-    output_init: float = 0.5  # the same for attention's output
+    output_init: float = 0.5  # the same for attention's output, which adds from the first step
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # high logits saturate sooner than low ones
     cap_width: float = 7.5
@@ -777,7 +777,7 @@ class Block(nn.Module):
             normed = norm(x)
             extra_values = None
             if value_gate is not None:  # factors from 0 to 2, initially 1
-                half = value_gate.size(1) // 2  # half of the gate's channels come from the table
+                half = value_gate.size(1) // 2  # half come from the table, which the gate scales
                 channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
                 extra_values = value_embed.unflatten(2, (len(value_gate), -1))
                 extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
