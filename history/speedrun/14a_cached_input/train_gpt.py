@@ -108,13 +108,13 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of everything added to the stream
+    add_lr: float = 0.008  # for the weights of terms added to the stream
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
-    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
+    adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
@@ -775,7 +775,7 @@ class Block(nn.Module):
     def forward(self, x, source, injected, value_embed, keep, add, scalars, gate, value_gate,
                 masks):
         if self.attn is None:
-            x = x + injected
+            x = x + injected  # the skip; keep[0] and add[0] are unused
         else:
             normed = norm(source)
             extra_values = None
@@ -785,7 +785,7 @@ class Block(nn.Module):
                 extra_values = value_embed.unflatten(2, (len(value_gate), -1))
                 extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
             y = self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
-            x = keep[0] * x + add[0] * y + injected
+            x = keep[0] * x + add[0] * y + injected  # after attention, which does not read it
         return keep[1] * x + add[1] * self.mlp(norm(x))
 
 
@@ -836,7 +836,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to, "a skip leads forwards: lower skip_from"
+        assert args.skip_from < args.skip_to, "skip_from must come before skip_to: lower it"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
@@ -902,12 +902,12 @@ class GPT(nn.Module):
         x = x + self.bigram_weights[0] * bigrams
         outputs = []  # one per layer
         for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
-            # The last MLPs' outputs serve the prediction; attention does better without them.
+            # What the last layers add serves the prediction; attention does better without it.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             injected = self.x0_weights[i] * x0
             if i == self.args.skip_to:
                 skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
-                injected = skip_weight.sigmoid() * skip
+                injected = skip_weight.sigmoid() * skip  # instead of x0 and bigrams
             elif i > 0:
                 injected = injected + self.bigram_weights[i] * bigrams
             x = block(x, source, injected, value_embeds.get(i), self.keep_weights[i],

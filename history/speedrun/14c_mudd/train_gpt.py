@@ -111,14 +111,14 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of everything added to the stream
+    add_lr: float = 0.008  # for the weights of terms added to the stream
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     mix_lr: float = 0.002  # for the networks that compute coefficients
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
-    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
+    adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
@@ -484,7 +484,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group, one slot per matrix and zeros; parameters become views
+        self.weights = []  # per group: its matrices, then padding; parameters become views
         self.lr_factors = []  # likewise, one number per matrix
         for group in self.param_groups:
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
@@ -507,7 +507,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
             filled = sum(len(stack) for stack in stacks)
-            stack = torch.cat([*stacks, weights[filled:]])  # padding is zero, as its weights are
+            stack = torch.cat([*stacks, weights[filled:]])  # the padding: weights that stay zero
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # in flight, like scatters, while other groups are updated
@@ -601,7 +601,7 @@ class Rotary(nn.Module):
 def document_starts(inputs, args):
     """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static, short: at least 1 per 410
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -659,7 +659,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # heads (0, 1), ... of Q and K
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -669,7 +669,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, scalars, gate, mask):
         B, T, C = x.shape
-        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))
+        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))  # the norm undoes the scalar
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = F.linear(x, scalars["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
@@ -773,7 +773,7 @@ class Coefficients(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        self.bias = nn.Parameter(initial / scale)
+        self.bias = nn.Parameter(initial / scale)  # bfloat16, as the record's: 10 hardly ever moves
 
     def forward(self, x, scale):
         hidden = F.gelu(F.linear(x, self.c_fc))
@@ -799,7 +799,7 @@ class Block(nn.Module):
     def forward(self, x, source, injected, value_embed, keep, add, scalars, gate, value_gate,
                 masks):
         if self.attn is None:
-            x = x + injected
+            x = x + injected  # the skip; keep[0] and add[0] are unused
         else:
             normed = norm(source)
             extra_values = None
@@ -809,7 +809,7 @@ class Block(nn.Module):
                 extra_values = value_embed.unflatten(2, (len(value_gate), -1))
                 extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
             y = self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
-            x = keep[0] * x + add[0] * y + injected
+            x = keep[0] * x + add[0] * y + injected  # after attention, which does not read it
         return keep[1] * x + add[1] * self.mlp(norm(x))
 
 
@@ -824,7 +824,7 @@ class LastBlock(Block):
         self.scale = args.mix_scale
         self.mix = Coefficients(args, dict(
             values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
-            value_gates=[2, 2],  # first half of the heads, second half
+            value_gates=[2, 2],  # each half of the heads; in other layers gates start at 1
             keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
             keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
 
@@ -887,7 +887,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to, "a skip leads forwards: lower skip_from"
+        assert args.skip_from < args.skip_to, "skip_from must come before skip_to: lower it"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
@@ -956,12 +956,12 @@ class GPT(nn.Module):
         x = start = x + self.bigram_weights[0] * bigrams
         outputs = []  # one per layer except the last
         for i, block in enumerate(self.blocks[:-1]):
-            # The last MLPs' outputs serve the prediction; attention does better without them.
+            # What the last layers add serves the prediction; attention does better without it.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             injected = self.x0_weights[i] * x0
             if i == self.args.skip_to:
                 skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
-                injected = skip_weight.sigmoid() * skip
+                injected = skip_weight.sigmoid() * skip  # instead of x0 and bigrams
             elif i > 0:
                 injected = injected + self.bigram_weights[i] * bigrams
             x = block(x, source, injected, value_embeds.get(i), self.keep_weights[i],
@@ -971,7 +971,7 @@ class GPT(nn.Module):
         last, cached, before_last = len(outputs), outputs[self.args.cached_layer], x
         x = self.blocks[last](x, start, cached, bigrams, value_embeds[last], layer_scalars[last],
                               attention_gates[last], masks)
-        values = value_embeds[self.value_embeds.layers[0]]
+        values = value_embeds[self.value_embeds.layers[0]]  # of the first table
         # The cached output served attention, so half of it is subtracted initially.
         x = x + weighted_sum(self.final_mix(x, self.args.mix_scale)["outputs"], (
             start, cached, before_last, values, outputs[self.args.skip_from]))
@@ -1158,7 +1158,7 @@ class Log:
 
 
 def muon_groups(model, args):
-    """Muon's three groups: pairs of heads of queries and keys, values and outputs, MLPs."""
+    """Muon's groups: Q's and K's pairs of neighbouring heads (not pair_heads'), V and O, MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
     return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks

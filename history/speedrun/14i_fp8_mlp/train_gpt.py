@@ -63,7 +63,7 @@ class Hyperparameters:
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
-    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # from data/prefixes.py; none: without
+    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # by data/prefixes.py; none = not used
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 131_072  # tokens per optimizer step, all ranks, in the first stage
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
@@ -83,12 +83,12 @@ class Hyperparameters:
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
     value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
     own_value_pattern: str = ".V.VV..V..."  # V = attention subtracts its own value
-    gate_pattern: str = "...G......G"  # G = attention's heads are gated
-    gate_init: float = 0.25  # initial gates of heads
-    skip_init: float = 0.5  # initial coefficient of the skip
-    late_layer: int = 4  # from here on, coefficients come from this layer's input; before, from x0
-    gate_scale: float = 0.1  # initial factor of these coefficients
-    composed_window: int = 112  # tokens that a token sees in the mixture of heads, itself included
+    gate_pattern: str = "...G......G"  # G = attention's heads are gated; elsewhere unscaled
+    gate_init: float = 0.25  # initial gates of heads; gates are linear, without a sigmoid
+    skip_init: float = 0.5  # initial coefficient of the skip, times sigmoid(-1.5)
+    late_layer: int = 4  # its input sets the coefficients from this layer on; x0 sets earlier ones'
+    gate_scale: float = 0.1  # initial value of their one learned factor
+    composed_window: int = 112  # tokens that a query of composed_heads sees, its own included
     composed_block: int = 128  # queries that are computed together
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
@@ -100,9 +100,9 @@ class Hyperparameters:
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
-    fp8_act_headroom: float = 1.8  # growth of an MLP's activations, per forward pass, that fits FP8
-    fp8_weight_headroom: float = 1.12  # the same for its output weights, per step
-    fp8_settle_steps: int = 16  # first steps: these weights start at zero and may grow faster
+    fp8_act_headroom: float = 1.8  # allowed growth of an MLP's largest activation, per forward pass
+    fp8_weight_headroom: float = 1.12  # the same for its largest output weight, per step
+    fp8_settle_steps: int = 16  # first steps, with exact scales: these weights grow from zero
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
@@ -124,14 +124,14 @@ class Hyperparameters:
     head_lr: float = 0.008  # for the embedding, too
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
-    add_lr: float = 0.008  # for the scalars of the sublayers' outputs
+    add_lr: float = 0.008  # for the weights of the sublayers' outputs
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
     mix_lr: float = 0.002  # for the networks that compute coefficients
     stream_gate_lr: float = 8e-4  # for the networks that compute gates from the stream
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
-    adam_beta2: float = 0.95  # for all of these, and for the weights of layers' sums
+    adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
     small_beta1: float = 0.9  # for gates and scalars
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
@@ -249,7 +249,7 @@ if find_spec("triton"):
 
         FP8: out = relu(factor a b)^2, out8 = min(scale out, 448), largest = the maximum of out.
         """
-        # a (M, K), post, out, out8 (M, N) are contiguous, b (K, N) has strides; sums are float32.
+        # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is not. Sums are float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
@@ -524,7 +524,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group, one slot per matrix and zeros; parameters become views
+        self.weights = []  # per group: its matrices, then padding; parameters become views
         self.lr_factors = []  # likewise, one number per matrix
         for group in self.param_groups:
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
@@ -547,7 +547,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
             filled = sum(len(stack) for stack in stacks)
-            stack = torch.cat([*stacks, weights[filled:]])  # padding is zero, as its weights are
+            stack = torch.cat([*stacks, weights[filled:]])  # the padding: weights that stay zero
             grads = torch.empty_like(weights[: len(weights) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # in flight, like scatters, while other groups are updated
@@ -646,7 +646,7 @@ class Rotary(nn.Module):
 def document_starts(inputs, args):
     """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static, short: at least 1 per 410
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -705,7 +705,7 @@ def without_own_value(y, v, shares):
 
 
 def composed_heads(q, k, v, documents, mix, scale, window, block):
-    """Values v (B, T, H, D) weighted by one mixture of all heads' attention, shared by all heads.
+    """Values v (B, T, H, D), every head's under one map: a mixture of all heads' attention.
 
     DCMHA (arXiv 2405.08553): mix (B, T, H) weighs the heads' probabilities, each a softmax over the
     last `window` tokens of the query's document. Queries see their own block and the previous one.
@@ -727,7 +727,7 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
     scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
     scores = scores.masked_fill(~visible[:, :, None], -math.inf)
     attention = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)
+    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)  # composed_share sets size
     attention = torch.einsum("bnhij,bnih->bnij", attention, blocks(mix))
     y = torch.einsum("bnij,bnjhd->bnihd", attention, with_previous(v))
     return y.flatten(1, 2)[:, :T]
@@ -742,7 +742,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # Q's pairs of heads, then K's
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # heads (0, 1), ... of Q and K
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -754,7 +754,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, scalars, stream_gates, mask, documents):
         B, T, C = x.shape
-        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))
+        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))  # the norm undoes the scalar
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = F.linear(x, scalars["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
@@ -811,7 +811,7 @@ class FP8MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w_in, w_out, use_triton, weights8, post_scale):
         w_in8, in_scale, w_out8, out_scale = weights8
-        x_scale = fp8_scale(x.abs().amax())
+        x_scale = fp8_scale(x.abs().amax())  # cheap: a quarter of post's numbers
         x8 = quantize(x, x_scale, torch.float8_e4m3fn)
         post, post8, post_max = fp8_relu2_product(
             x8, x_scale, w_in8, in_scale, post_scale, x.dtype, use_triton)  # (N, 4C)
@@ -830,7 +830,7 @@ class FP8MLP(torch.autograd.Function):
 def fp8_weights(w_in, w_out, expected_max=None):
     """w_in transposed and w_out in FP8, each with its scale; then the largest weight of w_out.
 
-    Given expected_max, w_out is read once: its scale need not wait for its own maximum.
+    Given expected_max, w_out is quantised in one pass, which need not wait for its maximum.
     """
     in_scale = fp8_scale(w_in.abs().amax())
     out_max = w_out.abs().amax()
@@ -906,7 +906,7 @@ def sign_hashes(inputs, rows):
 class BigramEmbed(nn.Module):
     """A learned vector for each token and the previous one, initially zero, with random signs.
 
-    Two bigrams in one row have different signs, so one's updates are zero-mean noise to the other.
+    Bigrams that share a row mostly differ in signs: one's updates are zero-mean noise to the other.
     """
     def __init__(self, args):
         super().__init__()
@@ -930,7 +930,7 @@ class Coefficients(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        self.bias = nn.Parameter(initial / scale)
+        self.bias = nn.Parameter(initial / scale)  # bfloat16, as the record's: 10 hardly ever moves
 
     def forward(self, x, scale):
         hidden = F.gelu(F.linear(x, self.c_fc))
@@ -974,7 +974,7 @@ class Block(nn.Module):
     def forward(self, x, source, injected, value_embed, keep, add, scalars, stream_gates,
                 value_gate, masks):
         if self.attn is None:
-            x = x + injected
+            x = x + injected  # the skip; keep[0] and add[0] are unused
         else:
             normed = norm(source)
             extra_values = None
@@ -985,7 +985,7 @@ class Block(nn.Module):
                 extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
             y = self.attn(normed, extra_values, scalars, stream_gates, masks[self.window_kind],
                           masks["documents"])
-            x = keep[0] * x + add[0] * y + injected
+            x = keep[0] * x + add[0] * y + injected  # after attention, which does not read it
         return keep[1] * x + add[1] * self.mlp(norm(x))
 
 
@@ -1000,7 +1000,7 @@ class LastBlock(Block):
         self.scale = args.mix_scale
         self.mix = Coefficients(args, dict(
             values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
-            value_gates=[2, 2],  # first half of the heads, second half
+            value_gates=[2, 2],  # each half of the heads; in other layers gates start at 1
             keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
             keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
 
@@ -1064,7 +1064,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to, "a skip leads forwards: lower skip_from"
+        assert args.skip_from < args.skip_to, "skip_from must come before skip_to: lower it"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
@@ -1140,11 +1140,11 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks[:-1]):
             if i == self.args.late_layer:
                 stream_gates |= self.late_gates(x, self.gate_scale)
-            # The last MLPs' outputs serve the prediction; attention does better without them.
+            # What the last layers add serves the prediction; attention does better without it.
             source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
             if i == self.args.skip_to:
                 skip = stream_gates["skip", i] * outputs[self.args.skip_from]
-                injected = skip_weight.sigmoid() * skip
+                injected = skip_weight.sigmoid() * skip  # instead of x0 and bigrams
             else:
                 injected = stream_gates["x0", i] * x0
                 if i > 0:
@@ -1156,7 +1156,7 @@ class GPT(nn.Module):
         last, cached, before_last = len(outputs), outputs[self.args.cached_layer], x
         x = self.blocks[last](x, start, cached, bigrams, value_embeds[last], layer_scalars[last],
                               stream_gates, masks)
-        values = value_embeds[self.value_embeds.layers[0]]
+        values = value_embeds[self.value_embeds.layers[0]]  # of the first table
         # The cached output served attention, so half of it is subtracted initially.
         x = x + weighted_sum(self.final_mix(x, self.args.mix_scale)["outputs"], (
             start, cached, before_last, values, outputs[self.args.skip_from]))
@@ -1294,12 +1294,12 @@ def lr_multiplier(step, args):
 
 
 def target_weights(step, args):
-    """The loss's weights: the next token's, further targets' while they last, the prefix's last."""
+    """Loss weights: the next token's, then further targets' until they fade, then the prefix's."""
     left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
     second, third = args.second_target_weight, args.third_target_weight
     prefix = args.prefix_weight
     return ([1.0, second, third * left, prefix], [1.0, second * left, prefix * left],
-            [1.0, 0.0], [1.0, 0.0])[stage(step, args)]
+            [1.0, 0.0], [1.0, 0.0])[stage(step, args)]  # the prefix's column stays, at weight 0
 
 
 def last_tied_step(args):
@@ -1360,7 +1360,7 @@ class Log:
 
 
 def muon_groups(model, args):
-    """Muon's three groups: pairs of heads of queries and keys, values and outputs, MLPs."""
+    """Muon's groups: Q's and K's pairs of neighbouring heads (not pair_heads'), V and O, MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
     return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
@@ -1484,7 +1484,7 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, args):
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             weights = torch.tensor(target_weights(step, args), device=inputs.device)
             loss = model(inputs, targets, tied, weights, prefixes[targets])
-            # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
+            # Summed over tokens: logit gradients lie in [-1.54, 1.54] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
         set_hyperparameters(optimizers, step, args)
