@@ -536,7 +536,11 @@ SEEN_BY_ONE_LOOK = [
      "numbers that the initial weights have, each counted once"),
     (LAST, "more ranks", [("own = weights.chunk(world_size)[rank]",
                            "own = weights.chunk(world_size)[min(rank, 1)]")],
-     "the weights after two steps on 4 ranks, rank 0"),
+     "the sum of two moves on 4 ranks, rank 0"),
+    ("03", "more ranks", [("params[dist.get_rank() :: dist.get_world_size()]",
+                           "params[: len(params) // dist.get_world_size() * dist.get_world_size()]"
+                           "[dist.get_rank() :: dist.get_world_size()]")],
+     "the sum of two moves on 5 ranks, rank 0"),
     ("p6d", "training", [(".astype(np.int64)", ".astype(np.int16).astype(np.int64)")],
      "a run with the record's token ids"),
 ]

@@ -287,6 +287,8 @@ def test_a_check_that_no_hint_belongs_to_says_so(script, answers):
     commands.give_hint(learner, MANIFEST.get("01"), None, None, 1)
     assert out.getvalue().startswith('No hint belongs to "time": the lines of the check')
     assert learner.progress.of(MANIFEST.get("01")).given == 0
+    commands.check_once(learner, MANIFEST.get("01"), 100)
+    assert "Stuck?" not in out.getvalue() and "check_train.py 01 --timeout 300" in out.getvalue()
 
 
 @pytest.mark.parametrize("late", ["wanted", "judged"])

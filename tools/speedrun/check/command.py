@@ -130,7 +130,10 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
                 learner.screen.outcome(outcome)
                 outcomes.append(outcome)
     passed = sum(outcome.passed for outcome in outcomes)
-    if passed < len(outcomes):
+    if {outcome.name for outcome in outcomes if not outcome.passed} == {"time"}:
+        learner.screen.line("The time was not enough for a verdict. With more:", "bold")
+        learner.screen.command(learner.command(f"{milestone.id} --timeout {3 * limit:g}"))
+    elif passed < len(outcomes):
         learner.screen.line(f"{passed} of {len(outcomes)} checks pass. Stuck?", "bold")
         learner.screen.command(learner.command(f"{milestone.id} --hint"))
     else:
