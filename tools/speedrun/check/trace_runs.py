@@ -20,7 +20,7 @@ SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are no
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
 SIZE = 0.02  # of gradients from outside
 SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
-STAGED = 6  # steps of a kernel warm-up that are in all stages
+STAGED = 7  # steps of a kernel warm-up: in all stages, and the last ones without an Adam step
 SCALED = 3  # steps in which scales depend on passes before; in more of them rounding adds up
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
