@@ -86,8 +86,8 @@ class Hyperparameters:
     gate_pattern: str = "...G......G"  # G = attention's heads are gated; elsewhere unscaled
     gate_init: float = 0.25  # initial gates of heads; gates are linear, without a sigmoid
     skip_init: float = 0.5  # initial coefficient of the skip, times sigmoid(-1.5)
-    late_layer: int = 4  # its input sets the coefficients from this layer on; x0 sets earlier ones'
-    gate_scale: float = 0.1  # initial value of their one learned factor
+    late_layer: int = 4  # its input sets the coefficients from this layer on; x0 sets earlier ones
+    gate_scale: float = 0.1  # initial value of the coefficients' learned factor
     composed_window: int = 112  # tokens that a query of composed_heads sees, its own included
     composed_block: int = 128  # queries that are computed together
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
