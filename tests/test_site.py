@@ -403,13 +403,12 @@ def test_the_whole_site_and_twice_as_many_milestones(tmp_path):
     for part in ("history", "lessons"):
         shutil.copytree(REPOSITORY / part, root / part,
                         ignore=shutil.ignore_patterns("__pycache__", ".cache"))
-    chain = load_manifest().milestones[0].chain
-    for other in sorted({m.chain for m in load_manifest().milestones}):
-        letter = "z" if other == chain else f"{other[0]}"
+    for letter, other in zip("zyx", sorted({m.chain for m in load_manifest().milestones}),
+                             strict=True):
         for folder in sorted((root / "history" / other).iterdir()):
             if folder.is_dir():
                 id, _, slug = folder.name.partition("_")
-                again = "y" + id[1:] if id[0].isalpha() else letter + id
+                again = re.sub(r"^[a-z]?", letter, id)
                 new = root / "history" / f"z_{other}" / f"{again}_{slug}_again"
                 shutil.copytree(folder, new)
                 toml = (new / "milestone.toml").read_text(encoding="utf-8")
