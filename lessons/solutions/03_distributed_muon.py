@@ -334,8 +334,8 @@ def check_owners(answer):
             load[rank] += cost
         share = max(load) * world_size / sum(costs)
         assert share < 1.051, (
-            f"expected no rank above 1.05 even shares with {world_size} ranks, got {share:.2f}: rank"
-            f" {load.index(max(load))} has matrices of cost {max(load)}, an even share is"
+            f"expected no rank above 1.05 even shares with {world_size} ranks, got {share:.2f}:"
+            f" rank {load.index(max(load))} has matrices of cost {max(load)}, an even share is"
             f" {sum(costs) / world_size:.1f} (owners[i] is the owner of costs[i])"
         )
     again = [int(rank) for rank in answer(list(costs), world_size)]
