@@ -15,19 +15,19 @@ def check_reach(answer):
     except (TypeError, ValueError):
         raise AssertionError(f"expected a number of tokens, not {answer!r}") from None
     meanings = {
-        8: "that is the last layer alone; what it reads has itself read others in earlier layers",
-        4: "that is one short window; the layers come one after the other",
-        25: "that counts the token itself, too; how many tokens *back* is the earliest?",
-        28: "that counts each window's own token; a window of 8 reaches 8 tokens back, not 9",
-        16: "that is two or three of the four layers; every layer carries on, the first one too",
-        12: "that is one long and one short layer; there are two of each",
-        20: "one layer of 4 is missing; every layer carries on, the first one too",
-        32: "that is four windows of 8; the two in the middle are 4",
-        6: "that is the mean of the windows; they add up",
-        256: "windows add up, they do not multiply",
-        1024: "windows add up, they do not multiply",
+        1792: "that is the last layer alone; what it reads has itself read others before",
+        896: "that is one short window; the layers come one after the other",
+        14336: "layer 7 has no attention, so it carries nothing further",
+        12545: "that counts the token itself, too; how many tokens *back* is the earliest?",
+        12555: "that counts each window's own token; 896 reaches 896 tokens back, not 897",
+        19712: "that is eleven windows of 1,792; eight of them are 896",
+        21504: "that is twelve windows of 1,792; eight are 896, and one layer has no attention",
+        9856: "that is eleven windows of 896; three of them are 1,792",
+        10752: "one long window is missing; every layer carries on, the first one too",
+        11648: "one short window is missing; every layer carries on, the first one too",
+        2688: "that is one long and one short layer; count all eleven",
     }
-    if value != 24:
+    if value != 12_544:
         raise AssertionError(
             f"{value:g} tokens is not right;"
             f" {meanings.get(value, 'follow the earliest token from the last layer to the first')}")
@@ -173,15 +173,16 @@ EXERCISES = {
     "1": dict(
         check=check_reach,
         hints=[
-            "The last layer reads tokens up to 8 back. What have those tokens read, one layer"
+            "The last layer reads tokens up to 1,792 back. What have those tokens read, one layer"
             " earlier?",
-            "Each layer carries information as far as its window. What do you do with four such"
+            "Each layer carries information as far as its window. What do you do with eleven such"
             " distances?",
-            "From the last layer to the first: 8 back, then 4 more, then 4 more, then 8 more.",
-            "8 + 4 + 4 + ...",
+            "From the last layer to the first: 1,792 back, then 896 more, then 896 more, and so on."
+            " Layer 7, an L, has no attention.",
+            "3 * 1792 + 8 * ...",
         ],
-        solution=24,
-        wrong=[8, 4, 25, 28, 16, 12, 20, 32, 6, 1024, "far"],
+        solution=12_544,
+        wrong=[1792, 896, 14336, 12545, 12555, 19712, 21504, 9856, 10752, 11648, 2688, "far"],
     ),
     "2": dict(
         check=check_product,
