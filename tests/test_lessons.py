@@ -63,7 +63,7 @@ def test_exercise_tells_right_from_wrong(path, number, lesson, capsys):
 
 
 def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
-    source = 'import lesson\n\n\n@lesson.check("01.2")\ndef step(*given):\n    {}\n'
+    source = 'import lesson\n\n\n@lesson.check("01.1")\ndef step(*given):\n    {}\n'
     for body, said in (("...", "waits for your answer"), ("return 1", "Not yet: "),
                        ("return none", "Not yet: your line `return none` raises NameError: ")):
         file = tmp_path / f"answer_{len(body)}.py"

@@ -1,7 +1,8 @@
 """Lines and blocks keep their origins. Run: .venv/bin/python -m pytest tests/test_origin.py"""
 
 import time
-from types import SimpleNamespace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -60,13 +61,25 @@ def owners(tmp_path):
     def origins(*scripts):
         made = []
         for number, text in enumerate(scripts):
-            made.append(SimpleNamespace(script=tmp_path / f"{number}.py", name=str(number)))
+            made.append(Script(tmp_path / f"{number}.py", str(number)))
             made[-1].script.write_text(text, encoding="utf-8")
-        chain = SimpleNamespace(lineage=lambda m: made[::-1])
+        chain = Chain(tuple(made))
         found = [(text, int(m.name)) for text, m in line_origins(chain, made[-1])]
         assert [text for text, _ in found] == scripts[-1].splitlines()
         return found
     return origins
+
+
+class Chain(NamedTuple):
+    made: tuple
+
+    def lineage(self, milestone):
+        return self.made[::-1]
+
+
+class Script(NamedTuple):
+    script: Path
+    name: str
 
 
 def of_last(found):

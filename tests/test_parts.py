@@ -22,6 +22,7 @@ from snapshots import (
     micro_args,
     micro_layers,
     micro_sizes,
+    own_values,
     record_layers,
     set_window,
     sized,
@@ -53,7 +54,8 @@ def test_defaults_are_the_records(milestone):
         or "steps" in name or "momentum" in name or "window" in name)}
     assert rates - {"kernel_warmup_steps"} <= known["record"].keys()
     assert args.total_batch_size == milestone.tokens_per_step
-    measured = known.get("measured_steps", args.train_steps)  # of the record's log
+    # Steps of the record's log, where they are not the script's.
+    measured = own_values(milestone.id).get("measured_steps", args.train_steps)
     assert measured == milestone.train_steps
     length, val_length = (getattr(args, name) for name in length_names(vars(args)))
     micro_steps = known.get("micro_steps", 1)  # of each of 8 GPUs
@@ -228,10 +230,10 @@ def test_small_training(milestone, tmp_path):
     # Where signs decide, a CPU's rounding may flip one.
     signs = {"cautious_decay", "muon_weight_decay"} & default_hyperparameters(
         milestone.script).keys()
-    within, expected = 3e-5 if signs else 6e-6, known["small_training"]
+    within, expected = 6e-5 if signs else 6e-6, known["small_training"]
     assert losses[:-1] == pytest.approx(expected[:-1], abs=within)
     # Rounding, which differs between CPUs, has grown most in the last step.
-    assert losses[-1] == pytest.approx(expected[-1], abs=5 * within if signs else within)
+    assert losses[-1] == pytest.approx(expected[-1], abs=1.5e-4 if signs else within)
     for name, expected in known["small_moves"].items():
         moves = (after[name] - before[name]).flatten()[:3].tolist()
         largest = max(map(abs, expected))

@@ -217,7 +217,7 @@ def test_which_coefficients_there_are_and_what_they_are_at_first(milestone):
     expected = dict(own_value=[1, 3, 4, 7], gate=[3, 10], skip=[6])
     expected |= dict.fromkeys(("x0", "bigrams"), [0, 1, 2, 3, 4, 5, 7, 8, 9])
     if "composed" in known["initial"]:
-        expected |= dict(composed=[10], share=[10])
+        expected |= dict(composed=[10], composed_share=[10])
     assert found == expected
     model = record_model(module, num_heads=6, model_dim=48)
     assert model.gate_scale.item() == pytest.approx(0.1)
