@@ -87,12 +87,12 @@ def check_product(answer):
 
 # ---- 3: a batch size and a rate ----
 
-TOTAL, MARGIN, PLOTTED = 24_576, 0.1, (256, 512, 1024, 2048)
+TOTAL, MARGIN = 24_576, 0.1
 
 
 def choose(total_bytes):
-    """Between 512, best at 1 times the rates, and 1,024, best at 2 times."""
-    return 768, 1.5
+    """Half the batch at the same rates: twice as many steps."""
+    return 512, 1
 
 
 @cache
@@ -122,17 +122,14 @@ def check_choice(answer):
     assert size > 0 and size % 128 == 0 and TOTAL % size == 0 and (size // 128) % min(
             8, size // 128) == 0, (
         f"a batch of {size} bytes does not work: it must be a multiple of 128, the length of a row,"
-        f" and divide {TOTAL:,} (for example 128, 384, 768, 3072)")
-    assert size not in PLOTTED, (
-        f"the plot shows a batch of {size}; take one that it does not have, for example 384 or 768,"
-        " and read its rate off the neighbours' curves")
+        f" and divide {TOTAL:,} (for example 256, 384, 512, 768, 1024, 2048)")
     assert 0 < factor < 100, f"the factor on the rates is {factor:g}; expected one above 0"
     ours = [end_loss(size, factor, seed) for seed in range(2)]
     theirs = [end_loss(1024, 1.0, seed) for seed in range(2)]
     gain = (sum(theirs) - sum(ours)) / 2
     told = (f"{TOTAL // size} steps of {size} at {factor:g} times the rates end at {ours[0]:.3f}"
             f" and {ours[1]:.3f}, a batch of 1,024 at {theirs[0]:.3f} and {theirs[1]:.3f}")
-    why = "in the plot, where are the neighbouring sizes' curves lowest?"
+    why = "in the plot, which sizes and rates are lowest?"
     if size > 1024:
         why = "a larger batch has fewer steps, so each must go further: try a higher rate"
     elif factor < 1:
@@ -203,13 +200,13 @@ EXERCISES = {
     "3": dict(
         check=check_choice,
         hints=[
-            "Read the left plot above: at which factor do the sizes next to yours end lowest?",
+            "Read the two plots above: which batches end lower than 1,024 at factor 1?",
             "Steps = bytes / batch. A smaller batch has more steps, each with a noisier gradient.",
-            "768 is between 512 and 1,024: where between their best factors is its own?",
-            "return 768, ...",
+            "Try 512 and 768 at factor 1, and 1,024 at factor 2.",
+            "return 512, ...",
         ],
         solution=choose,
-        wrong=[lambda total: (512, 1), lambda total: (2048, 4), lambda total: (1000, 1),
-               lambda total: (3072, 1), lambda total: (384, 0.25), lambda total: 768],
+        wrong=[lambda total: (1024, 1), lambda total: (2048, 2), lambda total: (2048, 1),
+               lambda total: (1000, 1), lambda total: (512, 0.25), lambda total: 512],
     ),
 }
