@@ -1,5 +1,6 @@
 """Lines and blocks keep their origins. Run: .venv/bin/python -m pytest tests/test_origin.py"""
 
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -59,9 +60,10 @@ def owners(tmp_path):
     """A function that makes a chain of scripts and returns (line, the number of the script that it
     is from) of the last."""
     def origins(*scripts):
-        made = []
+        made, folder = [], Path(tempfile.mkdtemp(dir=tmp_path))
         for number, text in enumerate(scripts):
-            made.append(Script(tmp_path / f"{number}.py", str(number)))
+            parent = str(number - 1) if number else None
+            made.append(Script(folder / f"{number}.py", str(number), parent))
             made[-1].script.write_text(text, encoding="utf-8")
         chain = Chain(tuple(made))
         found = [(text, int(m.name)) for text, m in line_origins(chain, made[-1])]
@@ -73,13 +75,14 @@ def owners(tmp_path):
 class Chain(NamedTuple):
     made: tuple
 
-    def lineage(self, milestone):
-        return self.made[::-1]
+    def get(self, name):
+        return self.made[int(name)]
 
 
 class Script(NamedTuple):
     script: Path
     name: str
+    parent: str | None
 
 
 def of_last(found):
