@@ -230,7 +230,8 @@ def test_small_training(milestone, tmp_path):
     # Where signs decide, a CPU's rounding may flip one.
     signs = {"cautious_decay", "muon_weight_decay"} & default_hyperparameters(
         milestone.script).keys()
-    within, expected = 6e-5 if signs else 6e-6, known["small_training"]
+    within = own_values(milestone.id).get("small_training_within", 3e-5 if signs else 6e-6)
+    expected = known["small_training"]
     assert losses[:-1] == pytest.approx(expected[:-1], abs=within)
     # Rounding, which differs between CPUs, has grown most in the last step.
     assert losses[-1] == pytest.approx(expected[-1], abs=1.5e-4 if signs else within)
