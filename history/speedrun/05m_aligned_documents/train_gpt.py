@@ -283,7 +283,7 @@ def attention_mask(inputs, window, args):
         return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
 
     # Testing all T x T pairs is slow. Document numbers never decrease, so those at the ends of two
-    # tiles tell whether any of their pairs, or all, share a document.
+    # tiles show whether any of their pairs, or all, share a document.
     first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
     k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
     q_tile = k_tile[:, None]
