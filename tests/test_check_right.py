@@ -426,6 +426,10 @@ def tried_of(ids):
 
 
 tried = tried_of(IDS)
+tried_in_short_chains = pytest.mark.parametrize("id", [  # a minute each in the first chain
+    pytest.param(id, marks=pytest.mark.slow)
+    if MANIFEST.children(id) or MANIFEST.get(id) in MANIFEST.of_chain().milestones else id
+    for id in IDS])
 tried_training = tried_of([id for id in IDS if not find_script(id).generates])
 
 
@@ -450,7 +454,7 @@ def whole_block(id, name):
     return next(block.text for block in split_blocks(source_of(id)) if block.name == name)
 
 
-@tried
+@tried_in_short_chains
 def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
     scripts, parent = variants(id), MANIFEST.get(id).parent
     texts = [text for _, text in scripts] + ([source_of(parent)] if parent else [])
@@ -602,7 +606,9 @@ def test_values_exercise_every_window(id, tmp_path):
     assert lengths.max() > min(widest, row - 3)
 
 
-@pytest.mark.parametrize("id", dict.fromkeys(id for id, *_ in SEEN_BY_ONE_LOOK))
+@pytest.mark.parametrize("id", [
+    pytest.param(id, marks=pytest.mark.slow) if id == "09" else id  # seven looks
+    for id in dict.fromkeys(id for id, *_ in SEEN_BY_ONE_LOOK)])
 def test_what_one_look_shows(id, ask):
     cases = [(job, edited(id, *edits), words)
              for some, job, edits, words in SEEN_BY_ONE_LOOK if some == id]

@@ -267,9 +267,11 @@ def test_small_loss_in_bfloat16(milestone):
 def test_init(milestone):
     torch.manual_seed(0)
     module = load_snapshot(milestone)
-    model = module.GPT(hyperparameters(module, dict(
-        micro_layers(module), num_layers=3 if hasattr(module, "gates") else 2,  # a value gate
-        vocab_size=2000, seq_len=1024, bf16=False)))
+    sizes = dict(micro_layers(module), num_layers=3 if hasattr(module, "gates") else 2,
+                 vocab_size=2000, seq_len=1024, bf16=False)
+    if hasattr(module.Hyperparameters, "bigram_rows"):
+        sizes["bigram_rows"] = 2000
+    model = module.GPT(hyperparameters(module, sizes))
     for name, expected in known_values(milestone.id)["init"].items():
         weight = torch.cat([matrix.flatten() for matrix in weights_of(model, name)])
         if "max" in expected:

@@ -150,11 +150,13 @@ def compiled():
     return observe(find_script("05a"), H100, 8, dict(num_layers=2), True, ASSEMBLED)
 
 
+@pytest.mark.slow
 @compiles
 def test_nothing_is_compiled_again_as_the_window_grows(compiled):
     assert (compiled.graphs, compiled.recompiled) == (9, 0)  # DDP cuts the model into four pieces
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_products_and_attention_are_counted_as_by_hand(compiled):
     tokens, model_dim = 65_536, 768
@@ -168,6 +170,7 @@ def test_compiled_products_and_attention_are_counted_as_by_hand(compiled):
     assert compiled.flops["bfloat16"] == sum(launch.flops for launch in compiled.launches)
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_code_keeps_no_logits_in_float32(compiled):
     logits = 65_536 * 50_304 * 2  # bytes in bfloat16; their gradient has as many
