@@ -415,7 +415,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
-        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+        model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # every rank computes the same buffers
     optimizers = make_optimizers(raw_model, args)

@@ -238,7 +238,7 @@ class GPT(nn.Module):
     def forward(self, inputs, targets=None):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
             x = x0 = norm(self.embed(inputs))  # (B, T, C)
-            first_v = None
+            first_v = None  # like x0, the first layer's values reach every layer
             for block in self.blocks:
                 x, first_v = block(x, first_v, x0)
             logits = self.lm_head(norm(x)).float()  # (B, T, V)
@@ -424,7 +424,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
-        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+        model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # every rank computes the same buffers
     optimizers = make_optimizers(raw_model, args)

@@ -53,8 +53,8 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    layer_without_attention: int = 7  # counted from 0: an MLP only, so a step is cheaper
-    value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
+    layer_without_attention: int = 7  # counted from 0: an MLP only; attention helps little there
+    value_embed_pattern: str = "012......012"  # value tables; . = none, where they help little
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
@@ -71,7 +71,7 @@ class Hyperparameters:
     train_steps: int = 1390
     scheduled_steps: int = 1390  # the schedules end here
     cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
-    final_lr_multiplier: float = 0.0
+    final_lr_multiplier: float = 0.0  # the decay still ends at zero
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
@@ -123,7 +123,7 @@ def wide(matrix):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
+    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -343,7 +343,7 @@ class GPT(nn.Module):
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Cross-entropy in one pass: exponentials of capped logits cannot overflow.
+        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -544,7 +544,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
-        model = torch.compile(model, dynamic=False, options=dict(coordinate_descent_tuning=True))
+        model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # every rank computes the same buffers
     optimizers = make_optimizers(raw_model, args)

@@ -69,8 +69,8 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    layer_without_attention: int = 7  # counted from 0: an MLP only, so a step is cheaper
-    value_embed_pattern: str = "012......012"  # each layer's value-embedding table; . = none
+    layer_without_attention: int = 7  # counted from 0: an MLP only; attention helps little there
+    value_embed_pattern: str = "012......012"  # value tables; . = none, where they help little
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
@@ -199,14 +199,14 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
+    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
     return grad.lerp(momentum_buffer, momentum)
 
 
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, as stored
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, never transposed
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -458,7 +458,7 @@ class GPT(nn.Module):
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Cross-entropy in one pass: exponentials of capped logits cannot overflow.
+        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -682,7 +682,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
         torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
-        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
+        model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,

@@ -73,8 +73,8 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
-    layer_without_attention: int = 6  # counted from 0: an MLP only, so a step is cheaper
-    value_embed_pattern: str = "12......012"  # each layer's value-embedding table; . = none
+    layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
+    value_embed_pattern: str = "12......012"  # value tables; . = none, where they help little
     backout_layer: int = 7  # counted from 0; a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
     gate_channels: int = 12  # leading channels, from which gates are computed
@@ -86,7 +86,9 @@ class Hyperparameters:
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.03  # roughly an update's singular values
-    mlp_in_lr_factor: float = 2.0  # the rate's factor for c_fc: sqrt(outputs / inputs)
+    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
+    mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
+    mlp_out_lr_factor: float = 1.0  # the same for the second one
     neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
@@ -232,7 +234,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
+    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -597,7 +599,7 @@ class GPT(nn.Module):
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Cross-entropy in one pass: exponentials of capped logits cannot overflow.
+        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)
         return (logits.float().exp().sum(-1).log() - target_logits).mean()
@@ -733,7 +735,8 @@ def make_optimizers(model, args):
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
-    lr_factors = [1.0] * len(attentions) + [args.mlp_in_lr_factor, 1.0] * len(model.blocks)
+    lr_factors = [args.attention_lr_factor] * len(attentions)
+    lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     half = len(matrices) // 2  # 8 ranks share 16 + 16 without padding, unlike 10 attention + 22 MLP
     muon_groups = [  # smallest first: nothing is computed during the first scatter
         dict(params=[model.smear_gate], neuron_beta=None),
@@ -858,7 +861,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
         torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
-        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
+        model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,

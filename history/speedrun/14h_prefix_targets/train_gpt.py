@@ -75,7 +75,7 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
-    layer_without_attention: int = 6  # counted from 0: an MLP only, so a step is cheaper
+    layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 1's helps more than 0's
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
     sign_rows: int = 8192  # rows of random signs; each bigram uses one row
@@ -257,7 +257,7 @@ if find_spec("triton"):
         inside = (i < M) & (j < N)
         place = i.to(tl.int64) * N + j  # M N may exceed 2^31
         if post is None:
-            total = tl.maximum(total, 0.0)
+            total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
             total *= total
         else:
             total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
@@ -316,7 +316,7 @@ if find_spec("triton"):
                 for k in tl.static_range(K):
                     grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
                 grad *= height / width * share * (1 - share)  # the cap's slope
-                grad = tl.minimum(tl.maximum(grad_scale * grad, -limit), limit)  # as in quantize
+                grad = tl.clamp(grad_scale * grad, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
                 tl.store(grads + row * V + column, grad.to(grads.dtype.element_ty),
                          mask=column < V)
 
@@ -390,7 +390,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: orthogonalising ignores the scale
+    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -431,7 +431,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam: each rank updates its share of a parameter's rows; in `whole` groups, all of them."""
+    """Adam: each rank updates its share of a parameter's rows, or all of a small, `whole` one."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -908,7 +908,9 @@ class LastBlock(Block):
     """
     def __init__(self, args, rotary, layer):
         super().__init__(args, rotary, layer)
-        assert self.attn is not None, "the last layer needs attention"
+        assert self.window_kind != "P", "the last layer composes heads, so it cannot pair them"
+        assert self.attn and args.skip_to < layer and args.value_embed_pattern[layer] != ".", (
+            "the last layer needs attention and a value table, and no skip may lead to it")
         self.scale = args.mix_scale
         self.mix = Coefficients(args, dict(
             values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
@@ -976,7 +978,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to, "skip_from must come before skip_to: lower it"
+        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
@@ -996,6 +998,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(last))
         self.blocks.append(LastBlock(args, self.rotary, last))
         self.final_mix = Coefficients(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
+        assert 0 < args.late_layer < last, "late_layer is the first or the last layer"
         early, late = range(args.late_layer), range(args.late_layer, args.num_layers)
         self.early_gates = Coefficients(args, gate_layout(args, early), args.gate_scale)
         self.late_gates = Coefficients(args, gate_layout(args, late), args.gate_scale)
@@ -1424,7 +1427,7 @@ def main(args):
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
         torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
-        model = torch.compile(model, dynamic=False)  # the rules forbid coordinate descent tuning
+        model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size,
