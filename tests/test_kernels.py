@@ -144,6 +144,8 @@ def assembled(kernel, types, constants, warps, stages=3, gpu=90):
         compiled = triton.compile(
             ASTSource(kernel, types, constants, aligned), target=GPUTarget("cuda", gpu, 32),
             options=dict(num_warps=warps, num_stages=stages))
+        ptx = compiled.asm["ptx"]  # a NaN is passed on, as by PyTorch's relu and clamp
+        assert ".NaN." in ptx or not re.search(r"(min|max)\.(xorsign\.abs\.)?f32", ptx)
         file = Path(folder, "kernel.cubin")
         file.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
