@@ -295,6 +295,7 @@ def test_a_history_without_records_or_milestones(history):
     ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
     ('kind = "seed"', 'kind = "pattern"', 'seed: "alphabet" goes with kind "pattern", and only'),
     ("tiny = 10", "tiny = [10]", 'train_steps: "tiny" must be a plain value'),
+    ("tiny = 10", 'tiny = "10"', "train_steps: \"tiny\" is not a number: '10'"),
     ("[seed]", "[seeds]", '00_base/milestone.toml: [tiny] unknown hyperparameter "seed"; did you'),
 ])
 def test_a_fault_in_the_glossary(history, old, new, message):

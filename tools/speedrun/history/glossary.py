@@ -30,6 +30,7 @@ KINDS = {
     "interval": "steps from one event to the next; 0: never", "seed": "of random numbers",
     "switch": "what depends on the machine", "flag": "which of two ways does the same",
 }
+NO_NUMBERS = ("files", "input", "text", "output", "pattern", "switch", "flag")
 MAY_BE_ZERO = ("rate", "fraction", "factor", "interval", "seed", "token", "layer")
 
 
@@ -55,6 +56,10 @@ class Hyperparameter:
     letters: str = ""
     alphabet: str = ""
     multiple: dict = field(default_factory=dict)
+
+    def refuses(self, value: object) -> bool:
+        """Whether a value of a small run, None for none, should be a number and is not."""
+        return self.kind not in NO_NUMBERS and not isinstance(value, int | float | None)
 
     @property
     def smallest(self) -> int:
@@ -93,6 +98,9 @@ def load_glossary(path: Path = GLOSSARY) -> Glossary:
                           *entry.multiple):
                 if other and other not in entries:
                     raise ValueError(f'{key}: there is no hyperparameter "{other}"')
+            for column in ("tiny", "check", "micro", "cpu"):
+                if entry.refuses(value := getattr(entry, column)):
+                    raise ValueError(f'{key}: "{column}" is not a number: {value!r}')
             if (entry.kind == "pattern") != bool(entry.alphabet):
                 raise ValueError(f'{key}: "alphabet" goes with kind "pattern", and only with it')
     except ValueError as error:

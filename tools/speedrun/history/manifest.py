@@ -319,16 +319,19 @@ class Manifest:
         """Return the values of a table, "tiny" or "check", for a milestone: the glossary's, each
         replaced by that of the nearest ancestor (or the milestone itself) whose table has one.
 
-        Raises ManifestError for a name that is not in the glossary.
+        Raises ManifestError for a name that is not in the glossary, or text that is no number.
         """
         values = self.glossary.column(table)
         for m in reversed(self.lineage(milestone)):
-            for name in getattr(m, table):
+            for name, value in getattr(m, table).items():
                 if name not in self.glossary:
                     near = nearest(name, self.glossary)
                     raise ManifestError(
                         f'{_shown(m.folder)}/milestone.toml: [{table}] unknown hyperparameter'
                         f' "{name}"' + (f'; did you mean "{near}"?' if near else ""))
+                if self.glossary[name].refuses(value):
+                    raise ManifestError(f"{_shown(m.folder)}/milestone.toml: [{table}] {name} is"
+                                        f" not a number: {value!r}")
             values |= getattr(m, table)
         return values
 
