@@ -141,7 +141,7 @@ class Rotary(nn.Module):
         return torch.cat((pairs.real, pairs.imag), -1).to(x.dtype)
 '''
 EINSUM = '''
-        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * self.head_dim**-0.5
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * q.size(-1) ** -0.5
         later = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
         y = torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
@@ -353,10 +353,21 @@ RIGHT = {
     "a loop over the matrices": ("01", {}, [
         ("self.orthogonalise(torch.stack(list(batch.values())), self.dtype)",
          "torch.cat([self.orthogonalise(m[None], self.dtype) for m in batch.values()])")]),
-    "norm after the rotation": ("02", {}, [("self.rotary(norm(q)), self.rotary(norm(k))",
+    "norm after the rotation": ("03e", {}, [("self.rotary(norm(q)), self.rotary(norm(k))",
                                             "norm(self.rotary(q)), norm(self.rotary(k))")]),
     "a square by power": ("02", {}, [("F.relu(self.c_fc(x)).square()",
                                       "self.c_fc(x).clamp(min=0).pow(2)")]),
+    "a norm in float32": ("02", {}, [
+        ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too",
+         "x.float() * (x.float().square().mean(-1, keepdim=True) + 1.19e-7).rsqrt()")]),
+    "zeros from the model": ("02", {}, [
+        ("        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init\n", ""),
+        ("        nn.init.zeros_(self.c_proj.weight)\n", ""),
+        ("        self.lm_head = nn.Linear(",
+         "        for block in self.blocks:\n"
+         "            nn.init.zeros_(block.attn.c_proj.weight)\n"
+         "            nn.init.zeros_(block.mlp.c_proj.weight)\n"
+         "        self.lm_head = nn.Linear(")]),
     "owners that broadcast": ("03", {"Muon": OTHER_SHARES}, []),
     "gather instead of a sum": ("03", {}, [("            dist.all_reduce(all_updates)", GATHER)]),
     "buffers of updates kept": ("03", {}, [
@@ -403,6 +414,12 @@ RIGHT = {
     "the head's gradient from a product the other way round": ("09", {}, [
         ("x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T",
          "grad8.T.contiguous(), grad_scale, x8.T.contiguous(), x_scale, torch.float32)")]),
+    "shares in another order": ("11d", {}, [
+        ("torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)",
+         "x + weight * gates(x, gate) * F.pad(x, (0, 0, 1, -1))"),
+        ("skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]",
+         "share = skip_weight.sigmoid() * 2 * gates(x0, self.skip_gate)"),
+        ("x = x + skip_weight.sigmoid() * skip", "x = x + share * outputs[self.args.skip_from]")]),
     "a mixture of heads without blocks": ("14h", {"composed_heads": DENSE_MIXTURE}, []),
     "signs by coins": ("14h", {}, [
         ("torch.randn(args.sign_rows, args.model_dim).sign()",
@@ -637,6 +654,17 @@ def test_few_numbers_that_differ_are_told_as_such():
     (found,) = differences({"gate": ["tensors", {"weight": wanted}, 1e-3]},
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 1e-3]})
     assert found.got == "RMS 1.2, 1.2 times the milestone's"
+    assert not differences({"gate": ["tensors", {"weight": wanted}, {"weight": 0.3}]},
+                           {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
+
+
+def test_zeros_do_not_show_whether_they_were_rounded():
+    import torch
+
+    from speedrun.check.trace_model import precision_of
+
+    assert precision_of(torch.zeros(2)) == precision_of(torch.tensor([0.1])) == "float32"
+    assert precision_of(torch.tensor([0.5])) == "float32, holding what bfloat16 can"
 
 
 def caught(id, some, ask):

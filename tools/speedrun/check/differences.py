@@ -147,15 +147,16 @@ def _other_names(wanted, seen):
 
 
 def _tensors(wanted, seen, tolerance):
-    """{name: tensor}, by the norm of the difference."""
+    """{name: tensor}, by the norm of the difference; tolerance: for all, or {name: its own}."""
     if words := _other_names(wanted, seen):
         return words
+    within = tolerance if isinstance(tolerance, dict) else dict.fromkeys(wanted, tolerance)
     pairs = {name: (a.float().flatten(), seen[name].float().flatten())
              for name, a in wanted.items()}
     largest = max((a.nan_to_num().norm().item() for a, _ in pairs.values()), default=0.0)
     wrong = [name for name, (a, b) in pairs.items()  # `not` also where only one is no number
              if not (a - b).where(~(a.isnan() & b.isnan()), 0).norm()
-             <= tolerance * (a.nan_to_num().norm() + 1e-4 * largest + 1e-12)]
+             <= within[name] * (a.nan_to_num().norm() + 1e-4 * largest + 1e-12)]
     if wrong:
         a, b = pairs[wrong[0]]
         rms = [t.square().mean().sqrt().item() for t in (a, b)]

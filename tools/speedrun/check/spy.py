@@ -288,6 +288,8 @@ class Spy:
 
     def norm(self, function, input, normalized_shape, weight=None, eps=None):
         """F.rms_norm is called; its default epsilon depends on the dtype."""
+        if torch.is_autocast_enabled("cpu"):
+            input = input.float()  # autocast does so on a GPU
         used = torch.finfo(input.dtype).eps if eps is None else eps
         self.epsilons[dtype_name(input.dtype)].add(f"{used:.3g}")
         return function(input, normalized_shape, weight, eps)

@@ -141,8 +141,7 @@ def _note_path(note, make, field, value, lengths, longer, many):
         spy = Spy()
         net = make(None, **switched)
         note.note(f"dtypes of the parameters with {path}", "same", {
-            name: dtype_name(p.dtype) + ", holding what bfloat16 can" * is_rounded(p)
-            for name, p in parameters_of(net).items()})
+            name: precision_of(p) for name, p in parameters_of(net).items()})
         tables = {name: table for name, table in net.named_buffers() if table.ndim > 1}
         note.note(f"dtypes of the tables with {path}", "in common", {
             name: dtype_name(table.dtype) for name, table in tables.items()})
@@ -176,8 +175,15 @@ def _note_call(note, where, make, call, changes, tables=1.0, gradients=1.0):
         loss = as_loss(net(*args, **kwargs))
         (gradients * loss).backward()
         note.note(f"the loss of {where}", "numbers", {"": loss.item()}, 1e-2)
-        note.note(f"the gradient in {where}", "tensors", {  # of scalars round-off may be left
-            name: grad.float() for name, grad in gradients_of(net).items() if grad.ndim > 1}, 5e-2)
+        found = {  # of scalars round-off may be left
+            name: grad.float() for name, grad in gradients_of(net).items() if grad.ndim > 1}
+        within = 5e-2
+        if changes.get("bf16"):  # of one tensor more: other code may round it elsewhere
+            exact = make(tables=tables)
+            (gradients * as_loss(exact(*args, **kwargs))).backward()
+            within = {name: max(within, 2 * ((grad - found[name]).norm() / grad.norm()).item())
+                      for name, grad in gradients_of(exact).items() if name in found}
+        note.note(f"the gradient in {where}", "tensors", found, within)
         counts = sum(meter.eight_bits.values(), Counter())
         note.fact(f"products of eight bits in {where}", counted(counts))
         return counts.total() > 0
@@ -196,6 +202,12 @@ def as_loss(output):
 
 def counted(counts):
     return ", ".join(f"{count} of {what}" for what, count in sorted(counts.items()))
+
+
+def precision_of(weights):
+    """In words: the dtype, and whether the weights were rounded; zeros do not show that."""
+    rounded = is_rounded(weights) and bool(weights.any())
+    return dtype_name(weights.dtype) + ", holding what bfloat16 can" * rounded
 
 
 def is_rounded(values):

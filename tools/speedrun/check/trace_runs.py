@@ -11,7 +11,7 @@ import torch
 
 from speedrun.check.launch import run, triton
 from speedrun.check.spy import LATE, Spy, dtype_name, parameters_of
-from speedrun.check.trace_model import counted, is_rounded
+from speedrun.check.trace_model import counted, precision_of
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
@@ -235,8 +235,7 @@ def precision(module, values, note, folder, machine, **_):
               [re.sub(r"loss:\S+", "loss", line) for line in lines])
     note.note("the validation losses (in bfloat16)", "numbers", _losses(spy), 5e-2)
     note.note("weights after steps with bf16=True", "same", {
-        name: dtype_name(p.dtype) + ", holding what bfloat16 can" * is_rounded(p)
-        for name, p in _weights(spy).items()})
+        name: precision_of(p) for name, p in _weights(spy).items()})
     note.note("dtypes of what the model's parts return with bf16=True", "in common",
               _joined(spy.dtypes))
     note.note("arithmetic of the model's parts with bf16=True", "as precise", {
