@@ -77,7 +77,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
-    value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 1's helps more than 0's
+    value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 2's helps more than 0's
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
     sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
