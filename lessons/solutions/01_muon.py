@@ -116,6 +116,12 @@ def gram_from_the_right(matrix, a, b, c, rounds):
     return X
 
 
+def divides_in_place(matrix, a, b, c, rounds):
+    """Momentum itself would be divided."""
+    matrix /= matrix.norm()
+    return orthogonalise_from(matrix, a, b, c, rounds)
+
+
 def results(function):
     """What it makes of a square, a tall and a wide matrix with both polynomials."""
     generator = torch.Generator().manual_seed(0)
@@ -124,12 +130,16 @@ def results(function):
         matrix = torch.randn(shape, generator=generator)
         for coefficients in (CUBIC, QUINTIC):
             for rounds in (1, 5):
+                given = matrix.clone()
                 try:
-                    made.append((shape, rounds, function(matrix.clone(), *coefficients, rounds)))
+                    made.append((shape, rounds, function(given, *coefficients, rounds)))
                 except RuntimeError as problem:
                     raise AssertionError(
                         f"your products do not fit a matrix of shape {shape} ({problem}); the Gram"
                         " matrix that multiplies X from the left is X @ X.mT") from None
+                assert given.equal(matrix), (
+                    "Your function changes `matrix` itself, which may be the momentum that the next"
+                    " step needs; make a new one: X = matrix / ...")
     return made
 
 
@@ -323,7 +333,7 @@ EXERCISES = {
             "return ...",
         ],
         solution=orthogonalise,
-        wrong=[*WRONG_POLYNOMIALS, gram_from_the_right],
+        wrong=[*WRONG_POLYNOMIALS, gram_from_the_right, divides_in_place],
     ),
     "2": dict(
         check=check_2,

@@ -231,13 +231,16 @@ def check_3(answer):
             assert names or came != set(MATRICES), (
                 "stuck({}) names all six matrices, though all of them move; compare with copies"
                 " (.clone()), not with the weights themselves, and name those that did not move")
-            why = ("behind a zero matrix one waits for an update or two: train three steps or more"
-                   if more <= set(MATRICES) else f"names are among {', '.join(MATRICES)}")
-            raise AssertionError(f"{asked} names {', '.join(sorted(more))}, which moves: {why}")
-        less = ", ".join(sorted(expected - came))
+            names_more = f"{asked} names {', '.join(sorted(more))}"
+            assert more <= set(MATRICES), f"{names_more}; names are among {', '.join(MATRICES)}"
+            raise AssertionError(
+                f"{names_more}, which {'moves' if len(more) == 1 else 'move'}: behind a zero matrix"
+                " one waits for an update or two: train three steps or more")
+        less = sorted(expected - came)
         assert not less, (
-            f"{asked} leaves out {less}, which never moves; zero it in every block, before the "
-            "copy that you compare with, and compare the weights exactly")
+            f"{asked} leaves out {', '.join(less)}, which never {'move' if less[1:] else 'moves'};"
+            f" zero {', '.join(sorted(names))} in every block, before the copy that you compare"
+            " with, and compare the weights exactly")
 
 
 EXERCISES = {

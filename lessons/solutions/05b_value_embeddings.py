@@ -292,6 +292,12 @@ def _why_rows(answer):
         return "your rows ignore the token itself; number the pair of both tokens"
     if rows.equal(rows[:1].expand_as(rows)):
         return "what else than the token itself tells which one comes next?"
+    tokens = torch.randint(257, (64, 64), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[:, :-2] = (changed[:, :-2] + 1) % 257
+    if not answer(tokens, TABLE_ROWS)[:, -1].equal(answer(changed, TABLE_ROWS)[:, -1]):
+        return ("your rows depend on more than the last two tokens, so in 40 steps each is met too"
+                " rarely to learn; number the pair only")
     shares = torch.bincount(rows.flatten(), minlength=TABLE_ROWS) / len(pairs)
     return ("your rows depend on both tokens, but too many pairs share a row, as if there were only"
             f" {1 / shares.square().sum():.0f} rows, not {TABLE_ROWS}; number the pairs first, each"
@@ -310,6 +316,11 @@ def _previous_only(tokens, num_rows):
 
 def _sums(tokens, num_rows):
     return (_previous_only(tokens, num_rows) + tokens) % num_rows
+
+
+def _of_three(tokens, num_rows):
+    before = _previous_only(tokens, num_rows)
+    return (257 * 257 * _previous_only(before, num_rows) + 257 * before + tokens) % num_rows
 
 
 def _too_many_rows(tokens, num_rows):
@@ -367,7 +378,7 @@ EXERCISES = {
             "before = tokens.roll(1, 1); before[:, 0] = 256; return (257 * before + ...) % ...",
         ],
         solution=choose_rows,
-        wrong=[own_rows, _previous_only, _sums, _looks_ahead, _too_many_rows, _by_position,
-               _in_place],
+        wrong=[own_rows, _previous_only, _sums, _of_three, _looks_ahead, _too_many_rows,
+               _by_position, _in_place],
     ),
 }
