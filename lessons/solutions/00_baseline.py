@@ -18,15 +18,15 @@ PAIRS = 6 * LAYERS * WIDTH * (LENGTH + 1)  # each query meets (T + 1) / 2 keys o
 FLOPS = 6 * (BLOCKS + HEAD) + PAIRS
 
 SLIPS = {
-    "the forward pass alone; the backward pass costs twice as much on top": FLOPS / 3,
-    "the backward pass alone; the forward pass comes before it": FLOPS * 2 / 3,
-    "GFLOPs; the answer is wanted in FLOPs": FLOPS / 1e9,
+    "only the forward pass; the backward pass costs twice as much on top": FLOPS / 3,
+    "only the backward pass; the forward pass comes before it": FLOPS * 2 / 3,
+    "GFLOPs; answer in FLOPs": FLOPS / 1e9,
     "the matrices without attention's pairs of tokens": 6 * (BLOCKS + HEAD),
     "attention to all pairs; a causal query meets (T + 1) / 2 keys on average": FLOPS + PAIRS,
     "the position table among the matrices; a look-up multiplies nothing": FLOPS + 6 * POSITIONS,
     "the tied table twice; it multiplies only as the head": FLOPS + 6 * HEAD,
     "the blocks without the head, which is a matrix product too": 6 * BLOCKS + PAIRS,
-    "the blocks' matrices alone; add the head and attention's pairs": 6 * BLOCKS,
+    "only the blocks' matrices; add the head and attention's pairs": 6 * BLOCKS,
     "every parameter; the position table multiplies nothing, and attention's pairs are missing":
         6 * (BLOCKS + HEAD + POSITIONS),
     "12 layers of width 768, the model of the record": 797_870_592,
@@ -38,7 +38,7 @@ def check_flops(answer):
     try:
         value = float(torch.as_tensor(answer, dtype=torch.float64).squeeze())
     except (TypeError, ValueError, RuntimeError):
-        raise AssertionError(f"one number of FLOPs per token is expected, not {answer!r}") from None
+        raise AssertionError(f"expected one number of FLOPs per token, not {answer!r}") from None
     for slip, flops in SLIPS.items():
         assert not math.isclose(value, flops, rel_tol=1e-3), f"{value:,g} counts {slip}"
     assert math.isclose(value, FLOPS, rel_tol=1e-3), (
@@ -64,14 +64,14 @@ class ClippedAdamW(torch.optim.AdamW):
 def check_clip(answer):
     """Raises AssertionError unless the answer is an AdamW that clips the common norm at 1."""
     assert isinstance(answer, type) and issubclass(answer, torch.optim.Optimizer), (
-        f"the class itself is expected, a subclass of torch.optim.AdamW, not {answer!r}")
+        f"expected the class itself, a subclass of torch.optim.AdamW, not {answer!r}")
     gentle = [torch.full((4,), 0.15), torch.full((2, 2), 0.2)]  # norms 0.3 and 0.4: 0.5 together
     steep = [10 * grad for grad in gentle]  # 5 together
     (small, large), moves = _train(answer, [gentle, steep])
     for grad, before in zip(small, gentle, strict=True):
         assert torch.allclose(grad, before), (
             f"a gradient of norm {before.norm():.3g}, which is 0.5 with the others, comes out with"
-            f" norm {grad.norm():.3g}; a clip leaves alone what is within the limit")
+            f" norm {grad.norm():.3g}; a clip changes nothing within the limit")
     norms = [grad.norm().item() for grad in large]
     together = math.hypot(*norms)
     assert abs(together - 1) < 1e-3, _clip_slip(norms, together)
@@ -81,7 +81,7 @@ def check_clip(answer):
     expected = _train(torch.optim.AdamW, [gentle, [grad / 5 for grad in steep]])[1]
     for move, right in zip(moves, expected, strict=True):
         assert torch.allclose(move, right, atol=1e-4), (
-            f"two steps move the weights by {move.flatten()[0]:.4f}, expected is"
+            f"two steps move the weights by {move.flatten()[0]:.4f}, not by"
             f" {right.flatten()[0]:.4f}; first the clip, then AdamW's own step, once:"
             " super().step()")
 
@@ -89,11 +89,11 @@ def check_clip(answer):
 def _clip_slip(norms, together):
     text = f"norms 3 and 4 become {norms[0]:.3g} and {norms[1]:.3g}, together {together:.3g}, not 1"
     if all(abs(norm - 1) < 1e-3 for norm in norms):
-        return text + "; yours limits each tensor (or group) alone, the norm of all is wanted"
+        return text + "; yours limits each tensor (or group) separately; limit the common norm"
     if all(abs(norm - 2) < 1e-3 for norm in norms):
-        return text + "; yours limits each entry to 1, the common norm is wanted"
+        return text + "; yours limits each entry to 1; limit the common norm"
     if abs(together - 5) < 1e-3:
-        return text + "; yours leaves them as they are, so look whether param.grad itself changes"
+        return text + "; yours leaves them as they are; does param.grad itself change?"
     return text + "; the factor is 1 / total, and total is the root of the sum of all squares"
 
 
@@ -125,7 +125,7 @@ def learning_rate(step):
 
 def check_rate(answer):
     """Raises AssertionError unless the rates end lower than each constant, mean of two seeds."""
-    assert callable(answer), f"the function itself is expected, not {answer!r}"
+    assert callable(answer), f"expected the function itself, not {answer!r}"
     rates = []
     for step in range(STEPS):
         rate = answer(step)

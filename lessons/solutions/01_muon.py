@@ -77,7 +77,7 @@ def square_of_entries(matrix, a, b, c, rounds):
 
 
 def exact(matrix, a, b, c, rounds):
-    """Yours sets every singular value to 1; the polynomial with a, b and c is asked for"""
+    """Yours sets every singular value to 1; apply the polynomial with a, b and c"""
     P, _S, Qt = torch.linalg.svd(matrix, full_matrices=False)
     return P @ Qt
 
@@ -98,7 +98,7 @@ def round_too_many(matrix, a, b, c, rounds):
 
 
 def transposed(matrix, a, b, c, rounds):
-    """Yours is the transpose of what is expected; undo the transpose at the end"""
+    """Yours is the transpose of the right matrix; undo the transpose at the end"""
     return orthogonalise(matrix, a, b, c, rounds).mT
 
 
@@ -176,7 +176,7 @@ WRONG_RMS = {
     1.0: "unit RMS needs all 64 singular values, and U has one",
     0.125: "the one singular value does not stay 1: the lesson prints it, 'quintic, from 1'",
     0.696436: "that is the singular value after five rounds, not yet spread over the entries",
-    0.696436 / 64: "that is NS(U) alone; Muon multiplies by sqrt(64)",
+    0.696436 / 64: "that is only NS(U); Muon multiplies by sqrt(64)",
 }
 
 
@@ -316,7 +316,7 @@ def check_3(answer):
     elif abs(error / known[no_momentum] - 1) < 1e-3:
         why = ("without an average the noise of 16 pairs is orthogonalised too: keep a short one,"
                " in a buffer that stays in state")
-    raise AssertionError(f"{said} AdamW's {adamw:.4f}, and 12 % below is asked for; {why}")
+    raise AssertionError(f"{said} AdamW's {adamw:.4f}, and the goal is 12 % below; {why}")
 
 
 EXERCISES = {

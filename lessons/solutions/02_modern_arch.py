@@ -101,11 +101,11 @@ def check_1(answer):
     alone = torch.cat([answer(x[:, t : t + 1].clone()) for t in range(x.size(1))], dim=1)
     assert torch.allclose(came, alone, atol=1e-4), (
         "a vector changes when other positions are left out; a query may not depend on other"
-        " positions, least of all on later ones: use the last dimension alone")
+        " positions, least of all on later ones: use only the last dimension")
     apart = torch.cat([answer(x[:, :, h : h + 1].clone()) for h in range(x.size(2))], dim=2)
     assert torch.allclose(came, apart, atol=1e-4), (
         "a vector changes when other heads are left out; each head's vector is treated for"
-        " itself: use the last dimension alone")
+        " itself: use only the last dimension")
     bound = x.size(-1) ** 0.5
     for factor in (1, 1000):
         largest = (answer(factor * x).square().sum(-1).amax() / bound).item()

@@ -160,7 +160,7 @@ def check_paths_of_layer_2(answer):
     except (TypeError, ValueError):
         raise AssertionError(f"expected one number of paths, not {answer!r}") from None
     meanings = {
-        1: "that counts the plain stream alone, without any skip",
+        1: "that counts only the plain stream, without any skip",
         2: "that counts the plain stream and the skip into layer 9, but layer 2's output also"
            " travels inside the outputs of layers 3, 4 and 5, which are added again",
         3: "that is the answer for eight layers; the record has twelve",

@@ -67,7 +67,7 @@ class _NoPairs(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and result.numel() >= self.pairs:
             raise AssertionError(
                 f"{func} made a tensor of {result.numel():,} elements, as many as there are pairs"
-                " of tokens; decide about a tile from its first query and its last key alone")
+                " of tokens; decide about a tile only from its first query and its last key")
         return result
 
 
