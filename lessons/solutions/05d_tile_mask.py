@@ -98,7 +98,7 @@ def check_keys(answer):
 
 # ---- 3: other frequencies ----
 
-MARGIN = 0.005
+MARGIN = 0.004
 
 
 def frequencies(pairs):
