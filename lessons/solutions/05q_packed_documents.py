@@ -111,7 +111,7 @@ def check_pack(answer):
 # ---- 3: few windows ----
 
 EXAMPLES = [([1, 2, 3, 4, 5, 6], 2), ([1, 1, 1, 1, 5, 6], 2), ([2, 2, 2], 3), ([1, 4, 5, 9, 10], 1),
-            ([1, 1, 2, 6, 7, 7, 7, 12, 13], 3)]
+            ([1, 1, 2, 6, 7, 7, 7, 12, 13], 3), ([1, 2, 3, 4, 5, 20], 2)]
 
 
 def stages(wanted, count):
@@ -215,6 +215,12 @@ def _largest_jumps(wanted, count):
     return [min(size for size in chosen if size >= want) for want in wanted]
 
 
+def _evenly_chosen(wanted, count):
+    sizes = sorted(set(wanted))
+    chosen = {sizes[max(0, len(sizes) * i // count - 1)] for i in range(1, count + 1)}
+    return [min(size for size in chosen if size >= want) for want in wanted]
+
+
 def _stage_list(wanted, count):
     return sorted(set(stages(wanted, count)))
 
@@ -259,6 +265,7 @@ EXERCISES = {
             " plan; min(plans, key=sum) the best.",
         ],
         solution=stages,
-        wrong=[_as_wanted, _equal_thirds, _largest_jumps, _widest, _stage_starts, _stage_list],
+        wrong=[_as_wanted, _equal_thirds, _largest_jumps, _widest, _stage_starts, _stage_list,
+               _evenly_chosen],
     ),
 }

@@ -55,6 +55,9 @@ def check_bank(answer):
         assert isinstance(entry, torch.Tensor) and entry.requires_grad, (
             f"{told}: the values that read returns do not belong to the graph, so the bank gets no"
             " gradient; use the bank's own entries, without .item() or .tolist()")
+        assert entry.ndim == 0, (
+            f"{told}: a scalar has the shape {tuple(entry.shape)}; take a single entry, bank[i],"
+            " which has no dimension, not a slice of one entry")
 
 
 # ---- 2: stochastic rounding ----
@@ -158,6 +161,12 @@ class _Detached(Bank):
                 for row in Bank.read(bank, initial, num_layers)]
 
 
+class _Slices(Bank):
+    def read(bank, initial, num_layers):
+        rows = Bank.read(bank, initial, num_layers)
+        return [{name: value[None] for name, value in row.items()} for row in rows]
+
+
 class _AlwaysPads(Bank):
     def make(initial, num_layers):
         scalars = torch.tensor([*initial.values()] * num_layers)
@@ -201,7 +210,7 @@ EXERCISES = {
             ".view(num_layers, -1); [dict(zip(initial, row)) ...]",
         ],
         solution=Bank,
-        wrong=[_NotPadded, _ByName, _Detached, _AlwaysPads, 3],
+        wrong=[_NotPadded, _ByName, _Detached, _Slices, _AlwaysPads, 3],
     ),
     "2": dict(
         check=check_rounding,

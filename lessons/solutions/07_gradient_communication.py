@@ -1,5 +1,7 @@
 """Checks, hints and solutions of the exercises in lessons/07_gradient_communication.ipynb."""
 
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 
@@ -289,6 +291,11 @@ def _one_scratch(rank, world_size, grads, scatter, use):
             use(number, scratch)
 
 
+def _never_waits(rank, world_size, grads, scatter, use):
+    rounds(rank, world_size, grads,
+           lambda *message: scatter(*message) and SimpleNamespace(wait=lambda: None), use)
+
+
 def _uses_filler(rank, world_size, grads, scatter, use):
     padded = grads + [torch.zeros_like(grads[0]) for _ in range(-len(grads) % world_size)]
     messages = []
@@ -305,6 +312,7 @@ def run_rounds(answer, count, world_size, rank, early):
     messages are there as soon as they are launched, others when they are waited for."""
     grads = [torch.full((2, 2), i + 1.0) for i in range(count)]  # the same on all ranks
     before, events, used = [grad.clone() for grad in grads], [], {}
+    waited = set()  # matrices whose message was waited for
 
     def scatter(output, inputs):
         first = world_size * sum(event == "launch" for event in events)
@@ -324,6 +332,7 @@ def run_rounds(answer, count, world_size, rank, early):
 
         def wait():
             events.append("wait")
+            waited.add(first + rank)
             if not early:
                 output.copy_(result)
 
@@ -331,6 +340,9 @@ def run_rounds(answer, count, world_size, rank, early):
 
     def use(number, grad):
         assert number not in used, f"matrix {number} is used twice"
+        assert number in waited or number >= count, (
+            f"matrix {number} is used before you wait for its message; until then its result may"
+            " not be there")
         used[number] = grad[0, 0].item()
 
     answer(rank, world_size, grads, scatter, use)
@@ -403,6 +415,7 @@ EXERCISES = {
             "output = grads[first + rank] if first + rank < len(grads) else torch.empty_like(...)",
         ],
         solution=rounds,
-        wrong=[_as_in_the_records, _waits_for_each, _tail_stays_away, _one_scratch, _uses_filler],
+        wrong=[_as_in_the_records, _waits_for_each, _tail_stays_away, _one_scratch, _uses_filler,
+               _never_waits],
     ),
 }

@@ -66,6 +66,8 @@ def check_ranks(answer):
         for ahead in (0, 1, 3):
             result = answer([list(load) for load in loads], 10, ahead)
             assert result is not None, "the function returns nothing; return a wait for each step"
+            assert hasattr(result, "__len__"), (
+                f"expected a list with a wait for each of 12 steps, not {result!r}")
             assert len(result) == 12, f"expected a wait for each of 12 steps, got {len(result)}"
             for step, right in enumerate(step_waits(loads, 10, ahead)):
                 assert abs(result[step] - right) < 1e-6, (
@@ -110,7 +112,7 @@ class Loader:
     """Yields 0, 1, 2 ... and counts them; after `count` numbers raises `error`."""
 
     def __init__(self, count=1000, error=StopIteration):
-        self.made, self.threads = 0, set()
+        self.made, self.threads, self.daemon = 0, set(), True
         self.count, self.error = count, error
 
     def __iter__(self):
@@ -118,6 +120,7 @@ class Loader:
 
     def __next__(self):
         self.threads.add(threading.get_ident())
+        self.daemon = threading.current_thread().daemon
         if self.made == self.count:
             raise self.error
         self.made += 1
@@ -161,6 +164,11 @@ def check_order(answer):
         " its place, and after the last the loop ends")
     assert consumer not in loader.threads, (
         "the loop asks the loader itself, so it waits for every batch; let a thread ask")
+    loader = Loader(3)
+    list(answer(loader, 3))  # a thread inherits `daemon` from the one that starts it
+    assert loader.daemon, (
+        "your thread is not a daemon: Python waits for it at the exit, for ever if the loop has"
+        " ended early and the queue is full; threading.Thread(..., daemon=True)")
 
 
 def check_ahead(answer):
@@ -285,6 +293,10 @@ def _covered(loads, compute, ahead):
             for k, step in enumerate(zip(*loads, strict=True))]
 
 
+def _total(loads, compute, ahead):
+    return sum(step_waits(loads, compute, ahead))
+
+
 def _no_thread(batches, ahead):
     yield from batches
 
@@ -301,7 +313,8 @@ def _one_ahead(batches, ahead):
     yield from prefetched(batches, 1)
 
 
-def _without_end(batches, ahead, tell=lambda waiting, error: None, get=queue.Queue.get):
+def _without_end(batches, ahead, tell=lambda waiting, error: None, get=queue.Queue.get,
+                 daemon=True):
     """A thread that hands over its batches and, by default, nothing else."""
     waiting = queue.Queue(maxsize=ahead)
 
@@ -314,7 +327,7 @@ def _without_end(batches, ahead, tell=lambda waiting, error: None, get=queue.Que
             error = problem
         tell(waiting, error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, daemon=daemon).start()
     while (batch := get(waiting)) is not None:
         if isinstance(batch, Exception):
             raise batch
@@ -333,6 +346,11 @@ def _error_lost(batches, ahead):
 def _another_error(batches, ahead):
     yield from _without_end(
         batches, ahead, lambda waiting, error: waiting.put(error and ValueError("no data")))
+
+
+def _no_daemon(batches, ahead):
+    yield from _without_end(
+        batches, ahead, lambda waiting, error: waiting.put(error), daemon=None)
 
 
 def _error_first(batches, ahead):
@@ -376,7 +394,7 @@ EXERCISES = {
             " loads)]; waits.append(max(0, max(ready) - now)); ...",
         ],
         solution=step_waits,
-        wrong=[_drifting, _added, _first_rank, _slowest_load, _covered],
+        wrong=[_drifting, _added, _first_rank, _slowest_load, _covered, _total],
     ),
     "3": dict(
         check=check_prefetched,
@@ -393,6 +411,6 @@ EXERCISES = {
         ],
         solution=prefetched,
         wrong=[_no_thread, _reads_all, _unbounded, _one_ahead, _without_end, _error_ends,
-               _error_lost, _another_error, _error_first],
+               _error_lost, _another_error, _error_first, _no_daemon],
     ),
 }
