@@ -1,6 +1,5 @@
 """Exercises of lesson 05j: their checks, hints and solutions."""
 
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -85,57 +84,61 @@ def check_product(answer):
         " once per matrix); flatten the three matrices into one of 3 C rows, and split the result")
 
 
-# ---- 3: a batch size and a rate ----
+# ---- 3: a rule for the rates ----
 
-TOTAL, MARGIN = 24_576, 0.1
-
-
-def choose(total_bytes):
-    """Half the batch at the same rates: twice as many steps."""
-    return 512, 1
+TOTAL, SIZES, COMMON, MARGIN = 24_576, (384, 4096), 2, 0.03
 
 
-@cache
-def end_loss(size, factor, seed):
-    """Trains a micro 05l on TOTAL bytes in batches of `size`, all rates times `factor`."""
+def factor(size):
+    """In the plot the best factor doubles with the batch: 1 for 512, 2 for 1,024."""
+    return size / 512
+
+
+def end_loss(size, factor):
+    """A micro 05l's loss after TOTAL bytes, mean of two seeds; its rates are times `factor`."""
     import lesson
 
     sizes = {**lesson.MANIFEST.overrides(lesson.MANIFEST.get("05l"), "tiny"), **dict(
         model_dim=32, num_heads=1, train_seq_len=128, val_seq_len=128, window_end=128,
-        val_tokens=8192, micro_batch_size=min(8, size // 128), total_batch_size=size,
+        val_tokens=9216, micro_batch_size=min(8, size // 128), total_batch_size=size,
         train_steps=TOTAL // size, scheduled_steps=TOTAL // size, momentum_warmup_steps=8,
         val_loss_every=0, kernel_warmup_steps=0, adam_eps=1e-10 * size, num_layers=2,
         value_embed_pattern="00", layer_without_attention=9, window_pattern="LL")}
     for name in ("embed_lr", "head_lr", "scalar_lr", "muon_lr"):
         sizes[name] *= factor
-    return lesson.train_here(lesson.snapshot("05l"), **sizes, seed=seed).val_curve[-1][1]
+    logs = [lesson.train_here(lesson.snapshot("05l"), **sizes, seed=seed) for seed in range(2)]
+    return sum(log.val_curve[-1][1] for log in logs) / 2
 
 
-def check_choice(answer):
-    assert callable(answer), f"expected the function choose, not {answer!r}"
-    try:
-        size, factor = answer(TOTAL)
-        size, factor = int(size), float(factor)
-    except (TypeError, ValueError):
-        raise AssertionError(
-            f"expected a batch size and a factor, two numbers, not {answer(TOTAL)!r}") from None
-    assert size > 0 and size % 128 == 0 and TOTAL % size == 0 and (size // 128) % min(
-            8, size // 128) == 0, (
-        f"a batch of {size} bytes does not work: it must be a multiple of 128, the length of a row,"
-        f" and divide {TOTAL:,} (for example 256, 384, 512, 768, 1024, 2048)")
-    assert 0 < factor < 100, f"the factor on the rates is {factor:g}; expected one above 0"
-    ours = [end_loss(size, factor, seed) for seed in range(2)]
-    theirs = [end_loss(1024, 1.0, seed) for seed in range(2)]
-    gain = (sum(theirs) - sum(ours)) / 2
-    told = (f"{TOTAL // size} steps of {size} at {factor:g} times the rates end at {ours[0]:.3f}"
-            f" and {ours[1]:.3f}, a batch of 1,024 at {theirs[0]:.3f} and {theirs[1]:.3f}")
-    why = "in the plot, which sizes and rates are lowest?"
-    if size > 1024:
-        why = "a larger batch has fewer steps, so each must go further: try a higher rate"
-    elif factor < 1:
-        why = "a lower rate needs more steps than there are"
-    assert gain >= MARGIN, f"{told}; {MARGIN} lower on average is expected; {why}"
-    print(told)
+def check_factor(answer):
+    assert callable(answer), f"expected the function factor, not {answer!r}"
+    factors = []
+    for size in SIZES:
+        given = answer(size)
+        try:
+            factors.append(float(given))
+        except (TypeError, ValueError):
+            raise AssertionError(
+                f"for batches of {size} expected a factor, one number, not {given!r}") from None
+        assert 0 < factors[-1] < 100, (
+            f"for batches of {size} your factor is {factors[-1]:g}; expected one between 0 and 100")
+    small, large = factors
+    assert small != large, (
+        f"both sizes get the factor {small:g}, but in the left plot the lowest point moves with the"
+        " batch; let the factor depend on size")
+    assert small < large, (
+        f"batches of {SIZES[0]} get the factor {small:g}, of {SIZES[1]} only {large:g}; a large"
+        " batch has fewer and less noisy steps: in the left plot it works best at higher rates")
+    for size, ours in zip(SIZES, factors, strict=True):
+        loss, common = end_loss(size, ours), end_loss(size, COMMON)
+        told = (f"batches of {size:,}: factor {ours:g} ends at {loss:.3f}, factor {COMMON} at"
+                f" {common:.3f}")
+        place = "between 256 and 512" if size == 384 else "twice 2,048"
+        why = "too high" if ours > factor(size) else "too low"
+        assert loss <= common - MARGIN, (
+            f"{told}; expected {MARGIN} less. Your factor is {why}: {size:,} is {place}; how does"
+            " the plot's best factor move when the batch doubles?")
+        print(told)
 
 
 # ---- typical wrong answers: every check must refuse them ----
@@ -198,15 +201,15 @@ EXERCISES = {
         wrong=[_three_products, _batched, _torn_apart, _heads_first, _not_transposed, _not_split],
     ),
     "3": dict(
-        check=check_choice,
+        check=check_factor,
         hints=[
-            "Read the two plots above: which batches end lower than 1,024 at factor 1?",
-            "Steps = bytes / batch. A smaller batch has more steps, each with a noisier gradient.",
-            "Try 512 and 768 at factor 1, and 1,024 at factor 2.",
-            "return 512, ...",
+            "In the left plot, where is the lowest point of each line? Go from 256 to 2,048.",
+            "When the batch doubles, the best factor about doubles, too. Which formula does that?",
+            "For 512 the best factor is 1, so count batches in units of 512.",
+            "return size / ...",
         ],
-        solution=choose,
-        wrong=[lambda total: (1024, 1), lambda total: (2048, 2), lambda total: (2048, 1),
-               lambda total: (1000, 1), lambda total: (512, 0.25), lambda total: 512],
+        solution=factor,
+        wrong=[lambda size: 1, lambda size: 2, lambda size: 512 / size, lambda size: size / 128,
+               lambda size: size / 4096, lambda size: (size / 256) ** 2, lambda size: (size, 1)],
     ),
 }
