@@ -29,7 +29,7 @@ from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.site.build import _write, build
 from speedrun.site.charts import LETTER, both, curve_chart, ladder_chart
-from speedrun.site.pages import Site
+from speedrun.site.pages import MOST, Site
 from speedrun.site.text import make_html, section
 
 EVIL = "<script>alert('&')</script>"
@@ -222,6 +222,21 @@ def test_blocks_that_differ_in_case_alone_have_two_pages(small):
     paths = [path.lower() for path in site.block_paths.values()]
     assert len(set(paths)) == len(paths) == 5
     assert all(re.fullmatch(r"blocks/[\w-]+\.html", path) for path in paths)
+
+
+def test_a_long_life_is_several_pages(tmp_path):
+    site = Site(REPOSITORY)
+    parts = site.parts("Muon")
+    assert [v for _, versions in parts for v in versions] == site.lives["Muon"]
+    assert len(parts) > 1 and all(len(versions) <= MOST for _, versions in parts)
+    last = next(m for m in reversed(site.chains["speedrun"])
+                if any(v.milestone == m for v in parts[-1][1]))
+    build(tmp_path, only=[path for path, _ in parts] + [site.path_of(last)])
+    pages = check_pages(tmp_path, known_paths(site))
+    assert f"../{parts[-1][0]}#v{last.id}" in pages[site.path_of(last)].links
+    for path, _ in parts:  # each leads to all others
+        assert {dirname(path) + "/" + link for link in pages[path].links} >= {
+            other for other, _ in parts if other != path}
 
 
 def test_ids_below_the_ladder_do_not_touch():

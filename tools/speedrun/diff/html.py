@@ -85,7 +85,7 @@ def origin_page(milestone: Milestone, origins: Sequence[tuple[str, Milestone]]) 
 def life_page(name: str, versions: Sequence[Version]) -> str:
     """The text of the page of a block, from its block_life."""
     return templates().get_template("block.html").render(
-        layout="alone.html", name=name, versions=versions)
+        layout="alone.html", name=name, count=len(versions), versions=versions)
 
 
 def passages_of(change: Change, context: int = CONTEXT) -> Iterator[tuple[str, list]]:

@@ -30,7 +30,7 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
     pages.globals.update(
         layout="layout.html", site_name=NAME, path_of=site.path_of, script_of=site.script_of,
         raw_of=site.raw_of, lesson_of=site.lesson_of, block_paths=site.block_paths,
-        record_folders=RECORD_FOLDERS, no_link=lambda m: None,
+        version_of=site.version_of, record_folders=RECORD_FOLDERS, no_link=lambda m: None,
         href_to=lambda page: lambda m: site.relative(site.path_of(m), page))
     every = list(site.pages())
     known = [page.path for page in every]

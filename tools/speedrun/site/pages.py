@@ -28,6 +28,7 @@ NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
 OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "tiny"}  # have no own pages
 ALONE = {"memory"}  # tables whose section is about something else
+MOST = 16  # versions of a block on a page: the largest so far takes 17 kB of a page's 300
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Site:
 
     @cached_property
     def block_paths(self) -> dict[str, str]:
-        """{block: the path of its page}; no two differ in case alone, as some disks need it."""
+        """{block: the path of its life's first page}; no two differ in case alone, as some disks
+        need it."""
         paths, taken = {}, set()
         for name in self.lives:
             short = re.sub(r"\W+", "-", name, flags=re.A).strip("-")[:60] or "block"
@@ -114,7 +116,19 @@ class Site:
             paths[name] = f"blocks/{path}.html"
         return paths
 
+    def parts(self, name: str) -> list[tuple[str, list[Version]]]:
+        """(path, versions) of each page of a block's life: at most MOST versions, evenly."""
+        versions, path = self.lives[name], self.block_paths[name]
+        size = -(-len(versions) // -(-len(versions) // MOST))
+        return [(path if not start else path.replace(".html", f".{start // size + 1}.html"),
+                 versions[start : start + size]) for start in range(0, len(versions), size)]
+
     # ---- addresses
+
+    def version_of(self, name: str, m: Milestone) -> str:
+        """Where the life of a block shows a milestone's version, or begins if there is none."""
+        return next((f"{path}#v{m.id}" for path, versions in self.parts(name)
+                     if m in (v.milestone for v in versions)), self.block_paths[name])
 
     def path_of(self, m: Milestone) -> str:
         return f"{m.chain}/{m.slug}.html"
@@ -171,19 +185,25 @@ class Site:
         for chain, milestones in self.chains.items():
             yield Page(f"{chain}/index.html", "chain.html", chain.capitalize(),
                        f"All milestones of the {chain}", lambda chain=chain: self._chain(chain))
-            bare = [Page(self.path_of(m), "", f"{m.id} {m.title}", m.idea) for m in milestones]
-            for number, (m, page) in enumerate(zip(milestones, bare, strict=True)):
-                yield Page(page.path, "milestone.html", page.title, page.about,
-                           lambda m=m, n=number: self._milestone(m, n),
-                           bare[number - 1] if number else None,
-                           bare[number + 1] if number + 1 < len(bare) else None)
-                yield Page(self.script_of(m), "script.html", f"{m.id} {m.title}: every line",
+            pages = [Page(self.path_of(m), "milestone.html", f"{m.id} {m.title}", m.idea,
+                          partial(self._milestone, m, number))
+                     for number, m in enumerate(milestones, start=1)]
+            for m, page in zip(milestones, _in_a_row(pages), strict=True):
+                yield page
+                yield Page(self.script_of(m), "script.html", f"{page.title}: every line",
                            f"Each line of {m.name} and the milestone that it is from",
                            lambda m=m: {"milestone": m, "origins": line_origins(self.manifest, m)})
         for name, versions in self.lives.items():
-            yield Page(self.block_paths[name], "block.html", f"The life of {name}",
-                       f"{len(versions)} versions of {name}",
-                       lambda n=name, v=versions: {"name": n, "versions": v})
+            parts = self.parts(name)
+            spans = [f"{some[0].milestone.id} to {some[-1].milestone.id}" for _, some in parts]
+            around = {"name": name, "count": len(versions), "parts": [
+                (span, path) for span, (path, _) in zip(spans, parts, strict=True)]}
+            yield from _in_a_row([
+                Page(path, "block.html",
+                     f"The life of {name}" + (f", {span}" if len(parts) > 1 else ""),
+                     f"{len(versions)} versions of {name}",
+                     partial(dict, around, versions=some))
+                for span, (path, some) in zip(spans, parts, strict=True)])
         yield Page("records.html", "records.html", "All records",
                    f"The {len(self.records)} records of the speedrun",
                    lambda: {"chart": charts.both(charts.record_chart, self.records,
@@ -201,13 +221,9 @@ class Site:
                    "Notebooks that take the milestones apart",
                    lambda: {"lessons": [(lesson_title(path), f"lessons/{path.stem}.html",
                                          self._covered(path)) for path in self.notebooks]})
-        bare = [Page(f"lessons/{path.stem}.html", "", lesson_title(path), "A notebook to read")
-                for path in self.notebooks]
-        for number, (path, page) in enumerate(zip(self.notebooks, bare, strict=True)):
-            yield Page(page.path, "lesson.html", page.title, page.about,
-                       lambda path=path: self._lesson(path),
-                       bare[number - 1] if number else None,
-                       bare[number + 1] if number + 1 < len(bare) else None)
+        yield from _in_a_row([
+            Page(f"lessons/{path.stem}.html", "lesson.html", lesson_title(path),
+                 "A notebook to read", partial(self._lesson, path)) for path in self.notebooks])
 
     def search_index(self) -> list[tuple[str, str, str, str]]:
         """(name, kind, about, path) of what can be searched for."""
@@ -257,7 +273,7 @@ class Site:
             change = find_difference(read_script(parent), read_script(m))
             values = changed_hyperparameters(side_of(parent), side_of(m))
         return {
-            "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number + 1,
+            "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number,
             "count": len(self.chains[m.chain]), "figures": self._figures(m, base),
             "gain": self._gain(m), "records": records_of(m),
             "picture": self.models[m]() if m in self.models else None,
@@ -369,3 +385,9 @@ class Site:
         for name, data in lesson.pictures.items():
             self.files[f"lessons/{path.stem}_files/{name}"] = data
         return {"lesson": lesson, "covered": self._covered(path)}
+
+
+def _in_a_row(pages):
+    """The pages, each with the one before it and the one after it."""
+    return [replace(page, previous=before, next=after) for before, page, after
+            in zip([None, *pages], pages, [*pages[1:], None], strict=False)]
