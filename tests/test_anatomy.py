@@ -76,6 +76,9 @@ def test_picture_shows_the_module_tree(id):
         assert of_kind["P"] <= {short // 2}  # the same number of slots, of which a token has two
         paired = {i for i in attention if args.window_pattern[i] == "P"}
         assert numbers(parts, "pair") == paired
+    composed = {L - 1} if hasattr(args, "composed_window") else set()
+    assert numbers(parts, "composed") == composed
+    assert not composed or f"to the last {args.composed_window} tokens".encode() in svg
     bigrams = {i for i in range(1, L) if hasattr(args, "bigram_rows")}
     if hasattr(args, "add_lr"):  # the skip takes their place
         bigrams.remove(args.skip_to)

@@ -17,8 +17,8 @@ def model_svg(manifest: Manifest, id: str, changed: str | Iterable[str] = (),
     """The model of a milestone as an SVG picture.
 
     changed: what is drawn in colour: the id of an earlier milestone, from whose model the parts
-    differ, or names of parts: "attn", "pair", "mlp", "window", "table", "gate", "skip", "x0",
-    "bigrams", "values", "embed", "positions", "smear", "head", "cap"; "attn 3" is layer 3's.
+    differ, or names of parts: "attn", "pair", "composed", "mlp", "window", "table", "gate", "skip",
+    "x0", "bigrams", "values", "embed", "positions", "smear", "head", "cap"; "attn 3" is layer 3's.
     Lines are drawn in currentColor, so they take a page's colour. Each part is a group with its
     name as data-part.
     """
@@ -52,7 +52,8 @@ def parts(model: Anatomy) -> dict[str, object]:
             f"mlp {i}": model.activation if layer.mlp else None, f"window {i}": layer.window,
             f"table {i}": layer.tables or None, f"gate {i}": len(layer.gates) or None,
             f"x0 {i}": layer.x0 or None, f"values {i}": layer.first_values or None,
-            f"bigrams {i}": layer.bigrams or None, f"pair {i}": layer.paired or None}
+            f"bigrams {i}": layer.bigrams or None, f"pair {i}": layer.paired or None,
+            f"composed {i}": layer.composed or None}
     found |= {f"skip {start}-{end}": True for start, end in model.skips}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -145,6 +146,9 @@ class Picture:
         if layer.paired:
             drawn.append(self._part(f"pair {i}", self._box(
                 x + 3, self.attn + 3, width - 6, self.box - 6, f"pair {i}")))
+        if layer.composed:
+            drawn.append(self._part(f"composed {i}", self._circle(
+                x, self.attn, f"composed {i}", ring=True)))
         if layer.window:
             drawn.append(self._window(i))
         if not self.small:
@@ -299,6 +303,10 @@ class Picture:
                           f"{model.model_dim // model.num_heads}{norm}; {positions}")]
         if any(layer.paired for layer in layers):
             facts.append(("pair", "the double box: two heads share a softmax"))
+        composed = sorted({layer.composed for layer in layers} - {0})
+        if composed:
+            facts.append(("composed", "the ring: each head also uses a mixture of all heads' "
+                          f"attention to the last {' or '.join(map(str, composed))} tokens"))
         windows = sorted({layer.window for layer in layers if layer.window})
         if windows:
             sizes = " or ".join(f"{window:,}" for window in windows)
@@ -308,7 +316,8 @@ class Picture:
             facts.append(("window", "all: a token sees every token before it in its row"))
         if any(layer.gates for layer in layers):
             facts.append(("gate", "the dot: a gate for each head and token"))
-        facts.append(("mlp", f"MLP: {model.model_dim} → {model.hidden_dim:,} → {model.model_dim}, "
+        mlp = "norm" if "norm" in self.changed else "mlp"
+        facts.append((mlp, f"MLP: {model.model_dim} → {model.hidden_dim:,} → {model.model_dim}, "
                              f"{model.activation}; {model.norm} before each branch and the head"))
         if model.tables:
             facts.append(("table", f"value tables: {len(model.tables)} of {model.vocab_size:,} x "
@@ -346,9 +355,10 @@ class Picture:
         return (f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" '
                 f'fill="{colour}" stroke="{colour}" {look}/>')
 
-    def _circle(self, x, y, part):
-        return (f'<circle cx="{x:g}" cy="{y:g}" r="{2.5 if self.small else 4}" '
-                f'fill="{self._colour(part)}"/>')
+    def _circle(self, x, y, part, ring=False):
+        colour = self._colour(part)
+        look = f'fill="none" stroke="{colour}" stroke-width="2"' if ring else f'fill="{colour}"'
+        return f'<circle cx="{x:g}" cy="{y:g}" r="{2.5 if self.small else 4}" {look}/>'
 
     def _path(self, points, *parts, width=1.2, dashed=False, arrow=False):
         """A line through the points; arrow: with a tip at the last, to which it runs vertically."""

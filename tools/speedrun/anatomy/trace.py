@@ -25,7 +25,7 @@ BEYOND = 1e6  # a logit that any cap changes
 class Layer:
     """One layer. window: how many tokens back its attention sees, or None for all; tables: the
     value embeddings that it reads; gates: the parameters that gate its attention; paired: two heads
-    share a softmax."""
+    share a softmax; composed: how many tokens a mixture of the heads' attention sees, 0 without."""
 
     attention: bool = False
     mlp: bool = False
@@ -36,6 +36,7 @@ class Layer:
     x0: bool = False  # mixes in the embedding
     bigrams: bool = False  # mixes in the vectors of pairs of tokens
     paired: bool = False
+    composed: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Tracer(TorchFunctionMode):
     tables: set[str] = field(default_factory=set)
     windows: dict[int, int | None] = field(default_factory=dict)
     paired: set[int] = field(default_factory=set)
+    softmaxes: dict[int, int] = field(default_factory=dict)  # apart from attention's own
     rotating: float = 0.0
     qk_norm: bool = False
     norm: str = ""
@@ -155,7 +157,8 @@ class Tracer(TorchFunctionMode):
             gates=tuple(sorted(name.removeprefix("w:") for name in used
                                if "gate" in name and "smear" not in name and "skip" not in name)),
             first_values=i > 0 and "values 0" in attention, x0=i > 0 and "embed" in used,
-            bigrams="bigrams" in used, paired=i in self.paired)
+            bigrams="bigrams" in used, paired=i in self.paired,
+            composed=self.softmaxes.get(i, 0) if i in self.windows else 0)
 
     def skips(self) -> frozenset[tuple[int, int]]:
         """Pairs (from, to) of layers that are not neighbours; to = number of layers: the head."""
@@ -235,6 +238,9 @@ class Tracer(TorchFunctionMode):
         if called in ("rms_norm", "layer_norm"):
             self.norm = {"rms_norm": "RMS norm", "layer_norm": "layer norm"}[called]
             self.qk_norm |= part == "attn"
+        if part == "attn" and called == "softmax":
+            visible = (args[0] > -torch.inf).sum(-1)
+            self.softmaxes[int(layers[-1].split()[1])] = visible.max().item()
         if part == "mlp" and called in ("gelu", "relu", "square"):
             self.activation = {"gelu": "GELU", "relu": "ReLU", "square": "ReLU²"}[called]
         for tensor in tensors(output):
