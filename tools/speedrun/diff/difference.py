@@ -33,7 +33,7 @@ class Change:
         added, removed, indented = counts(self.rows)
         lines = [f"+{added}"] * bool(added) + [f"-{removed}"] * bool(removed)
         parts = [*self.words, " ".join(lines)]
-        parts += [f"{indented} lines re-indented"] * bool(indented)
+        parts += [f"{indented} line{'s' * (indented > 1)} re-indented"] * bool(indented)
         return ", ".join(filter(None, parts)) or "lines without text"
 
     @property

@@ -153,7 +153,8 @@ def curve_chart(milestone: Milestone, parent: Milestone | None, width: float) ->
     words = " and ".join(f"{m.id} {m.title}" for m in shown)
     return frame.chart(
         title=f"Official validation loss of {words} over {'tokens' if in_tokens else 'steps'}",
-        x_ticks=[(frame.x(x), f"{x / size:g}{letter}") for x in _round(0, end, width / 140)],
+        x_ticks=[(frame.x(x), f"{x / size:g}{letter}" if x else "0")
+                 for x in _round(0, end, width / 140)],
         y_ticks=[(frame.y(y), f"{y:.2f}") for y in _round(low, high, 5)],
         lines=[("line" if m is milestone else "line before", frame.path(curve))
                for m, curve in zip(shown, curves, strict=True)], points=points)

@@ -73,11 +73,11 @@ class Site:
 
     @cached_property
     def chains(self) -> dict[str, list[Milestone]]:
-        """{name: its milestones}."""
+        """{name: its milestones}; last come chains that borrow blocks from others."""
         found = {}
         for m in self.manifest.milestones:
             found.setdefault(m.chain, []).append(m)
-        return found
+        return dict(sorted(found.items(), key=lambda item: any(m.borrows for m in item[1])))
 
     @cached_property
     def notebooks(self) -> list[Path]:
@@ -268,16 +268,19 @@ class Site:
         parent = self._parent(m)
         base = next((a for a in self.manifest.lineage(m)[1:] if a.minutes), None)
         drawn = next((a for a in self.manifest.lineage(m)[1:] if a.curve), None)
-        change = values = None
+        change, values, in_model = None, None, []
         if parent:
             change = find_difference(read_script(parent), read_script(m))
             values = changed_hyperparameters(side_of(parent), side_of(m))
+            known = _model_blocks(parent, m)
+            in_model = [c.name for c in change.changes if c.name in known]
         return {
             "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number,
             "count": len(self.chains[m.chain]), "figures": self._figures(m, base),
             "gain": self._gain(m), "records": records_of(m),
             "picture": self.models[m]() if m in self.models else None,
             "marked": compared_with(self.manifest, m),
+            "in_model": in_model,
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
             "quoted": self._quoted(m) if m.stated or m.claimed else None,
             "inline": partial(make_inline, target=self.target(
@@ -299,7 +302,7 @@ class Site:
         """The figures that are known of a milestone."""
         def row(name, form, of):
             now, before = of(m), base and of(base)
-            change = now / before - 1 if now and before and now != before else None
+            change = now / before - 1 if now and before else None
             return Figure(name, form.format(before) if before else UNKNOWN,
                           form.format(now) if now else UNKNOWN, change)
 
@@ -339,7 +342,9 @@ class Site:
         for m in self.manifest.milestones:  # the tables name milestones by their folders
             folder = posixpath.relpath(f"history/{m.chain}/{m.name}", posixpath.dirname(file))
             text = text.replace(f"| {m.name} |", f"| [{m.id} {m.title}]({folder}) |")
-        return heading, anchor(f"{heading} {name}"), make_html(
+        owner = posixpath.basename(posixpath.dirname(file))
+        title = f"{owner.capitalize()}: {heading}" if owner in self.chains else heading
+        return title, anchor(f"{heading} {name}"), make_html(
             text, self.target(posixpath.dirname(file), page))
 
     def _laptop(self):
@@ -360,7 +365,12 @@ class Site:
         return sorted(found, key=lambda table: table[0] != "history/README.md")
 
     def _sections(self, names, page):
-        return [self._section(*table, page) for table in self._tables(names)]
+        """Those of the tables with these names; one that holds two tables comes once."""
+        found = {}
+        for file, name in self._tables(names):
+            section = self._section(file, name, page)
+            found.setdefault((file, section[0]), section)
+        return list(found.values())
 
     def _hyperparameters(self):
         """{name: (entry, [(milestone, value)] where the value differs from the parent's)}."""
@@ -385,6 +395,15 @@ class Site:
         for name, data in lesson.pictures.items():
             self.files[f"lessons/{path.stem}_files/{name}"] = data
         return {"lesson": lesson, "covered": self._covered(path)}
+
+
+def _model_blocks(*milestones):
+    """The names of the blocks in the section Model of these milestones' scripts."""
+    found, heading = set(), ""
+    for block in (block for m in milestones for block in split_blocks(read_script(m))):
+        heading = block.name if block.name.startswith("heading: ") else heading
+        found |= {block.name} if heading == "heading: Model" else set()
+    return found
 
 
 def _in_a_row(pages):
