@@ -239,6 +239,11 @@ def test_a_long_life_is_several_pages(tmp_path):
             other for other, _ in parts if other != path}
 
 
+def test_a_section_of_two_tables_comes_once():
+    titles = [title for title, *_ in Site(REPOSITORY)._predicted()["sections"]]
+    assert "Encore: Fine-tuning" in titles and len(set(titles)) == len(titles)
+
+
 def test_ids_below_the_ladder_do_not_touch():
     own = load_manifest().of_chain("speedrun")
     for chart in both(ladder_chart, load_ladder(REPOSITORY / RESULTS / TINY, own), own):
