@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from speedrun.anatomy.picture import ACCENT, model_svg, strip_svg
+from speedrun.anatomy.picture import ACCENT, model_svg, removed, strip_svg
 from speedrun.anatomy.trace import Tracer, anatomy, trace
 from speedrun.history.manifest import load_manifest
 from speedrun.scripts.find import load_snapshot
@@ -125,6 +125,7 @@ def test_a_picture_marks_what_changed():
                 if ACCENT in ElementTree.tostring(group, encoding="unicode")}
 
     assert marked("08g") == {"skip 7-11"} and marked(()) == set()
+    assert removed(MANIFEST, "09", "08g") == [] and removed(MANIFEST, "08g", "09") == ["skip 7-11"]
     assert marked(["mlp 3", "gate"]) == {"mlp 3"} | {f"gate {i}" for i in range(11) if i != 6}
 
 

@@ -58,6 +58,12 @@ def parts(model: Anatomy) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def removed(manifest: Manifest, id: str, before: str) -> list[str]:
+    """The names of the parts that the model of milestone `before` has and this one's has not."""
+    now, then = (parts(anatomy(manifest.get(name))) for name in (id, before))
+    return sorted(then.keys() - now.keys())
+
+
 def _changed(manifest, id, changed):
     if not isinstance(changed, str):
         return tuple(changed)

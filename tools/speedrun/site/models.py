@@ -30,10 +30,10 @@ def has_picture(m: Milestone) -> bool:
 @contextmanager
 def drawn(
     manifest: Manifest, milestones: Iterable[Milestone]
-) -> Iterator[dict[Milestone, Callable[[], Markup | None]]]:
-    """{milestone: what returns its picture, or None for a script that has no model}, for those that
-    are about the model. They are drawn while others work, neighbours in one process: a picture
-    needs the parent's model too."""
+) -> Iterator[dict[Milestone, Callable[[], tuple[Markup | None, list[str]]]]]:
+    """{milestone: what returns its picture, or None for a script that has no model, and the names
+    of removed parts, which it does not show}, for those that are about the model. They are drawn
+    while others work, neighbours in one process: a picture needs the parent's model too."""
     wanted = [m for m in milestones if has_picture(m)]
     bases = [compared_with(manifest, m) for m in wanted]
     pairs = [(m.id, base and base.id) for m, base in zip(wanted, bases, strict=True)]
@@ -62,15 +62,17 @@ def _alone():
     torch.set_num_threads(1)
 
 
-def _draw(history: Path, pairs: list[tuple[str, str | None]]) -> list[Markup | None]:
-    from speedrun.anatomy.picture import model_svg  # needs torch
+def _draw(history: Path, pairs: list[tuple[str, str | None]]
+          ) -> list[tuple[Markup | None, list[str]]]:
+    from speedrun.anatomy.picture import model_svg, removed  # needs torch
 
     manifest, pictures = load_manifest(history), []
     for id, base in pairs:
         try:
-            pictures.append(in_page(model_svg(manifest, id, base or ()).decode()))
+            svg = in_page(model_svg(manifest, id, base or ()).decode())
+            pictures.append((svg, removed(manifest, id, base) if base else []))
         except AttributeError:  # the script has no GPT
-            pictures.append(None)
+            pictures.append((None, []))
     return pictures
 
 

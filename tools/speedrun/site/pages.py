@@ -269,6 +269,7 @@ class Site:
         base = next((a for a in self.manifest.lineage(m)[1:] if a.minutes), None)
         drawn = next((a for a in self.manifest.lineage(m)[1:] if a.curve), None)
         change, values, in_model = None, None, []
+        picture, removed = self.models[m]() if m in self.models else (None, [])
         if parent:
             change = find_difference(read_script(parent), read_script(m))
             values = changed_hyperparameters(side_of(parent), side_of(m))
@@ -278,7 +279,7 @@ class Site:
             "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number,
             "count": len(self.chains[m.chain]), "figures": self._figures(m, base),
             "gain": self._gain(m), "records": records_of(m),
-            "picture": self.models[m]() if m in self.models else None,
+            "picture": picture, "removed": removed,
             "marked": compared_with(self.manifest, m),
             "in_model": in_model,
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
