@@ -656,6 +656,8 @@ def test_few_numbers_that_differ_are_told_as_such():
     assert found.got == "RMS 1.2, 1.2 times the milestone's"
     assert not differences({"gate": ["tensors", {"weight": wanted}, {"weight": 0.3}]},
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
+    log = {"the log": ["log", ["step:1/1 train_loss:nan"], 0]}
+    assert not differences(log, log)
 
 
 def test_zeros_do_not_show_whether_they_were_rounded():

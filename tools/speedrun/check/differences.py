@@ -223,9 +223,9 @@ def _json(line):
 
 
 def _close(a, b):
-    """Whether two texts are about the same number, with as many decimals."""
-    return (math.isclose(float(a), float(b), rel_tol=4e-4, abs_tol=5e-4)
-            and len(a.partition(".")[2]) == len(b.partition(".")[2]))
+    """Whether two texts are about the same number, with as many decimals; nan is nan."""
+    return a == b or (math.isclose(float(a), float(b), rel_tol=4e-4, abs_tol=5e-4)
+                      and len(a.partition(".")[2]) == len(b.partition(".")[2]))
 
 
 def _at_most(wanted, seen, tolerance):
