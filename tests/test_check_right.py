@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_check_right.py
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -658,6 +659,13 @@ def test_few_numbers_that_differ_are_told_as_such():
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
     log = {"the log": ["log", ["step:1/1 train_loss:nan"], 0]}
     assert not differences(log, log)
+
+
+def test_the_stand_in_for_triton_has_what_the_kernels_use():
+    from speedrun.check.kernels import modules
+
+    used = {name for id in IDS for name in re.findall(r"\btl\.(\w+)", source_of(id))}
+    assert len(used) > 20 and used <= vars(modules(print)["triton.language"]).keys()
 
 
 def test_zeros_do_not_show_whether_they_were_rounded():

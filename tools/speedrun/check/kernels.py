@@ -106,8 +106,10 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
         where=torch.where, trans=lambda x: x.T, range=range, static_range=range,
         exp=torch.exp, log=torch.log, sqrt=torch.sqrt, rsqrt=torch.rsqrt, abs=torch.abs,
         sigmoid=torch.sigmoid,
-        maximum=lambda a, b: torch.maximum(*map(torch.as_tensor, (a, b))),
-        minimum=lambda a, b: torch.minimum(*map(torch.as_tensor, (a, b))),
+        maximum=lambda a, b, **_: torch.maximum(*map(torch.as_tensor, (a, b))),  # pass NaN on
+        minimum=lambda a, b, **_: torch.minimum(*map(torch.as_tensor, (a, b))),
+        clamp=lambda x, low, high, **_: x.clamp(low, high),
+        PropagateNan=SimpleNamespace(ALL=None, NONE=None),
         sum=lambda x, axis=None: x.sum() if axis is None else x.sum(axis),
         max=lambda x, axis=None: x.max() if axis is None else x.amax(axis),
         multiple_of=lambda x, *_: x, max_contiguous=lambda x, *_: x,

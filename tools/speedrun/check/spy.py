@@ -440,5 +440,7 @@ def _eight_bits(a, b, func, args, kwargs):
 
 def _kind(value):
     if isinstance(value, torch.Tensor):
-        return f"{dtype_name(value.dtype)} tensor of {value.ndim} dimensions"
+        whole = not (value.is_floating_point() or value.dtype == torch.bool)  # of how many bits
+        name = "whole-number" if whole else dtype_name(value.dtype)  # does not matter
+        return f"{name} tensor of {value.ndim} dimensions"
     return type(value).__name__
