@@ -136,10 +136,14 @@ def progress_table(id: str) -> None:
     lineage = MANIFEST.lineage(MANIFEST.get(id))
     ask = f"Has your own script got there? `python tools/check_train.py {id}` tells."
     if not any(m.minutes for m in lineage):  # a chain without records
-        lines = [[m.name, m.idea, f"`{m.ablate}`" if m.ablate else "",
-                  ends.get(m.name, "not measured")] for m in reversed(lineage)]
-        head = ["milestone", "idea", "taken out by", "tiny val loss"]
-        display(Markdown(f"{markdown(head, lines, right=head[3:])}\n\n{ask}"))
+        columns = {"milestone": [m.name for m in lineage], "idea": [m.idea for m in lineage]}
+        if any(m.ablate for m in lineage):
+            columns["taken out by"] = [f"`{m.ablate}`" if m.ablate else "" for m in lineage]
+        if any(m.name in ends for m in lineage):
+            columns["tiny val loss"] = [ends.get(m.name, "not measured") for m in lineage]
+        lines = [*zip(*columns.values(), strict=True)][::-1]
+        table = markdown([*columns], lines, right=["tiny val loss"])
+        display(Markdown(f"{table}\n\n{ask}"))
         return
     lines = []
     for m in reversed(lineage):

@@ -211,6 +211,10 @@ def check_mix(answer):
     if not torch.allclose(result, right, atol=1e-5):
         for why, slip in SLIPS.items():
             assert not torch.allclose(result, slip(*inputs), atol=1e-5), why
+        alone = answer(x[:1, :1], [other[:1, :1] for other in others], *inputs[2:])
+        assert torch.allclose(alone, result[:1, :1], atol=1e-5), (
+            "a token's shares change when the other tokens are left out; they should follow from"
+            " its own vector x[b, t] only")
         still = answer(x, others, w_in, 0 * w_out, initial, scale)
         assert torch.allclose(still, _fixed(*inputs), atol=1e-5), (
             "with w_out = 0 each share should be its initial number, whatever w_in is; yours"

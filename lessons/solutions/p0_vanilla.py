@@ -17,7 +17,8 @@ def check_intensity(answer):
         raise AssertionError(f"expected a number of FLOPs per byte, not {answer!r}") from None
     meanings = {
         28.44: "that is right for float32, which has four bytes per number, or counts one"
-               " operation per term; a term is a multiplication and an addition",
+               " operation per term or half of the pairs; a term is a multiplication and an"
+               " addition, and all pairs count",
         0.0176: "that is bytes per FLOP; turn it round",
         64: "that leaves out the bytes of Q and K, which must be read",
         512: "that leaves out the bytes of the scores, which must be written",

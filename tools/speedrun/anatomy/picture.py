@@ -319,7 +319,8 @@ class Picture:
             facts.append(("window", f"number and bar: a window of {sizes} tokens back, as at the "
                                     "end of training"))
         else:
-            facts.append(("window", "all: a token sees every token before it in its row"))
+            text = "document" if model.documents else "row"
+            facts.append(("window", f"all: a token sees every token before it in its {text}"))
         if any(layer.gates for layer in layers):
             facts.append(("gate", "the dot: a gate for each head and token"))
         mlp = "norm" if "norm" in self.changed else "mlp"

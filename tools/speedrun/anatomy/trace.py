@@ -45,7 +45,8 @@ class Anatomy:
 
     parameters: their number; rotating: the share of a head's dimensions that rotate; skips: pairs
     (from, to) of layers, to = number of layers for the head; subtracted: those that are subtracted;
-    cap: the least and largest logit, if there are such; tables: number of value embeddings.
+    cap: the least and largest logit, if there are such; tables: number of value embeddings;
+    documents: whether the model reads where documents start.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Anatomy:
     activation: str
     cap: tuple[float, float] | None
     fp8: bool
+    documents: bool
 
 
 @cache
@@ -106,6 +108,7 @@ def trace(module: ModuleType, name: str = "") -> Anatomy:
         activation=tracer.activation,
         cap=None if high >= BEYOND / 2 else (low, high),
         fp8=hasattr(args, "use_fp8"),  # off where there is no GPU
+        documents=hasattr(model, "bos_id"),
     )
 
 
