@@ -129,6 +129,11 @@ def test_a_picture_marks_what_changed():
     assert marked(["mlp 3", "gate"]) == {"mlp 3"} | {f"gate {i}" for i in range(11) if i != 6}
 
 
+@pytest.mark.parametrize(("id", "seen"), [("e2", "row"), ("e2a", "document")])
+def test_a_picture_says_how_far_back_a_token_sees(id, seen):
+    assert f"every token before it in its {seen}".encode() in model_svg(MANIFEST, id)
+
+
 def test_a_strip_has_every_model_and_can_be_repeated():
     strip = strip_svg(MANIFEST, ["00", "05k", "09"])
     assert strip == strip_svg(MANIFEST, ["00", "05k", "09"]) and len(strip) < 60_000
