@@ -199,7 +199,7 @@ def test_table():
         dataclasses.replace(run, val_curve=[(0, 5.0), (200, 2.3), (300, 1.9)])
         for run in ladder.entries[1].runs]
     assert "not fewer at this scale" in ladder_table(ladder, MANIFEST).splitlines()[3]
-    assert total == "The clocks of these 15 runs add up to 3.0 hours."
+    assert total == "These 15 runs trained for 3.0 hours in all."
 
 
 def test_a_ladder_with_runs_missing_has_dashes(tmp_path):

@@ -22,8 +22,8 @@ def claim(manifest: Manifest, records: Sequence[Record]) -> str:
     return fill(
         f"**In {date.fromisoformat(first.date):%B %Y}, training a model to the validation loss of "
         f"llm.c's GPT-2 (124M), 3.28 on FineWeb, took {first.minutes:g} minutes on eight H100s. "
-        f"The record has since fallen to {last.minutes:g}. The {len(manifest.milestones)} scripts "
-        f"here retell every step{end}: read them, compare them, run them.**", 106)
+        f"The record is now {last.minutes:g} minutes. The {len(manifest.milestones)} scripts of "
+        f"the race retell it step by step{end}: read them, compare them, run them.**", 106)
 
 
 def station_table(manifest: Manifest) -> str:
