@@ -181,7 +181,7 @@ def test_a_systems_step_with_its_parents_losses_runs_once(
     (line,) = [line for line in table.splitlines() if line.startswith(f"| {step.name} ")]
     assert line.endswith(f" {number} |") and ("the same losses" in line) == (number == 1)
     runs = 3 * (len(MANIFEST.milestones) - 1) + number
-    assert table.endswith(f"these {runs} runs add up to {runs / 60:.1f} hours.")
+    assert table.endswith(f"These {runs} runs trained for {runs / 60:.1f} hours in all.")
 
 
 def test_table():
