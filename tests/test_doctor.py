@@ -168,6 +168,8 @@ def test_a_cpu(computer, report, monkeypatch):
         compile=False, bf16=False, use_flex_attention=False)
     assert lines["01_muon"]["text"] == "CPU: float32, not compiled; 0 of 33 shards"
     assert lines["FineWeb"]["status"] == "none" and lines["FineWeb"]["do"] is None
+    assert (lines["Triton"]["status"], lines["Triton"]["text"]) == (
+        "none", "not installed, only compiling for GPUs needs it; used by all milestones")
     assert re.fullmatch(r"\d+ cores?, \d+\.\d GiB of memory", lines["CPU"]["text"])
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # other systems
     monkeypatch.delattr(os, "sysconf", raising=False)
@@ -233,7 +235,7 @@ def test_a_gpu_without_shards_is_told_to_fetch_them(computer, report):
     assert code == 0 and lines["all"]["scale"] == "tiny"
     assert lines["FineWeb"]["status"] == "note"
     assert lines["FineWeb"]["do"] == "python data/cached_fineweb10B.py 65"
-    assert "66 missing FineWeb shards take 13.2" in lines["disk"]["text"]
+    assert "66 missing FineWeb shards take 13.2 GB" in lines["disk"]["text"]
 
 
 def test_kernels_are_tried_where_there_are_gpus(computer, report):

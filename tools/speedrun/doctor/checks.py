@@ -226,9 +226,8 @@ def kernel_checks(torch: ModuleType, used: dict[str, dict[str, bool]]) -> Iterat
          if on_hopper else "needs Hopper (H100, H200)"),
     ]
     for name, is_here, need in kernels:
-        users = [id for id, values in used.items() if any(
-            needs.get(switch) == name and (value or name != "Triton")
-            for switch, value in values.items())]
+        users = [id for id, values in used.items()
+                 if any(needs.get(switch) == name for switch in values)]
         groups = [list(group) for _, group in groupby(  # neighbours in the chain
             users, lambda id, users=users: order.index(id) - users.index(id))]
         ranges = [f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else ids[0] for ids in groups]
@@ -242,7 +241,9 @@ def kernel_checks(torch: ModuleType, used: dict[str, dict[str, bool]]) -> Iterat
             yield Finding(name, FIX, f"{trial} fails, {_brief(error)}; {used_by}",
                           f"run without it, as far as a script has these:{off}")
             continue
-        is_fault = name == "Triton" and users and not is_here
+        is_fault = name == "Triton" and not is_here and any(
+            needs.get(switch) == name and value
+            for values in used.values() for switch, value in values.items())
         here = "works" if capabilities else "there"
         yield Finding(name, OK if is_here else FIX if is_fault else ABSENT,
                       f"{here if is_here else need}; {used_by}", reinstall() if is_fault else None)
@@ -264,7 +265,7 @@ def storage_checks(has_gpus: bool, most: int) -> Iterator[Finding]:
     free, size = shutil.disk_usage(REPOSITORY).free, missing * SHARD_BYTES
     text = f"{free / 1e9:.1f} GB free"
     if missing:
-        text += f"; the {missing} missing FineWeb shards take {size / 1e9:.1f}"
+        text += f"; the {missing} missing FineWeb shards take {size / 1e9:.1f} GB"
     if free < LEAST_BYTES:
         yield Finding("disk", FIX, f"{free / 1e9:.2f} GB free; a run at tiny scale takes 0.1",
                       "free some space")

@@ -59,7 +59,7 @@ class Report:
         lines = [line for line in self.checks if line.status != ABSENT]
         for status in STYLES:
             if some := [line for line in self.milestones if line.status == status]:
-                text = f"{len(some)}; {some[0].name}: {some[0].text}"
+                text = f"{len(some)} in all chains; the first, {some[0].name}: {some[0].text}"
                 lines.append(Finding("milestones", status, text, some[0].do))
         return lines
 
