@@ -548,9 +548,9 @@ def test_a_run_starts_from_another(folder, tmp_path, monkeypatch):
             make_plan(target, **options)
         assert "\n" not in str(error.value)
 
-    refused("packing starts from a trained model: add --from RUN, the folder of a run such as "
+    refused("e2 starts from a trained model: add --from RUN, a run's folder; this makes one: "
             "python tools/run_milestone.py 04 --scale tiny --save-checkpoint")
-    refused("nowhere is neither a run's folder nor a checkpoint", start=Path("nowhere"))
+    refused("nowhere does not exist; name a run's folder", start=Path("nowhere"))
     refused(f"{tmp_path} holds no checkpoint.pt", start=tmp_path)
     refused("train_gpt.py starts from nothing; leave it out", target="04", start=folder)
     (tmp_path / "data").mkdir()

@@ -267,7 +267,7 @@ def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F81
         evaluate.main([str(fake(vocab_size=64))])
     with pytest.raises(UserError, match="only --task hellaswag reads it"):
         evaluate.main(["run", "--data", "x"])
-    with pytest.raises(UserError, match="neither a run's folder nor a checkpoint"):
+    with pytest.raises(UserError, match="nothing does not exist"):
         evaluate.main([str(tmp_path / "nothing")])
     file = write_items(tmp_path / "items", [LINE])
     model = trained()

@@ -228,6 +228,17 @@ def test_default_scale_and_its_reason(monkeypatch, script, shards, tmp_path, cou
     assert plan.notes[0].startswith(f"scale: {scale} (")
 
 
+def test_a_note_says_what_is_run_and_what_to_expect(tmp_path, shards):
+    out = tmp_path / "run"
+    before = "run: 01_muon, 200 steps on data/builtin"
+    *_, note = make_plan("01", scale="tiny", out=out).notes
+    assert re.fullmatch(re.escape(before) + r"; history/results/tiny.jsonl has this run: \d+ s,"
+                        r" val_loss 1\.8\d+ at the end", note)
+    assert make_plan("01", scale="tiny", out=out, settings=["seed=1"]).notes[-1] == before
+    assert make_plan("01", scale="tiny", out=out, steps=9).notes[-1] == before.replace("200", "9")
+    assert make_plan("01", scale="tiny", data=shards, out=out).notes[-1].endswith(short(shards))
+
+
 def test_tiny_uses_the_scripts_vocabulary_on_other_tokens(shards, tmp_path):
     assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") == 257
     write_zeros(shards / "x_val_000000.bin", first=2**15)

@@ -484,7 +484,7 @@ def test_damaged_files_are_refused(fake, monkeypatch):
 
 def test_missing_files_are_refused(fake, tmp_path, monkeypatch):
     run = fake()
-    refuse(tmp_path / "none", "is neither a run's folder nor a checkpoint")
+    refuse(tmp_path / "none", "none does not exist; name a run's folder or its checkpoint")
     refuse(Path("/dev/null"), "is neither a run's folder nor a checkpoint")
     (run / "train_gpt.py").unlink()
     refuse(run, "has no train_gpt.py beside it")

@@ -16,6 +16,8 @@ MAKE_ONE = "python tools/run_milestone.py {} --scale tiny --save-checkpoint"
 def find_checkpoint(run: Path) -> Path:
     """The checkpoint of a run's folder, or the file itself; UserError if there is none."""
     file = run / CHECKPOINT if run.is_dir() else run
+    if not run.exists():
+        raise UserError(f"{run} does not exist; name a run's folder or its checkpoint")
     if not (run.is_dir() or run.is_file()):
         raise UserError(f"{run} is neither a run's folder nor a checkpoint")
     if not file.is_file():

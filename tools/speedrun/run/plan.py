@@ -5,6 +5,7 @@ Everything except the tokens themselves is checked here, before anything is writ
 
 import importlib.util
 import itertools
+import json
 import os
 import sys
 import time
@@ -36,6 +37,7 @@ from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
 AUTO = "auto"  # the device batch that is to be found out
+TINY_RUNS = "history/results/tiny.jsonl"
 OF_BYTES = ("vocabulary", "token")  # kinds that the tiny scale sets for byte-level shards
 
 
@@ -188,6 +190,12 @@ def make_plan(
     values = plan.hyperparameters
     preflight.check_values(values, script.hyperparameters, nproc * nodes.count,
                            bool(gpus) or elsewhere)
+    if values.get("train_steps"):
+        milestone, where = script.milestone, short(folder) if folder else "your files"
+        own = scale == "tiny" and folder == BUILTIN and not (settings or steps)
+        notes.append(f"run: {milestone.name if milestone else script.name}, "
+                     f"{values['train_steps']:,} steps on {where}"
+                     + (_kept_run(milestone) if own else ""))
     if os.environ.get("PYTHONOPTIMIZE"):
         notes.append("PYTHONOPTIMIZE: the ranks run without it, as it skips a script's own checks")
     for name in ("train_file", "val_file"):
@@ -202,6 +210,17 @@ def make_plan(
             notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then start"
                          " over")
     return plan
+
+
+def _kept_run(milestone):
+    """What came of the milestone's own tiny run, or "" if none is kept."""
+    with suppress(OSError, ValueError, KeyError, AttributeError):
+        for line in (REPOSITORY / TINY_RUNS).read_text(encoding="utf-8").splitlines():
+            kept = json.loads(line)
+            if kept["milestone"] == milestone.slug:
+                return (f"; {TINY_RUNS} has this run: {kept['seconds'][-1][1]:.0f} s,"
+                        f" val_loss {kept['val_curve'][-1][1]:.4f} at the end")
+    return ""
 
 
 def _name_and_value(setting, script):
@@ -234,8 +253,9 @@ def _start_of(script, start, settings):
             tuned = [m.id for m in load_manifest().milestones
                      if m.chain == milestone.chain and m.program != milestone.program]
             maker = f"python tools/run_milestone.py {tuned[-1]} --from RUN"
-        raise UserError(f"{script.name} starts from a trained model: add --from RUN, the folder of"
-                        f" a run such as {maker}", 2)
+        name = script.milestone.id if script.milestone else script.name
+        raise UserError(f"{name} starts from a trained model: add --from RUN, a run's folder; this"
+                        f" makes one: {maker}", 2)
     return find_checkpoint(start or Path(settings["checkpoint"]))
 
 
