@@ -24,7 +24,7 @@ from speedrun.check import command as commands
 from speedrun.check import hints, progress
 from speedrun.check.command import open_learner
 from speedrun.check.differences import Difference
-from speedrun.check.hints import find_hint, load_guide, slips_of
+from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, slips_of
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY
@@ -363,9 +363,32 @@ def test_a_hint_to_a_block_by_its_name(script, answers, capsys):
     assert answers[1] == [], "no check is needed for it"
     assert level_given(script, capsys) == 1, "the failing one has levels of its own"
     assert level_given(script, capsys, name="newton_schulz") == 3
-    with pytest.raises(UserError, match="has no block \"window_sise\"; it has: .*Muon, ") as error:
-        level_given(script, capsys, name="window_sise")
+    with pytest.raises(UserError, match="01 has no block \"xyz\"; it has: .*Muon, ") as error:
+        level_given(script, capsys, name="xyz")
     assert error.value.status == 2 and "\n" not in str(error.value)
+    for name, words in ("Moun", "did you mean Muon?"), ("quantize", "05i adds it"):
+        with pytest.raises(UserError, match=f'"{name}"; {re.escape(words)}'):
+            level_given(script, capsys, name=name)
+
+
+def test_a_level_that_a_hint_lacks_is_named(capsys):
+    print_hint(hint_of("Hyperparameters", MANIFEST.get("05i")), MANIFEST.get("05i"), 1)
+    assert "--hint 3 says more (no hint 2: the mathematics)." in capsys.readouterr().out
+
+
+def test_a_milestone_that_was_skipped_is_named(script, answers):
+    learner, out = learner_of(script)
+
+    def is_named():
+        out.truncate(out.seek(0))
+        commands.check_once(learner, MANIFEST.get("01"), 1)
+        return "not passed 00a, which" in out.getvalue()
+
+    assert not is_named(), "nothing is known of the script"
+    learner.progress.of(MANIFEST.get("00")).done = True
+    assert is_named() and out.getvalue().endswith(f"check_train.py 00a --script {script}\n")
+    learner.progress.of(MANIFEST.get("00b")).taken = True
+    assert not is_named() and "comes first" not in out.getvalue()
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -136,6 +136,9 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     elif passed < len(outcomes):
         learner.screen.line(f"{passed} of {len(outcomes)} checks pass. Stuck?", "bold")
         learner.screen.command(learner.command(f"{milestone.id} --hint"))
+        if follower := _next_after(learner, milestone):
+            learner.screen.line(f"You have not passed {follower.id}, which comes first:", "bold")
+            learner.screen.command(learner.command(follower.id))
     else:
         children = load_manifest().children(milestone.id)
         then = f" Next: {children[0].id}, {children[0].title}." if children else ""
@@ -143,6 +146,17 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     learner.progress.of(milestone).record(outcomes, current)
     learner.progress.save()
     return passed == len(outcomes)
+
+
+def _next_after(learner, milestone):
+    """The milestone that follows the last one on the way to `milestone` that was passed or taken;
+    None if that is `milestone` itself, or if none was."""
+    line = load_manifest().lineage(milestone)
+    for child, parent in zip(line, line[1:], strict=False):
+        standing = learner.progress.standings.get(parent.slug)
+        if standing and (standing.done or standing.taken):
+            return None if child is milestone else child
+    return None
 
 
 def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: str | None,

@@ -16,7 +16,7 @@ from speedrun.base.text import short
 from speedrun.check.screen import Screen
 from speedrun.history.blocks import changed_blocks, split_blocks
 from speedrun.history.manifest import Milestone, load_manifest
-from speedrun.history.schema import Pairs, Text, build, check_keys
+from speedrun.history.schema import Pairs, Text, build, check_keys, nearest
 
 TITLES = ("a nudge", "the mathematics", "the steps", "the diff")
 LEVELS = len(TITLES)
@@ -122,8 +122,12 @@ def hint_of(name: str, milestone: Milestone) -> Hint:
     blocks = {block.casefold(): block for block in _blocks(milestone.script.read_text("utf-8"))}
     if name.casefold() in blocks:
         return Hint(blocks[name.casefold()])
-    names = ", ".join(blocks.values())
-    raise UserError(f'{milestone.id} has no block "{name}"; it has: {names}', 2)
+    later = next((m.id for m in load_manifest().descendants(milestone)
+                  if name.casefold() in map(str.casefold, m.changes)), None)
+    near = nearest(name, blocks.values())
+    hint = f"{later} adds it" if later else f"did you mean {near}?" if near else (
+        f"it has: {', '.join(blocks.values())}")
+    raise UserError(f'{milestone.id} has no block "{name}"; {hint}', 2)
 
 
 def next_level(hint: Hint, level: int) -> int:
@@ -146,7 +150,9 @@ def print_hint(hint: Hint, milestone: Milestone, level: int) -> None:
         text = re.sub(r"\n(?!\d)", " ", text)  # numbered lines stay apart
         parent = milestone.parent or milestone.id
         screen.text(text.replace("$id", milestone.id).replace("$parent", parent))
-        screen.line(f"--hint {next_level(hint, level + 1)} says more.", "dim")
+        after = next_level(hint, level + 1)
+        left_out = "".join(f" (no hint {n}: {TITLES[n - 1]})" for n in range(level + 1, after))
+        screen.line(f"--hint {after} says more{left_out}.", "dim")
     elif not _print_block(hint.block, milestone):
         screen.text("No block of the milestone has the answer: it is in the line that the message "
                     "names.")
