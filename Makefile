@@ -2,18 +2,18 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: run test lessons lint figures ladder site measure
+.PHONY: help run test lessons lint figures ladder site measure
 
 run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
 
-test: .venv/installed
+test: .venv/installed  ## check everything; takes several minutes
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # a file shares its runs
 
 lessons: .venv/installed  ## open your own copies of the notebooks, without outputs
 	$(BIN)/python tools/open_lessons.py
 
-lint: .venv/installed
+lint: .venv/installed  ## check the style of the Python code
 	$(BIN)/ruff check .
 
 figures: .venv/installed  ## rewrite the generated tables and pictures
@@ -27,6 +27,9 @@ site: .venv/installed  ## build the pages in build/site; open build/site/index.h
 
 measure: .venv/installed  ## measure every milestone on this machine's GPUs, for history/measured
 	$(BIN)/python tools/compare_milestones.py --measure
+
+help:  ## list these targets; make alone is make run
+	@sed -n 's/^\([a-z]*\):.*## /\1  /p' Makefile
 
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'

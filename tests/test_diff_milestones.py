@@ -289,6 +289,9 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
     assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(numbers)
     numbers = changed_hyperparameters(read_side("00b"), read_side("01"))
     assert {("adam_lr", "1.8e-3", None), ("embed_lr", None, "3.6e-3")} <= set(numbers)
+    numbers = changed_hyperparameters(read_side("05h"), read_side("05i"))
+    (fp8,) = [new for name, _, new in numbers if name == "use_fp8"]
+    assert fp8.endswith(" >= (8, 9))") and "#" not in fp8, "its comment would hide the rest"
     copy = tmp_path / "copy.py"
     copy.write_text(old.text.replace("524_288", "512 * 1024").replace("0.95", "0.9"), "utf-8")
     assert [name for name, _, _ in changed_hyperparameters(old, read_side(str(copy)))] == [
@@ -454,7 +457,7 @@ def test_nothing_to_show_is_said(files):
 
 
 @pytest.mark.parametrize("arguments, status, message", [
-    ([], 2, "required: A"),
+    ([], 2, "name a milestone (03, muon), train or a Python file"),
     (["00"], 1, "00 has no parent; name two"),
     (["03", "4x"], 1, 'no milestone "4x"; did you mean 04_skip_connections?'),
     (["03", "none.py"], 1, "none.py is not a file"),

@@ -164,7 +164,8 @@ def test_life_shows_each_version_and_its_idea():
     (["09", "--origin", "08"], "--origin takes one milestone, and only the options --stat"),
     (["09", "--life", "GPT"], "--life takes one block, and only the options --stat"),
     (["--life", ""], "--life: the block's name is empty"),
-    (["--origin"], "required: A"), (["--origin", "--life", "GPT"], "not allowed with argument"),
+    (["--origin"], "name a milestone"),
+    (["--origin", "--life", "GPT"], "not allowed with argument"),
     (["train", "--origin"], 'no milestone "train"'),
 ])
 def test_wrong_input_is_one_line(arguments, message):

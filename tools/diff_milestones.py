@@ -149,7 +149,7 @@ def parse_args() -> argparse.Namespace:
     if args.life == "":
         parser.error("--life: the block's name is empty")
     if args.a is None and not args.life:
-        parser.error("the following arguments are required: A")
+        parser.error("name a milestone (03, muon), train or a Python file")
     if args.origin or args.life:
         needless = [*filter(None, (args.life and args.a, args.b)), *args.blocks,
                     *["--time"] * args.time]

@@ -60,8 +60,10 @@ def _fields_of(source):
 
 
 def _text(node, lines):
-    """What the source says of a node, in one line."""
+    """What the source says of a node, in one line; without comments, where it has several lines."""
     part = lines[node.lineno - 1 : node.end_lineno]
+    if any(b"#" in line for line in part[:-1]):
+        return ast.unparse(node)
     part[-1] = part[-1][: node.end_col_offset]
     part[0] = part[0][node.col_offset :]
     return b" ".join(map(bytes.strip, part)).decode()
