@@ -109,9 +109,9 @@ def test_the_readme_shows_the_stations(manifest, records):
         m.id for m in manifest.milestones if not m.id[-1].isalpha()]
     assert "| 22.3 | 3.25B | 123,532,032 | [read](lessons/01_muon.ipynb) |" in table
     told = readme.claim(manifest, records).replace("\n", " ")
-    assert "took 45 minutes" in told and f"fallen to {records[-1].minutes:g}." in told
+    assert "took 45 minutes" in told and f"now {records[-1].minutes:g} minutes." in told
     assert f"The {len(manifest.milestones)} scripts" in told
-    assert "retell every step: read" in told  # down to the last record
+    assert "step by step: read" in told  # down to the last record
     told = readme.claim(manifest, [records[0], replace(records[-1], minutes=1.0)])
     assert "step down to 1.23: read" in told.replace("\n", " ")
 
