@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_site.py; RUN_SLOW=1 builds it whole, 
 import os
 import re
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise, product
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from subprocess import PIPE, Popen
 from threading import Thread
 
 import pytest
@@ -205,6 +207,20 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     build(tmp_path / "b", small, only=["index.html"])  # what was there is gone
     assert not (tmp_path / "b" / "records.html").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")
+def test_a_killed_build_ends_its_processes(tmp_path):
+    code = f"""if True:
+        import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})
+        from speedrun.site.models import drawn, load_manifest
+        with drawn(load_manifest(), load_manifest().milestones):
+            print("drawing", flush=True)
+            sys.stdin.read()"""
+    with Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE) as build:
+        build.stdout.readline()
+        build.kill()
+        build.communicate(timeout=100)  # until the last process that may print has ended
 
 
 def test_a_folder_with_something_else_is_left_alone(small, tmp_path):

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 
 from markupsafe import Markup
 
@@ -56,10 +57,16 @@ def in_page(svg: str) -> Markup:
 
 
 def _alone():
-    """A process traces on one thread: the others have their cores."""
+    """A process traces on one thread, as the others have their cores, and ends with its parent."""
+    Thread(target=_follow_parent, daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
+
+
+def _follow_parent():
+    parent_process().join()
+    os._exit(1)
 
 
 def _draw(history: Path, pairs: list[tuple[str, str | None]]
