@@ -331,9 +331,10 @@ def test_logs_of_three_seeds_are_one_entry(tmp_path):
 def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     hyperparameters = dict(log_dir="x", total_batch_size=1000, vocab_size=50304)
     logs = [write_log(tmp_path, f"{seed}.txt", [(0, 6), (last, 3.27)], hyperparameters | {
-        "seed": seed}) for seed, last in enumerate((200, 150))]
-    with open(logs[1], "a", encoding="utf-8") as log:
-        log.write("step:180/200 train_time:1800ms step_avg:10.00ms\n")
+        "seed": seed}) for seed, last in enumerate((200, 150, 100))]
+    for file, step in zip(logs[1:], (180, 200), strict=True):
+        with open(file, "a", encoding="utf-8") as log:
+            log.write(f"step:{step}/200 train_time:1800ms step_avg:10.00ms\n")
     ended = compare(*logs)
     assert ended.returncode == 0, ended.stderr
     runs = tmp_path / "runs" / "a"
@@ -348,9 +349,12 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
                                ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
         refused = compare(*arguments)
         assert refused.returncode and refused.stderr.startswith(f"error: {message}")
-    whole, part = [re.split(r"  +", line) for line in ended.stdout.splitlines()[1:3]]
+    copied = compare(logs[0], runs).stdout
+    assert "0: 2 runs have seed 0; if one is a copy, leave it out" in copied.splitlines()
+    whole, part, killed = [re.split(r"  +", line) for line in ended.stdout.splitlines()[1:4]]
     assert whole[:2] == ["0", "1"] and "3.2700" in whole
     assert part[:2] == ["1, unfinished: 180 of 200 steps", "1"] and "3.2700 (step 150)" in part
+    assert killed[:2] == ["2, unfinished: no validation after the last step", "1"]
 
 
 @pytest.mark.parametrize("prints, known", [(("a", "a"), "a"), (("a", None), None)])
@@ -415,6 +419,7 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
 @pytest.mark.parametrize("arguments, code, message", [
     (["01:no_such_rate=1"], 2, "no hyperparameter no_such_rate"),
     (["missing/log.txt"], 1, "there is no such log"),
+    (["/dev/zero"], 1, "/dev/zero is not a regular file, so it is not a log; name another"),
     (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
     (["01", "--csv", "/dev/stdin"], 1, "--csv /dev/stdin: it is a link"),
     (["01", "--png", "curves.xyz"], 1, "curves.xyz: the file's name must end in .png"),

@@ -42,7 +42,9 @@ def parse_target(text: str) -> Target:
     Raises UserError for the path of a log that is not there and for a name without a value.
     """
     path = Path(text)
-    path = path / "log.txt" if (path / "log.txt").is_file() else path
+    path = path / "log.txt" if (path / "log.txt").exists() else path
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would wait for its writer
+        raise UserError(f"{path} is not a regular file, so it is not a log; name another")
     if any(path.glob("*/log.txt")):
         raise UserError(f"{text} is a folder of runs; name each of them, as in {path / '*'}")
     if path.is_file() and path.suffix != ".py":
@@ -202,8 +204,8 @@ def _entry_of_log(path, log):
         label = mine[0].name
     elif slug and slug not in label:
         label += f" ({slug})"
-    if steps := _unfinished(log):
-        label += ", unfinished: {} of {} steps".format(*steps)
+    if missing := _unfinished(log):
+        label += f", unfinished: {missing}"
     return Entry(label, milestone=mine[0].slug if mine else None, code=code,
                  options=_compared(log.hyperparameters))
 
@@ -214,9 +216,13 @@ def _folder(path):
 
 
 def _unfinished(log):
-    """The last step of a log and the run's length, where it ends before that."""
+    """How far a run came, in words, if its log ends before the last step or the last validation."""
     last, length = log.last.step, log.last.train_steps
-    return (last, length) if length and last < length else None
+    if length and last < length:
+        return f"{last} of {length} steps"
+    if length and log.val_curve and log.val_curve[-1][0] < length:
+        return "no validation after the last step"
+    return None
 
 
 def _key(path, log):

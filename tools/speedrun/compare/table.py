@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections import Counter
 from dataclasses import asdict, fields
 from typing import TextIO
 
@@ -61,6 +62,9 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append("p: one-sided t-test, the chance of such losses if their true mean were the"
                      " target")
     for entry in comparison.entries:
+        seeds = Counter(run.seed for run in entry.runs if run.seed is not None)
+        lines += [f"{entry.label}: {number} runs have seed {seed}; if one is a copy, leave it out"
+                  for seed, number in seeds.items() if number > 1]
         lines += [f"failed: {entry.label}, {failure}" for failure in entry.failures]
         lines += [f"diverged: {entry.label}, {run.log}" for run in entry.runs
                   if run.val_curve and not math.isfinite(run.val_curve[-1][1])]
