@@ -8,13 +8,16 @@ A notebook that fails keeps its old outputs.
 """
 
 import argparse
+import asyncio
+import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
-from speedrun.base.errors import UserError
+from speedrun.base.errors import Stopped, UserError
 from speedrun.history.manifest import REPOSITORY
 
 LESSONS = REPOSITORY / "lessons"
@@ -49,7 +52,7 @@ def main() -> int:
         client = NotebookClient(notebook, timeout=SECONDS, record_timing=False,
                                 resources={"metadata": {"path": str(LESSONS)}})
         try:
-            client.execute()
+            execute(client)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             failed += 1
             reason = str(error).splitlines()[0]
@@ -61,6 +64,32 @@ def main() -> int:
         nbformat.write(notebook, path)
         print(f"{path.name} {time.perf_counter() - start:.0f} s", flush=True)
     return 1 if failed else 0
+
+
+def execute(client) -> None:
+    """Runs the cells of a NotebookClient. Raises what it raises, and Stopped for Ctrl-C and
+    SIGTERM, once the kernel has ended."""
+    stopped = []
+
+    def stop(signum, task):
+        stopped.append(signum)
+        client.shutdown_kernel = "immediate"  # one that ends in its own time prints a traceback
+        task.cancel()
+
+    async def run():
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        with suppress(NotImplementedError):  # Windows
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(signum, stop, signum, task)
+        loop.add_signal_handler = lambda *_: None  # nbclient's would end the kernel and go on
+        await client.async_execute()
+
+    try:
+        asyncio.run(run())
+    finally:
+        for signum in stopped[:1]:
+            text = "interrupted" if signum == signal.SIGINT else f"stopped by {signum.name}"
+            raise Stopped(text, 128 + signum)
 
 
 def clean(notebook) -> None:
