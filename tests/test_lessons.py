@@ -5,12 +5,15 @@ Run: .venv/bin/python -m pytest tests/test_lessons.py
 
 import importlib.util
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import matplotlib
 import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import open_lessons
 import run_lessons
@@ -305,6 +308,27 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
     assert seen.out.startswith("06_good.ipynb ")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="has no signals")
+@pytest.mark.parametrize("signum, text", [
+    (signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")])
+@pytest.mark.parametrize("when", ["a start", "a cell"])
+def test_a_signal_ends_all_notebooks(folder, monkeypatch, when, signum, text):
+    write, run = folder
+    start = NotebookClient.async_start_new_kernel_client
+
+    async def interrupted(client):
+        signal.raise_signal(signum)
+        return await start(client)
+
+    if when == "a start":
+        monkeypatch.setattr(NotebookClient, "async_start_new_kernel_client", interrupted)
+    write("01.ipynb", f"import os, time; os.kill(os.getppid(), {signum:d}); time.sleep(100)")
+    write("02.ipynb", "open('ran', 'w')")
+    with pytest.raises(run_lessons.Stopped, match=f"^{text}$") as ended:
+        run()
+    assert ended.value.status == 128 + signum and not Path("ran").exists()
+
+
 def test_an_unknown_notebook_is_one_line(folder):
     with pytest.raises(run_lessons.UserError, match="no notebook in lessons/ begins with 77"):
         folder[1]("77")
@@ -360,6 +384,19 @@ def test_a_copy_that_the_reader_changed_is_never_overwritten(copies, change):
     write("01_b.ipynb", "2")
     assert copy() == ["00_a.ipynb"] and file.read_bytes() == before
     assert json.loads((mine / "01_b.ipynb").read_text())["cells"][1]["source"] == ["2"]
+
+
+@pytest.mark.parametrize("content", [b'{"cells": [', b"[]", b"{}", b"\xe9"])
+def test_a_lesson_that_is_damaged_leaves_nothing(tmp_path, copies, content):
+    lessons, mine = tmp_path / "lessons", tmp_path / "new"
+    (lessons / "01_b.ipynb").write_bytes(content)
+    with pytest.raises(open_lessons.UserError, match="01_b.ipynb is not a notebook; git restore"):
+        open_lessons.copy_lessons(lessons, mine)
+    assert not mine.exists()
+    (lessons / "01_b.ipynb").unlink()
+    mine.symlink_to(mine)
+    with pytest.raises(open_lessons.UserError, match="is a file or a broken link, not a folder"):
+        open_lessons.copy_lessons(lessons, mine)
 
 
 def test_git_ignores_the_copies():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
+from speedrun.base.errors import UserError
 from speedrun.base.files import read_json, replace_file
 from speedrun.history.manifest import REPOSITORY
 
@@ -40,19 +41,26 @@ def copy_lessons(lessons: Path, copies: Path) -> list[str]:
     """Gives each notebook in `lessons` a copy without outputs in `copies`.
 
     Replaces a copy of an earlier version unless it has been run or edited; returns the names of
-    those that it kept for that reason. Leaves every other file alone.
+    those that it kept for that reason. Leaves every other file alone. Raises UserError, before it
+    writes, for a notebook that is damaged and for `copies` that is not a folder.
     """
-    copies.mkdir(exist_ok=True)
-    kept = []
+    notebooks, kept = {}, []
     for path in sorted(lessons.glob("*.ipynb")):
-        notebook = without_outputs(json.loads(path.read_text(encoding="utf-8")))
-        made_from = notebook["metadata"][MADE_FROM] = hash_of_cells(notebook)
-        copy = copies / path.name
+        try:
+            notebooks[path.name] = one = without_outputs(json.loads(path.read_bytes()))
+            one["metadata"][MADE_FROM] = hash_of_cells(one)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise UserError(f"{path} is not a notebook; git restore it") from None
+    if os.path.lexists(copies) and not copies.is_dir():
+        raise UserError(f"{copies} is a file or a broken link, not a folder; rename or remove it")
+    copies.mkdir(exist_ok=True)
+    for name, notebook in notebooks.items():
+        made_from, copy = notebook["metadata"][MADE_FROM], copies / name
         mine = read_json(copy)
         if origin(mine) == made_from:
             continue
         if copy.exists() and (origin(mine) is None or origin(mine) != hash_of_cells(mine)):
-            kept.append(path.name)
+            kept.append(name)
             continue
         replace_file(copy, (json.dumps(notebook, ensure_ascii=False, indent=1) + "\n").encode())
     return kept
