@@ -92,7 +92,8 @@ def test_a_file_is_read_a_run_a_line(tmp_path):
     assert stale_entries(ladder, MANIFEST) == []
     for line, message in ((line_of(first, 0, steps=0), 'line 1: "steps" must be a whole number'),
                           ("{", "line 1: Expecting property name"), ("[]", "line 1: it must be a"),
-                          ("", "tiny.jsonl: there is no run in it")):
+                          ("", "tiny.jsonl: there is no run in it"),
+                          (f"{line_of(first, 0)}\n" * 2, "line 2: a second run of .* with seed 0")):
         file.write_text(line, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
             load_ladder(file, MANIFEST)

@@ -83,7 +83,8 @@ def test_a_file_is_read(tmp_path):
     write_predictions(file, wanted)
     assert load_predictions(file) == wanted
     assert wanted["muon"].alone(4096) == 4 * 2**30
-    for content, words in (("[]", "must be an object"), ('{"x": {}}', 'x: missing key "code"')):
+    for content, words in (("[]", "must be an object"), ("{", "predictions.json: Expec"),
+                           ('{"x": {}}', 'x: missing key "code"')):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
             load_predictions(file)

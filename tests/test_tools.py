@@ -1,6 +1,7 @@
 """Tables, pictures and commands. Run: .venv/bin/python -m pytest tests/test_tools.py"""
 
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ from PIL import Image
 
 import make_figures
 import test_predictions
+from speedrun.base.errors import UserError
 from speedrun.compare.plot import stored_hash
 from speedrun.figures import attention_cost, causes, readme, tables
 from speedrun.figures.generated import TABLES
@@ -243,7 +245,9 @@ def snapshot(root: Path) -> dict:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, tmp_path, capsys):
+def test_check_names_what_is_stale_or_missing_and_writes_nothing(
+    copy, tmp_path, capsys, monkeypatch
+):
     assert make_figures.main(["--check"], root=copy) == 0
     copy = shutil.copytree(copy, tmp_path / "edited")  # a folder's manifest is read once
     listing = copy / "history" / "records.json"
@@ -252,6 +256,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, tmp_path,
     entry.write_text(entry.read_text("utf-8").replace("3.2785", "3.2786"), encoding="utf-8")
     (copy / "README.md").unlink()
     (copy / "history" / "records.png").unlink()
+    (copy / "history" / "results" / "tiny.jsonl").write_text("{", encoding="utf-8")
     before = snapshot(copy)
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
@@ -263,6 +268,10 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(copy, tmp_path,
         "stale: history/causes.png",
     ]
     assert "error: README.md: the file is missing" in seen.err
+    assert "line 1 column 2 (char 1); git restore history/results/tiny.jsonl\n" in seen.err
+    monkeypatch.setattr("os.fsync", lambda _: os.truncate("", -1))  # any OSError
+    with pytest.raises(UserError, match="history/README.md cannot be written"):
+        make_figures.main([], root=copy)
     assert snapshot(copy) == before
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedrun.base.files import replace_file
 from speedrun.compare import plot
 from speedrun.compare.results import Comparison
 from speedrun.figures import (
@@ -138,7 +139,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
         if new != old:
             stale.append(f"{table.file}: table {table.name}")
             if not check:
-                path.write_text(new, encoding="utf-8")
+                replace_file(path, new.encode())
     for picture in PICTURES:
         if getattr(sources, picture.needs) is None:
             continue
@@ -160,15 +161,15 @@ def _read_sources(root):
             ("ladder", TINY, "--tiny", lambda path: ladder.load_ladder(path, history),
              ladder.stale_entries),
             ("predictions", PREDICTIONS, "--predict", load_predictions, predictions.stale_entries)):
+        remedy = f"make it again: python tools/make_figures.py {option}"
         try:
             found[field] = load(root / RESULTS / name)
             faults = stale_entries(found[field], history)
         except FileNotFoundError:
             faults = ["the file is missing"]
         except (ValueError, OSError) as error:
-            faults = [str(error)]
-        errors += [f"{RESULTS}/{name}: {fault}; make it again: python tools/make_figures.py"
-                   f" {option}" for fault in faults]
+            faults, remedy = [str(error)], f"git restore {RESULTS}/{name}"
+        errors += [f"{RESULTS}/{name}: {fault}; {remedy}" for fault in faults]
     for field, names in TIMINGS.items():
         timings = []
         for name in names:

@@ -61,13 +61,16 @@ def load_ladder(path: Path, manifest: Manifest) -> Comparison:
 def _read(path):
     """{slug: its TinyRuns}."""
     runs = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path.name}: line {number}: "
         try:
-            run = build(where, TinyRun, json.loads(line))
-        except json.JSONDecodeError as error:
+            table = json.loads(line)
+        except ValueError as error:
             raise ValueError(f"{where}{error}") from None
-        runs.setdefault(run.milestone, []).append(run)
+        run = build(where, TinyRun, table)
+        if run.seed in {other.seed for other in runs.setdefault(run.milestone, [])}:
+            raise ValueError(f"{where}a second run of {run.milestone} with seed {run.seed}")
+        runs[run.milestone].append(run)
     if not runs:
         raise ValueError(f"{path.name}: there is no run in it")
     return runs

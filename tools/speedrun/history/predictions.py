@@ -43,7 +43,11 @@ def load_predictions(path: Path = PREDICTIONS) -> dict[str, StoredPrediction]:
 
     Raises ValueError, one line, for an entry that does not fit, OSError for an unreadable file.
     """
-    name, entries = Path(path).name, json.loads(Path(path).read_text(encoding="utf-8"))
+    name = Path(path).name
+    try:
+        entries = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     if not isinstance(entries, dict):
         raise ValueError(f"{name}: must be an object with a prediction for each slug")
     return {slug: build(f"{name}: {slug}: ", StoredPrediction, entry)
