@@ -136,7 +136,7 @@ def test_two_blocks_of_one_name_are_refused():
 @pytest.mark.parametrize("statement", [
     "if x:\n    a = 1\nelse:\n    a = 2", "try:\n    a = 1\nfinally:\n    b = 2", 'a = \'"""\'',
     '@wraps(f)\n# why\ndef a(\n    x,\n):\n    return x', 'a = """\nb = 1\n"""', "a = [\n1,\n]",
-    "a = (" + "\n+ ".join("x" * 60) + "\n)",
+    "a = (" + "\n+ ".join("x" * 60) + "\n)", "f(1); f(2)", "import a; b = [\n1]; b = 2",
 ])
 def test_a_statement_of_any_form_is_one_block(statement):
     blocks = split_blocks(f'"""Card\n\nx = 1\n"""\n\n{statement}\nlast = 3\n')

@@ -8,7 +8,7 @@ the block.
 import ast
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 # Free to differ between any two milestones.
@@ -74,20 +74,23 @@ def split_blocks(source: str) -> tuple[Block, ...]:
             elif lines[number - 1].strip():
                 add(f"comment: {lines[number - 1]}", number, number)
 
-    taken = 0  # lines that belong to a block already
+    taken, block = 0, None  # lines that belong to a block already, and the last one's name
     for number, (node, skipped) in enumerate(_statements(source, lines)):
         first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
-        first += skipped
+        first, last = first + skipped, node.end_lineno + skipped
+        if first <= taken:  # it follows a semicolon and belongs to its line's block
+            text = "\n".join([blocks[block].text, *lines[taken:last]])
+            blocks[block], taken = replace(blocks[block], text=text), last
+            continue
         while first - 1 > taken and _is_own_comment(lines[first - 2]):
             first -= 1
         add_comments(taken + 1, first - 1)
-        taken = skipped + node.end_lineno
+        taken, block = last, _name(node, lines[skipped + node.lineno - 1])
         if number == 0 and ast.get_docstring(ast.Module([node], [])) is not None:
-            add("card", first, taken)
+            block = "card"
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            add("imports", first, taken)
-        else:
-            add(_name(node, lines[skipped + node.lineno - 1]), first, taken)
+            block = "imports"
+        add(block, first, taken)
     add_comments(taken + 1, len(lines))
     return tuple(blocks.values())
 
