@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import doctor
+import shards as shard_files
 from snapshots import MILESTONES
 from speedrun.doctor import checks
 from speedrun.doctor.checks import NEEDED, REQUIREMENTS, missing_names, pins
@@ -50,6 +51,7 @@ class Machine:
         self.has_torch()
         self.has_packages()
         self.patch(checks, "try_kernel", lambda name: "ok")
+        self.patch(checks, "find_fault", lambda: None)
         self.has(gpus=[], modules=(), compilers=True, disk=200 * 10**9, shards=(0, 0, True))
 
     def has(self, gpus=None, gib=80, modules=None, compilers=None, disk=None, shards=None):
@@ -175,6 +177,9 @@ def test_a_cpu(computer, report, monkeypatch):
     monkeypatch.delattr(os, "sysconf", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     assert checks.computer_check().text == "1 core"
+    computer.patch(checks, "find_fault", lambda: "nvidia-smi failed")
+    line = report()[1]["GPU"]
+    assert line["status"] == "note" and "none visible: nvidia-smi failed; a CPU" in line["text"]
 
 
 def test_eight_h100(computer, report):
@@ -454,7 +459,10 @@ def test_requirements_are_read(monkeypatch, tmp_path):
 
 def test_compilers_and_shards_are_looked_for(monkeypatch, tmp_path):
     for name in ("x_train_1.bin", "x_train_2.bin", "x_val_0.bin"):
-        (tmp_path / name).touch()
+        shard_files.write(tmp_path / name, [1])
+    (tmp_path / "x_train_3.bin").mkdir()
+    (tmp_path / "x_train_4.bin").write_bytes(b"ab")
+    (tmp_path / "x_val_1.bin").symlink_to("nowhere")
     monkeypatch.setattr(checks, "FINEWEB", tmp_path)
     assert checks.count_shards() == (2, 1)
     compiler = tmp_path / "my-cc"

@@ -15,6 +15,7 @@ from textwrap import shorten
 from types import ModuleType
 
 from speedrun import install_command
+from speedrun.base.errors import UserError
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, MilestoneFinding, Report
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import load_glossary
@@ -25,10 +26,11 @@ from speedrun.run.data import (
     FINEWEB_SHARD_TOKENS,
     fetch_command,
     has_shards,
+    shard_length,
     shards_read,
 )
 from speedrun.run.fit_batch import MARGIN, find_prediction, largest_predicted
-from speedrun.run.gpus import RECORD_MIB, peak_flops, visible_gpus, visible_memory
+from speedrun.run.gpus import RECORD_MIB, find_fault, peak_flops, visible_gpus, visible_memory
 from speedrun.run.kernels import OK as TRIED
 from speedrun.run.kernels import try_kernel
 from speedrun.run.plan import choose_scale
@@ -47,7 +49,8 @@ FLASH_ATTENTION = "flash_attn_interface"
 
 def examine(manifest: Manifest) -> Report:
     """The Report on this machine and the milestones; takes as long as importing torch."""
-    gpus, memory = visible_gpus(), visible_memory()
+    gpus = visible_gpus()
+    memory = visible_memory() if gpus else []
     scale, reason = choose_scale(None, None, gpus)
     torch, torch_check = find_torch()
     milestones = [
@@ -151,7 +154,10 @@ def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], memory: Sequence[i
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         has_cuda = torch is not None and torch.cuda.is_available()
-    if not gpus:
+    if not gpus and (fault := find_fault()):
+        yield Finding("GPU", NOTE, f"none visible: {_brief(fault)}; a CPU runs the tiny scale",
+                      "repair the NVIDIA driver until nvidia-smi lists the GPUs")
+    elif not gpus:
         yield Finding("GPU", ABSENT, "none visible; a CPU runs the tiny scale")
     elif torch is None or has_cuda:
         kinds = zip(gpus, memory, capabilities_of(torch) if torch else repeat(None), strict=False)
@@ -253,8 +259,14 @@ def kernel_checks(torch: ModuleType, used: dict[str, dict[str, bool]]) -> Iterat
 
 
 def count_shards() -> tuple[int, int]:
-    """How many training and validation shards of FineWeb are here."""
-    return tuple(len(list(FINEWEB.glob(f"*_{split}_*.bin"))) for split in ("train", "val"))
+    """How many whole training and validation shards of FineWeb are here."""
+    def is_whole(file):
+        try:
+            return shard_length(file) > 0
+        except (OSError, UserError):
+            return False
+
+    return tuple(sum(map(is_whole, FINEWEB.glob(f"*_{split}_*.bin"))) for split in ("train", "val"))
 
 
 def storage_checks(has_gpus: bool, most: int) -> Iterator[Finding]:

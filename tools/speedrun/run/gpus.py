@@ -32,6 +32,7 @@ PEAK_BF16_FLOPS = [
 # Names of ours for what nvidia-smi reports of a GPU; powers in W, clocks in MHz.
 FACTS = {"driver": "driver_version", "power_limit": "power.limit",
          "max_clock": "clocks.max.sm", "max_memory_clock": "clocks.max.memory"}
+PATIENCE_S = 20  # with nvidia-smi, which starts the driver first
 BUSY, EVERY_MS = 50, 500  # percent from which on a GPU counts as busy; from one look to the next
 RECORD_MIB = 79_000  # of the records' GPUs, 80 GB: the micro-batches are made for them
 
@@ -89,18 +90,36 @@ def watched_clock() -> Iterator[dict[str, int]]:
         found["clock"] = round(statistics.median(busy))
 
 
+def find_fault() -> str | None:
+    """Why nvidia-smi, which is installed, reports no GPUs, in one line; None if it does."""
+    try:
+        _ask("name")
+    except subprocess.TimeoutExpired:
+        return f"nvidia-smi did not answer within {PATIENCE_S} s"
+    except subprocess.CalledProcessError as error:
+        words = " ".join(f"{error.stdout} {error.stderr}".split()) or "it printed nothing"
+        return f"nvidia-smi failed with exit code {error.returncode}: {words}"
+    except OSError as error:
+        return f"nvidia-smi cannot be run: {error.strerror}"
+    return None
+
+
+def _ask(name):
+    """What nvidia-smi prints of a property, a line for each GPU; "" if it is not installed."""
+    if (nvidia_smi := shutil.which("nvidia-smi")) is None:
+        return ""
+    query = [nvidia_smi, f"--query-gpu={name},uuid", "--format=csv,noheader,nounits"]
+    return subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace",
+                          timeout=PATIENCE_S, check=True).stdout
+
+
 def _of_visible_gpus(name):
     """A property of each visible GPU, in order, from nvidia-smi: text, numbers without units."""
-    nvidia_smi = shutil.which("nvidia-smi")
-    if nvidia_smi is None:
-        return []
-    query = [nvidia_smi, f"--query-gpu={name},uuid", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace",
-                                timeout=20, check=True)
+        answer = _ask(name)
     except (OSError, subprocess.SubprocessError):  # installed, but no driver or no device
         return []
-    rows = [line.rpartition(",") for line in answer.stdout.splitlines() if "," in line]
+    rows = [line.rpartition(",") for line in answer.splitlines() if "," in line]
     gpus = [(str(i), uuid.strip(), value.strip()) for i, (value, _, uuid) in enumerate(rows)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
