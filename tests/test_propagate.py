@@ -196,6 +196,8 @@ def test_wrong_input_is_one_line(clone):
     for arguments, message in (
             (["00"], "has no changed block since HEAD"), (["0O"], 'no milestone "0O"'),
             (["00", "--since", "nowhere"], "no old text of history/speedrun/00_baseline/train_gpt"),
+            (["00", "--since", ""], "--since '' is not a commit; name one, such as HEAD~3"),
+            (["00", "--since=--output=x"], "--since '--output=x' is not a commit"),
             (["00", "--block"], "expected one argument")):
         ended = propagate(clone, *arguments)
         assert ended.returncode != 0 and message in ended.stderr
@@ -203,5 +205,9 @@ def test_wrong_input_is_one_line(clone):
 
 
 def test_without_git(clone, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+        said = propagate(clone, "00").stderr
+    assert "git config --global --add safe.directory" in said and said.count("\n") == 1
     monkeypatch.setenv("PATH", str(clone))
     assert propagate(clone, "00").stderr.endswith("train_gpt.py: git is not installed\n")

@@ -84,13 +84,15 @@ def heirs(manifest: Manifest, milestone: Milestone) -> dict[Path, tuple[str, ...
 
 def committed(path: str, revision: str) -> str:
     """The text of a file of the repository in a commit; ValueError, one line, if git has none."""
+    if not revision or revision.startswith("-"):  # the index, or an option
+        raise ValueError(f"--since {revision!r} is not a commit; name one, such as HEAD~3")
     if shutil.which("git") is None:
         raise ValueError(f"no old text of {path}: git is not installed")
     shown = subprocess.run(
         ["git", "-C", str(REPOSITORY), "show", f"{revision}:{path}"], capture_output=True,
     )
     if shown.returncode:
-        reason = shown.stderr.decode(errors="replace").strip().partition("\n")[0]
+        reason = " ".join(shown.stderr.decode(errors="replace").split())
         raise ValueError(f"no old text of {path}: {reason}")
     return shown.stdout.decode("utf-8").replace("\r\n", "\n")
 
