@@ -121,7 +121,8 @@ def test_no_columns_are_as_none_set():
 @posix
 def test_closed_streams_and_control_characters():
     command = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
-    for arguments, status in (("00 --dry-run --scale tiny", 0), ("00 --\x1b[31m", 2)):
+    for arguments, status in (
+            ("00 --dry-run --scale tiny", 0), ("00 --json", 1), ("00 --\x1b[31m", 2)):
         shell = f'exec "$0" "$@" {arguments} >&- <&-'
         ended = subprocess.run(["sh", "-c", shell, *command], capture_output=True, text=True)
         assert ended.returncode == status and "Traceback" not in ended.stderr

@@ -261,6 +261,8 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     refused("holds a run already", out=used)
     refused("log.txt is not a folder; choose", out=used / "log.txt" / "run")
     refused("log.txt is not a folder; choose", out=used / "log.txt")
+    (tmp_path / "link").symlink_to("nowhere")
+    refused("link is a broken link; choose another name", out=tmp_path / "link")
     refused("the nodes are 0 to 1", nodes=Nodes(2, 2, "host:1"))
     for endpoint in (None, "host", "host:", ":1", "host:0", "host:65536", "host:x"):
         refused(f"^--rdzv-endpoint {endpoint}: .* HOST:PORT", nodes=Nodes(2, 0, endpoint))
@@ -314,11 +316,15 @@ def test_cuda_visible_devices(monkeypatch, visible, names):
 
 
 @posix
-def test_a_garbled_answer_of_nvidia_smi_names_no_gpu(monkeypatch, tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '\\377\\n'\n", encoding="utf-8")
+@pytest.mark.parametrize("command, fault", [
+    ("printf '\\377\\n'", None), ("exec /bin/sleep 60", "nvidia-smi did not answer within 0.5 s"),
+    ("echo No driver; exit 18", "nvidia-smi failed with exit code 18: No driver")])
+def test_a_broken_nvidia_smi_names_no_gpu(monkeypatch, tmp_path, command, fault):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpus.visible_gpus() == []
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
+    assert (gpus.visible_gpus(), gpus.find_fault()) == ([], fault)
 
 
 @pytest.mark.parametrize(
@@ -396,6 +402,9 @@ def test_the_first_cause_counts_not_its_consequences(tmp_path):
     failure = failure_of(tmp_path, (0, 1), (1, -9), stderr={0: texts[0], 1: "a warning\n"})
     assert failure.text == "rank 1 was killed by SIGKILL (out of memory?)"
     assert failure.exit_code == 128 + 9
+    gloo = traceback("RuntimeError: [enforce fail at x.cc:9] . Unable to find address for: eth7")
+    failure = failure_of(tmp_path, (0, 1), stderr={0: gloo})
+    assert failure.text.startswith("GLOO_SOCKET_IFNAME: this machine has no network interface eth7")
     failure = failure_of(tmp_path, (1, 3), stderr={0: "", 1: ""})
     assert (failure.text, failure.exit_code) == ("rank 1 ended with exit code 3", 3)
 

@@ -22,6 +22,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"error: {visible(message)}; see --help\n")
 
+    def parse_args(self, *arguments):
+        args = super().parse_args(*arguments)
+        if getattr(args, "json", None) is True and getattr(sys.stdout, "name", None) == 1:
+            raise UserError("stdout is closed, but --json prints there; open it")
+        return args
+
 
 def positive(text: str) -> int:
     """An int from 1 on, for argparse."""

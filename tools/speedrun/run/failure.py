@@ -14,6 +14,7 @@ SIGKILL = 9  # by number: Windows has no such name
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a rank's traceback
 _MESSAGE = re.compile(r"(?:\S+: )?error: (.*)|AssertionError: (.*)")  # argparse names the program
 _NODES = re.compile("waiting for clients|client socket has timed out")  # torch's, of machines
+_INTERFACE = re.compile(r"Unable to find address for: (\S+)")  # gloo's
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -66,6 +67,9 @@ def explain(ranks_dir: Path, exit_code: int) -> Failure:
     _, rank, status, words, message = min(failed)
     if status < 0 or not words:
         return Failure(f"rank {rank} {describe_exit(status)}", _status(status), rank)
+    if interface := _INTERFACE.search(words):
+        return Failure(f"GLOO_SOCKET_IFNAME: this machine has no network interface {interface[1]};"
+                       " unset the variable, or name one", 1, rank, explained=True)
     text = strip_kind(words)
     if len(stderr_files) > 1 or rank > 0:
         text = f"rank {rank}: {text}"

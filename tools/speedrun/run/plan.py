@@ -314,8 +314,9 @@ def check_out(out: Path, nodes: Nodes) -> None:
     for name in (nodes.ranks, *(("log.txt", SCRIPT) if nodes.rank == 0 else ())):
         if (out / name).exists():
             raise UserError(f"--out {out} holds a run already ({name}); choose another folder")
-    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    existing = next(it for it in (out, *out.absolute().parents) if os.path.lexists(it))
     if not existing.is_dir():
-        raise UserError(f"--out {out}: {existing} is not a folder; choose another name")
+        what = "not a folder" if existing.exists() else "a broken link"
+        raise UserError(f"--out {out}: {existing} is {what}; choose another name")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"--out {out}: cannot write in {existing}")
