@@ -144,13 +144,14 @@ def load_progress(out_dir, settings):
     try:
         progress = json.loads((out_dir / "progress.json").read_text(encoding="utf-8"))
         ends = progress["ends"] if progress["settings"] == settings else None
+        fault = "is of another input, tokenizer or shard size"
     except (FileNotFoundError, LookupError, TypeError, ValueError, RecursionError):
-        ends = None
+        ends, fault = None, "is missing or damaged"
     if ends is None:
         if any(out_dir.glob("fineweb_*.bin")):
             raise ValueError(
-                f"{out_dir} holds shards of another input, tokenizer or shard size; "
-                "remove it or choose another --out"
+                f"{out_dir} holds shards, but its progress.json {fault}; "
+                "remove the folder or choose another --out"
             )
         return []
     whole = [shards.is_valid(out_dir / shards.fineweb_name(index)) for index in range(len(ends))]

@@ -21,21 +21,25 @@ NAME = "hellaswag_val.jsonl"
 PATIENCE_S = 60  # without a byte
 
 
-def check(path):
-    """Returns the number of items in a file. Raises ValueError, naming the line, where one has no
-    four endings and label."""
-    count = 0
+def check(path, source=None):
+    """Returns the number of items in a file. Raises ValueError, naming line and source (by default
+    the path), where one has no four endings and label."""
+    count, source = 0, source or path
     with open(path, "rb") as file:
         for count, line in enumerate(file, 1):
             try:
                 item = json.loads(line)
+            except ValueError:
+                raise ValueError(f"{source}, line {count}: not JSON (is it compressed?)") from None
+            try:
                 fits = len(item["endings"]) == 4 and item["label"] in range(4)
-            except (ValueError, KeyError, TypeError):
+            except (KeyError, TypeError):
                 fits = False
             if not fits:
-                raise ValueError(f"line {count} of what came is no item of HellaSwag")
+                raise ValueError(f"{source}, line {count}: an item needs four endings and a label"
+                                 " from 0 to 3")
     if not count:
-        raise ValueError("what came is empty")
+        raise ValueError(f"{source} is empty")
     return count
 
 
@@ -52,7 +56,7 @@ def fetch(url, out):
             raise ValueError(f"cannot fetch {url} ({getattr(error, 'reason', error)}); fetch it by"
                              " other means and pass it with --file") from None
         file.flush()
-        check(file.name)
+        check(file.name, url)
 
 
 def main():

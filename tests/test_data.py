@@ -596,10 +596,10 @@ def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
         fineweb.make_shards(out_dir, inputs[:1], "bytes", 100, 1)
     for damaged in ("[1]", "{}", "["):
         (out_dir / "progress.json").write_text(damaged)
-        with pytest.raises(ValueError, match="another input"):
+        with pytest.raises(ValueError, match="its progress.json is missing or damaged"):
             fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
     (out_dir / "progress.json").unlink()
-    with pytest.raises(ValueError, match="another input"):
+    with pytest.raises(ValueError, match="its progress.json is missing or damaged"):
         fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
 
 

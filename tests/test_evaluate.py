@@ -281,9 +281,10 @@ def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch):
     hellaswag.fetch(good.as_uri(), out)
     assert out.read_bytes() == good.read_bytes() and hellaswag.check(out) == 3
     out.unlink()
-    for content in (b"", b"<html>", json.dumps({**LINE, "label": 7}).encode()):
+    for content, fault in ((b"", " is empty"), (b"<html>", ", line 1: not JSON"), (
+            json.dumps({**LINE, "label": 7}).encode(), ", line 1: an item needs four endings")):
         good.write_bytes(content)
-        with pytest.raises(ValueError, match="what came is|line 1 of what came"):
+        with pytest.raises(ValueError, match=f"{good}{fault}"):
             hellaswag.fetch(good.as_uri(), out)
     with pytest.raises(ValueError, match="cannot fetch file:.*pass it with --file"):
         hellaswag.fetch((tmp_path / "none").as_uri(), out)
