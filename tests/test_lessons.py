@@ -323,10 +323,10 @@ def test_a_signal_ends_all_notebooks(folder, monkeypatch, when, signum, text):
     if when == "a start":
         monkeypatch.setattr(NotebookClient, "async_start_new_kernel_client", interrupted)
     write("01.ipynb", f"import os, time; os.kill(os.getppid(), {signum:d}); time.sleep(100)")
-    write("02.ipynb", "open('ran', 'w')")
+    second = write("02.ipynb", "open('ran', 'w')")
     with pytest.raises(run_lessons.Stopped, match=f"^{text}$") as ended:
         run()
-    assert ended.value.status == 128 + signum and not Path("ran").exists()
+    assert ended.value.status == 128 + signum and not second.with_name("ran").exists()
 
 
 def test_an_unknown_notebook_is_one_line(folder):
