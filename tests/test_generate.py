@@ -288,7 +288,7 @@ def test_run_milestone_answers(checkpoint):
 
 
 @pytest.mark.parametrize("words, arguments", [
-    ("add --from RUN, the folder of a run such as python tools/run_milestone.py e2a", []),
+    ("add --from RUN, a run's folder; this makes one: python tools/run_milestone.py e2a", []),
     ("prompt and answer take 104 tokens, the model 64: shorten one", ["--from", "CHECKPOINT"]),
     ("has no markers: fine-tune it first", ["--from", "BASE"]),
     ("holds pickled code, which is not run", ["--from", "PICKLED"]),

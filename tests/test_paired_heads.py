@@ -13,7 +13,7 @@ from test_updates import having
 
 PAIRING = having("pair_heads", "CausalSelfAttention", "pair_heads", "attention_masks", "GPT")
 pairing = pytest.mark.parametrize("milestone", PAIRING, ids=by_id)
-PAIRED = dict(window_pattern="PPPP", num_layers=4, num_heads=4)
+PAIRED = dict(window_pattern="PPPS", num_layers=4, num_heads=4)
 
 
 def visible_slots(inputs, window, bos_id=1):
@@ -80,7 +80,7 @@ def test_both_formulas(milestone, monkeypatch):
 @torch.no_grad()
 def test_one_token(milestone):
     module = load_snapshot(milestone)
-    attention = Attention(module, window_pattern="PPPP", num_layers=4, num_heads=4, model_dim=32)
+    attention = Attention(module, window_pattern="PPPS", num_layers=4, num_heads=4, model_dim=32)
     C = 32
     attention.x = attention.x[:, :1]
     attention.mask = masks_of(module, torch.ones(2, 1, dtype=torch.int64), 8, micro_sizes(
