@@ -490,18 +490,27 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     print(f"{said}. You guessed {guess}: {verdict}. Good so far: {good} of {len(_verdicts)}")
 
 
-def verdict(change: Sequence[float], parent: Sequence[float]) -> None:
-    """Prints by how much a change's losses are below its parent's, seed by seed, and what that
-    shows."""
+def verdict(change: Sequence[float], parent: Sequence[float], change_name: str = "your change",
+            parent_name: str = "its parent") -> None:
+    """Prints how far below its parent's a change's losses end, seed by seed, and what that shows.
+
+    Both verdicts, that it helps and that it hurts, need one sign in all seeds and a mean of more
+    than two standard errors.
+    """
     gaps = np.subtract(parent, change)
     error = gaps.std(ddof=1) / len(gaps) ** 0.5
-    print("your change is lower by", *(f"{gap:+.4f}" for gap in gaps),
-          f"seed by seed: {gaps.mean():+.4f} with a standard error of {error:.4f}")
-    if (gaps > 0).all() and gaps.mean() > 2 * error:
-        print(f"Verdict: it helps here. One sign in all {len(gaps)} seeds comes by chance once in"
-              f" {2 ** (len(gaps) - 1)} times: now tune the parent, too, and add seeds")
-    elif (gaps < 0).all():
-        print("Verdict: it hurts here, in every seed")
+    *ends, mean = (f"{abs(gap):.4f} {'above' if gap < 0 else 'below'}"
+                   for gap in (*gaps, gaps.mean()))
+    print(f"{change_name} ends {', '.join(ends)} {parent_name}, seed by seed; on average {mean},"
+          f" with a standard error of {error:.4f}")
+    one_sign = (gaps > 0).all() or (gaps < 0).all()
+    if one_sign and abs(gaps.mean()) > 2 * error:
+        print(f"Verdict: it {'helps' if gaps.mean() > 0 else 'hurts'} here. By chance alone, all"
+              f" {len(gaps)} seeds would agree in sign one time in {2 ** (len(gaps) - 1)}."
+              " Tune both, and add seeds")
+    elif one_sign:
+        print(f"Verdict: nothing is shown; {'better' if gaps.mean() > 0 else 'worse'} in every"
+              " seed, but by less than two standard errors")
     else:
         print("Verdict: nothing is shown; the seeds differ more than the change")
 

@@ -100,11 +100,14 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
     ([2.0, 2.1, 2.05], [2.1, 2.2, 2.16], "it helps here"),
     ([2.1, 2.2, 2.16], [2.0, 2.1, 2.05], "it hurts here"),
     ([2.0, 2.2, 2.05], [2.1, 2.1, 2.16], "nothing is shown"),
-    ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "nothing is shown"),  # one sign, but one seed did it
+    ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "nothing is shown; better"),  # but one seed did it
+    ([2.3, 2.101, 2.001], [2.0, 2.1, 2.0], "nothing is shown; worse"),
 ])
 def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
-    lesson.verdict(change, parent)
-    assert f"Verdict: {said}" in capsys.readouterr().out
+    lesson.verdict(change, parent, "14c", "14b")
+    told = capsys.readouterr().out
+    assert told.startswith("14c ends ") and " 14b, seed by seed" in told
+    assert f"Verdict: {said}" in told
 
 
 def test_clocked_functions_take_turns(lesson, capsys):
