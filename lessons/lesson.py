@@ -39,6 +39,7 @@ from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
+from speedrun.base.errors import UserError  # noqa: E402
 from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.compare.table import loss_text  # noqa: E402
@@ -530,7 +531,12 @@ def check(exercise: str, answer=MISSING):
         print(f"Exercise {exercise} waits for your answer. Stuck? lesson.hint({exercise!r}, 1)")
         return False
     try:
-        _exercise(exercise)["check"](answer)
+        its_check = _exercise(exercise)["check"]
+    except UserError as missing:
+        print(missing)
+        return False
+    try:
+        its_check(answer)
     except Exception as problem:  # the learner's own code runs in there
         said = f"{problem}" or type(problem).__name__
         if not isinstance(problem, AssertionError):
@@ -573,9 +579,15 @@ def hint(exercise: str, level: int = 1) -> None:
 
 
 def _exercise(exercise: str) -> dict[str, Callable | list[str]]:
-    """The entry {"check", "hints", "solution"} of an exercise in solutions/NN_slug.py."""
+    """The entry {"check", "hints", "solution"} of an exercise in solutions/NN_slug.py.
+
+    Raises UserError if there is no such file.
+    """
     lesson, _, number = exercise.partition(".")
-    (file,) = (REPOSITORY / "lessons" / "solutions").glob(f"{lesson}_*.py")
+    file = next((REPOSITORY / "lessons" / "solutions").glob(f"{lesson}_*.py"), None)
+    if file is None:
+        raise UserError(f"The checks of exercise {exercise} were not found: there is no file"
+                        f" lessons/solutions/{lesson}_*.py. Try: git restore lessons/solutions")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -189,6 +189,13 @@ def test_an_answer_that_crashes_is_told_not_raised(lesson, capsys):
     assert "Not yet" in capsys.readouterr().out
 
 
+def test_missing_checks_are_told_apart_from_a_wrong_answer(lesson, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(lesson, "REPOSITORY", tmp_path)
+    assert not lesson.check("01.1", 3)
+    said = capsys.readouterr().out
+    assert said.startswith("The checks of exercise 01.1 were not found") and "Not yet" not in said
+
+
 def test_show_diff_shows_the_change(lesson, monkeypatch):
     shown = []
     monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
