@@ -69,7 +69,7 @@ def check_aligned(answer):
 
 # ---- 3: a rule in between ----
 
-USED, MARGIN, ROW = 0.6, 0.08, 256
+USED, MARGIN, ROW, TRAINED, READ = 0.55, 0.08, 256, 160, 2**18  # trained rows, read tokens
 
 
 def choose(starts, length, T):
@@ -88,18 +88,23 @@ def any_start(starts, length, T):
     return range(0, length - T, T)
 
 
-def end_losses(places):
-    """The final losses of a micro 05m whose rows begin at places(starts, length, T), two seeds."""
+@cache
+def document_starts():
+    """Where documents start in the first READ tokens of the embedded corpus."""
+    import lesson
+
+    lesson.make_builtin()
+    shard = lesson.snapshot("05m").open_shard(min(lesson.BUILTIN.glob("*_train_*.bin")))
+    return np.flatnonzero(np.array(shard[:READ]) == 256)
+
+
+def end_losses(begins):
+    """The final losses of a micro 05m whose TRAINED rows begin at `begins`, two seeds."""
     import lesson
 
     module = lesson.snapshot("05m")
     aligned_rows = module.aligned_rows
-
-    def rows(shard, T, args):
-        starts = np.flatnonzero(np.array(shard) == args.bos_id)
-        return (shard[start : start + T + 1] for start in places(starts, len(shard), T))
-
-    module.aligned_rows = rows
+    module.aligned_rows = lambda shard, T, args: (shard[begin : begin + T + 1] for begin in begins)
     sizes = lesson.MANIFEST.overrides(lesson.MANIFEST.get("05m"), "tiny") | dict(
         model_dim=32, num_layers=2, num_heads=1, total_batch_size=1024, micro_batch_size=4,
         train_steps=40, scheduled_steps=40, momentum_warmup_steps=8, val_tokens=8192,
@@ -113,32 +118,31 @@ def end_losses(places):
 
 @cache
 def losses_of_any_start():
-    return end_losses(any_start)
+    return end_losses(any_start(None, READ, ROW))
 
 
 def check_choice(answer):
     assert callable(answer), f"expected the function choose, not {answer!r}"
-    generator = np.random.default_rng(0)
-    starts = np.cumsum(generator.integers(900, 2100, 400))
-    length = int(starts[-1]) + 1000
-    rows = answer(starts.copy(), length, ROW)
+    starts = document_starts()
+    rows = answer(starts.copy(), READ, ROW)
     assert rows is not None, "the function returns nothing; return the positions of the rows"
     rows = np.array([int(row) for row in rows])
     assert len(rows) > 0, "no row at all; return the positions of the rows"
     assert (np.diff(rows) >= ROW).all(), (
         f"rows overlap: one begins at {rows[:-1][np.diff(rows) < ROW][0]}, and the next less than"
         f" {ROW} tokens later; no token may be read twice")
-    assert rows[0] >= 0 and rows[-1] + ROW + 1 <= length, (
-        f"the last row begins at {rows[-1]} of {length} tokens; it needs {ROW} tokens and one more")
-    used = len(rows) * ROW / length
+    assert rows[0] >= 0 and rows[-1] + ROW + 1 <= READ, (
+        f"the last row begins at {rows[-1]} of {READ} tokens; it needs {ROW} tokens and one more")
+    rows = rows[:TRAINED]
+    used = len(rows) * ROW / (rows[-1] + ROW if len(rows) == TRAINED else READ)
     assert used >= USED, (
-        f"your rows use {used:.0%} of the tokens; at least {USED:.0%} are expected: do not wait for"
-        " a document that is far away")
+        f"the {len(rows)} rows that are trained use {used:.0%} of the tokens up to their end; at"
+        f" least {USED:.0%} are expected: do not wait for a document that is far away")
     free = set(starts.tolist()) | {int(row) + ROW for row in rows} | {0}
     odd = [int(row) for row in rows if int(row) not in free]
     assert not odd, (
         f"the row at {odd[0]} begins neither with a document nor where the last row ended")
-    ours, theirs = end_losses(answer), losses_of_any_start()
+    ours, theirs = end_losses(rows), losses_of_any_start()
     gain = (sum(theirs) - sum(ours)) / 2
     told = (f"yours ends at {ours[0]:.3f} and {ours[1]:.3f}, any start at {theirs[0]:.3f} and"
             f" {theirs[1]:.3f}, with {used:.0%} of the tokens used")
