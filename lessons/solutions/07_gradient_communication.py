@@ -296,6 +296,10 @@ def _never_waits(rank, world_size, grads, scatter, use):
            lambda *message: scatter(*message) and SimpleNamespace(wait=lambda: None), use)
 
 
+def _uses_its_own(rank, world_size, grads, scatter, use):
+    rounds(rank, world_size, grads, lambda output, inputs: scatter(output.clone(), inputs), use)
+
+
 def _uses_filler(rank, world_size, grads, scatter, use):
     padded = grads + [torch.zeros_like(grads[0]) for _ in range(-len(grads) % world_size)]
     messages = []
@@ -308,9 +312,10 @@ def _uses_filler(rank, world_size, grads, scatter, use):
 
 
 def run_rounds(answer, count, world_size, rank, early):
-    """What the rank used, {matrix: number}, where matrix i has a mean gradient of i + 1; `early`
-    messages are there as soon as they are launched, others when they are waited for."""
-    grads = [torch.full((2, 2), i + 1.0) for i in range(count)]  # the same on all ranks
+    """What the rank used, {matrix: number}, where its own gradient of matrix i is i + 1 and the mean
+    of all ranks' i + 1.5; `early` messages are there as soon as they are launched, others when they
+    are waited for."""
+    grads = [torch.full((2, 2), i + 1.0) for i in range(count)]
     before, events, used = [grad.clone() for grad in grads], [], {}
     waited = set()  # matrices whose message was waited for
 
@@ -326,7 +331,7 @@ def run_rounds(answer, count, world_size, rank, early):
             assert each.equal(right), (
                 f"round {first // world_size} sends {each[0, 0]:g} to rank {slot}, whose gradient"
                 f" is {right[0, 0]:g}")
-        result = inputs[rank].clone()
+        result = inputs[rank] + 0.5
         if early:
             output.copy_(result)
 
@@ -360,13 +365,16 @@ def check_rounds(answer):
     assert callable(answer), f"expected the function rounds, not {answer!r}"
     for count, world_size in ((3, 2), (4, 2), (11, 8), (5, 1)):
         for rank in range(world_size):
-            own = {i: i + 1.0 for i in range(rank, count, world_size)}
+            own = {i: i + 1.5 for i in range(rank, count, world_size)}
             for early in (False, True):
                 used = run_rounds(answer, count, world_size, rank, early)
                 when = "as soon as it is launched" if early else "only when it is waited for"
                 assert used.keys() == own.keys(), (
                     f"{count} matrices, {world_size} ranks: rank {rank} uses matrices"
                     f" {sorted(used)}; it owns {sorted(own)}")
+                assert used != {i: i + 1.0 for i in own} or not own, (
+                    f"{count} matrices, {world_size} ranks: rank {rank} uses its own gradients; the"
+                    " mean of all ranks' is in the output that you passed to scatter")
                 assert used == own, (
                     f"{count} matrices, {world_size} ranks: where each message is there {when},"
                     f" rank {rank} uses the gradients {list(used.values())} instead of"
@@ -416,6 +424,6 @@ EXERCISES = {
         ],
         solution=rounds,
         wrong=[_as_in_the_records, _waits_for_each, _tail_stays_away, _one_scratch, _uses_filler,
-               _never_waits],
+               _never_waits, _uses_its_own],
     ),
 }

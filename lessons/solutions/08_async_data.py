@@ -183,8 +183,11 @@ def check_ahead(answer):
             f" {ahead} may wait in the queue and one in the thread's hand")
 
 
+BROKEN = "shard 2 is no whole token shard"  # what the loader raises
+
+
 def check_error(answer):
-    error = ValueError("shard 2 is no whole token shard")
+    error = ValueError(BROKEN)
     loader, got = Loader(3, error), []
 
     def take_all():
@@ -247,10 +250,16 @@ def check_prefetched(answer):
     assert callable(answer), f"expected the function prefetched, not {answer!r}"
     result = answer(iter(()), 1)
     assert result is not None, "the function returns nothing; yield the batches"
-    report, threading.excepthook = threading.excepthook, lambda told: None
+    report, died = threading.excepthook, []
+    threading.excepthook = lambda told: died.append(told.exc_value)
     try:
         for check in (check_order, check_ahead, check_error):
             check(answer)
+    except AssertionError:
+        own = [error for error in died if str(error) != BROKEN]
+        if own:  # which the loop only sees as a batch that never comes
+            raise AssertionError(f"your thread ends with {own[0]!r}") from None
+        raise
     finally:
         threading.excepthook = report
     (theirs, waited), (ours, waits) = train(lambda batches, ahead: batches), train(answer)
@@ -338,6 +347,10 @@ def _error_ends(batches, ahead):
     yield from _without_end(batches, ahead, lambda waiting, error: waiting.put(None))
 
 
+def _dies(batches, ahead):
+    yield from _without_end(batches, ahead, lambda waiting, error: waiting.putt(None))
+
+
 def _error_lost(batches, ahead):
     yield from _without_end(
         batches, ahead, lambda waiting, error: None if error else waiting.put(None))
@@ -411,6 +424,6 @@ EXERCISES = {
         ],
         solution=prefetched,
         wrong=[_no_thread, _reads_all, _unbounded, _one_ahead, _without_end, _error_ends,
-               _error_lost, _another_error, _error_first, _no_daemon],
+               _error_lost, _another_error, _error_first, _no_daemon, _dies],
     ),
 }
