@@ -93,6 +93,11 @@ def _first_rows(rank, world_size, *rest):
         param.copy_(moved)
 
 
+def _sends_parameters(rank, world_size, params, grads, states, scatter, gather, update):
+    sharded_step(rank, world_size, params, [param.clone() for param in params], states, scatter,
+                 gather, update)
+
+
 def _own_gradients(rank, world_size, params, grads, states, scatter, gather, update):
     scatters = [scatter(grad) for grad in grads]
     gathers = []
@@ -127,8 +132,8 @@ def adam(rows, grad, state):
 class Rank:
     """One rank's step, among others that do it right: what it sends, and in which order."""
 
-    def __init__(self, rank, world_size, means, updated):
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank, world_size, grads, means, updated):
+        self.rank, self.world_size, self.grads = rank, world_size, grads  # the rank's own
         self.means, self.updated = means, updated  # of each whole parameter, by its number
         self.events = []
 
@@ -139,11 +144,14 @@ class Rank:
             self.events.append(f"wait {what} {number}"), result)[1]})()
 
     def scatter(self, grad):
-        number = sum(event.startswith("launch scatter") for event in self.events)
-        assert number < len(self.means), "more scatters than parameters; each gradient goes once"
-        assert grad.shape == self.means[number].shape, (
-            f"scatter takes a whole gradient, {tuple(self.means[number].shape)}, and got"
+        launched = sum(event.startswith("launch scatter") for event in self.events)
+        assert launched < len(self.means), "more scatters than parameters; each gradient goes once"
+        assert grad.shape == self.means[launched].shape, (
+            f"scatter takes a whole gradient, {tuple(self.means[launched].shape)}, and got"
             f" {tuple(grad.shape)}; the cutting is its work")
+        number = next((n for n, own in enumerate(self.grads) if own.equal(grad)), None)
+        assert number is not None, (
+            f"scatter {launched} sends a tensor that is none of this rank's gradients")
         return self.handle("scatter", number, self.means[number].chunk(self.world_size)[self.rank])
 
     def gather(self, rows):
@@ -196,7 +204,8 @@ def train_by_rows(answer, world_size, steps):
         for param, mean, state in zip(params, means, whole_states, strict=True):
             adam(param, mean, state)
         for rank in range(world_size):
-            link, given = Rank(rank, world_size, means, params), list(theirs[rank])
+            link = Rank(rank, world_size, grads[rank], means, params)
+            given = list(theirs[rank])
             answer(rank, world_size, given, [grad.clone() for grad in grads[rank]],
                    states[rank], link.scatter, link.gather, adam)
             where = f"rank {rank} of {world_size}, step {step + 1}"
@@ -312,9 +321,9 @@ def _uses_filler(rank, world_size, grads, scatter, use):
 
 
 def run_rounds(answer, count, world_size, rank, early):
-    """What the rank used, {matrix: number}, where its own gradient of matrix i is i + 1 and the mean
-    of all ranks' i + 1.5; `early` messages are there as soon as they are launched, others when they
-    are waited for."""
+    """What the rank used, {matrix: number}, where its own gradient of matrix i is i + 1 and the
+    mean of all ranks' i + 1.5; `early` messages are there as soon as they are launched, others when
+    they are waited for."""
     grads = [torch.full((2, 2), i + 1.0) for i in range(count)]
     before, events, used = [grad.clone() for grad in grads], [], {}
     waited = set()  # matrices whose message was waited for
@@ -411,7 +420,7 @@ EXERCISES = {
         ],
         solution=sharded_step,
         wrong=[_waits_at_once, _gathers_at_the_end, _keeps_its_rows, _other_tensors, _first_rows,
-               _own_gradients, _forgets, _whole_parameters],
+               _own_gradients, _forgets, _whole_parameters, _sends_parameters],
     ),
     "3": dict(
         check=check_rounds,
