@@ -26,7 +26,7 @@ LONGEST_FUNCTION = 45  # lines
 LONGEST = {
     "speedrun": {"00": 375, "03": 445, "04": 505, "05b": 555, "06": 720, "06e": 750, "09": 850,
                  "10f": 940, "11d": 1050, "13a": 1200, "14f": 1400,
-                 "14i": 1552},  # the last: also composed heads, prefixes and FP8 in the MLP
+                 "14i": 1550},  # the last: also composed heads, prefixes and FP8 in the MLP
     "prelude": {"p9": 700},
     "encore": {"e9": 500},
 }

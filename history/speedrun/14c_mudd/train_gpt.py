@@ -934,8 +934,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def split_scalars(self):
-        # Each layer's scalars by name, then the model's.
+    def split_scalars(self):  # each layer's by name, then the model's
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]

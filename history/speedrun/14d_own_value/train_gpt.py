@@ -950,8 +950,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def split_scalars(self):
-        # Each layer's scalars by name, then the model's.
+    def split_scalars(self):  # each layer's by name, then the model's
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         own_values = dict(zip(self.own_value_layers, self.own_values, strict=True))

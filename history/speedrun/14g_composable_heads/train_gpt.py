@@ -996,7 +996,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(last))
         self.blocks.append(LastBlock(args, self.rotary, last))
         self.final_mix = Coefficients(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
-        assert 0 < args.late_layer < last, "late_layer is the first or the last layer"
+        assert 0 < args.late_layer < last, "late_layer should lie between first and last layer"
         early, late = range(args.late_layer), range(args.late_layer, args.num_layers)
         self.early_gates = Coefficients(args, gate_layout(args, early), args.gate_scale)
         self.late_gates = Coefficients(args, gate_layout(args, late), args.gate_scale)
@@ -1021,8 +1021,7 @@ class GPT(nn.Module):
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
-    def split_scalars(self):
-        # Each layer's scalars by name, then the model's.
+    def split_scalars(self):  # each layer's by name, then the model's
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]

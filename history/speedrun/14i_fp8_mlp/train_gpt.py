@@ -1086,7 +1086,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(last))
         self.blocks.append(LastBlock(args, self.rotary, last))
         self.final_mix = Coefficients(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
-        assert 0 < args.late_layer < last, "late_layer is the first or the last layer"
+        assert 0 < args.late_layer < last, "late_layer should lie between first and last layer"
         early, late = range(args.late_layer), range(args.late_layer, args.num_layers)
         self.early_gates = Coefficients(args, gate_layout(args, early), args.gate_scale)
         self.late_gates = Coefficients(args, gate_layout(args, late), args.gate_scale)
@@ -1112,13 +1112,11 @@ class GPT(nn.Module):
         self.rotary.set_window(window, self.args)
 
     def quantize_weights(self, delayed):
-        # Called before a step's forward passes: all of them use these FP8 weights.
         if self.args.use_fp8:
             for block in self.blocks:
                 block.mlp.quantize_weights(delayed)
 
-    def split_scalars(self):
-        # Each layer's scalars by name, then the model's.
+    def split_scalars(self):  # each layer's by name, then the model's
         L, width = len(self.blocks), len(self.initial_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
@@ -1483,7 +1481,7 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, args):
             break
 
         train_loss = 0.0
-        model.quantize_weights(delayed=step > args.fp8_settle_steps)
+        model.quantize_weights(delayed=step > args.fp8_settle_steps)  # for all its passes
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             weights = torch.tensor(target_weights(step, args), device=inputs.device)
             loss = model(inputs, targets, tied, weights, prefixes[targets])

@@ -440,7 +440,8 @@ def _eight_bits(a, b, func, args, kwargs):
 
 def _kind(value):
     if isinstance(value, torch.Tensor):
-        whole = not (value.is_floating_point() or value.dtype == torch.bool)  # of how many bits
-        name = "whole-number" if whole else dtype_name(value.dtype)  # does not matter
+        # Whole numbers may have 32 bits or 64.
+        whole = not (value.is_floating_point() or value.dtype == torch.bool)
+        name = "whole-number" if whole else dtype_name(value.dtype)
         return f"{name} tensor of {value.ndim} dimensions"
     return type(value).__name__

@@ -178,7 +178,7 @@ def _note_call(note, where, make, call, changes, tables=1.0, gradients=1.0):
         found = {  # of scalars round-off may be left
             name: grad.float() for name, grad in gradients_of(net).items() if grad.ndim > 1}
         within = 5e-2
-        if changes.get("bf16"):  # of one tensor more: other code may round it elsewhere
+        if changes.get("bf16"):  # twice a tensor's own error, as other code may round elsewhere
             exact = make(tables=tables)
             (gradients * as_loss(exact(*args, **kwargs))).backward()
             within = {name: max(within, 2 * ((grad - found[name]).norm() / grad.norm()).item())

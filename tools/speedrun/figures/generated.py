@@ -168,7 +168,8 @@ def _read_sources(root):
         except FileNotFoundError:
             faults = ["the file is missing"]
         except (ValueError, OSError) as error:
-            faults, remedy = [str(error)], f"git restore {RESULTS}/{name}"
+            faults = [str(error).removeprefix(f"{name}: ")]
+            remedy = f"git restore {RESULTS}/{name}"
         errors += [f"{RESULTS}/{name}: {fault}; {remedy}" for fault in faults]
     for field, names in TIMINGS.items():
         timings = []
