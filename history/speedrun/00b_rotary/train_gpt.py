@@ -218,7 +218,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """Linear warm-up to 1; at the end, linear decay to 0 over cooldown_steps (arXiv 2405.18392)."""
+    """Linear warm-up to 1, then flat, then linear decay over cooldown_steps (arXiv 2405.18392)."""
     return min((step + 1) / args.warmup_steps, 1.0, (args.train_steps - step) / args.cooldown_steps)
 
 

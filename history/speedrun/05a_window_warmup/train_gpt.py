@@ -350,7 +350,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from window_start to window_end over the run, in steps of window_start."""
+    """Linear from window_start to window_end over the run, down to a multiple of window_start."""
     growth = (args.window_end - args.window_start) * step // args.train_steps
     return (args.window_start + growth) // args.window_start * args.window_start
 

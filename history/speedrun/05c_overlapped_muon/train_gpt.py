@@ -120,7 +120,7 @@ def wide(matrix):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -365,7 +365,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from window_start to window_end over the run, in steps of window_start."""
+    """Linear from window_start to window_end over the run, down to a multiple of window_start."""
     growth = (args.window_end - args.window_start) * step // args.train_steps
     return (args.window_start + growth) // args.window_start * args.window_start
 

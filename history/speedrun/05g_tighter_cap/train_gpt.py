@@ -71,7 +71,7 @@ class Hyperparameters:
     train_steps: int = 1390
     scheduled_steps: int = 1390  # the schedules end here
     cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
-    final_lr_multiplier: float = 0.0  # the decay still ends at zero
+    final_lr_multiplier: float = 0.0  # the decay ends at zero
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
@@ -123,7 +123,7 @@ def wide(matrix):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -227,7 +227,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
+        """Per row, how many tiles are near (B, 1, N), and the indices of all, near ones first."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 

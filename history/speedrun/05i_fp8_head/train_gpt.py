@@ -128,7 +128,7 @@ def wide(matrix):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -290,7 +290,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
+        """Per row, how many tiles are near (B, 1, N), and the indices of all, near ones first."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 

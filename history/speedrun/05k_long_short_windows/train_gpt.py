@@ -60,7 +60,7 @@ class Hyperparameters:
     fp8_grad_scale: float = 2.0**13  # scales the gradients of the logits
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
+    attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
     # optimizer and schedules
     muon_lr: float = 0.05  # roughly an update's singular values; doubled for c_fc, which is tall
     muon_momentum_start: float = 0.85
@@ -128,7 +128,7 @@ def wide(matrix):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -290,7 +290,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
+        """Per row, how many tiles are near (B, 1, N), and the indices of all, near ones first."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 

@@ -46,8 +46,8 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
-    train_seq_len: int = 49_152  # tokens per sequence: documents end to end
+    total_batch_size: int = 393_216  # tokens per step, all ranks: few, to learn more from each
+    train_seq_len: int = 49_152  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
     # model
@@ -62,7 +62,7 @@ class Hyperparameters:
     fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
+    attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
     # optimizer and schedules
     muon_lr: float = 0.05  # roughly an update's singular values; doubled for c_fc, which is tall
     muon_momentum_start: float = 0.85
@@ -130,7 +130,7 @@ def wide(matrix):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -292,7 +292,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
+        """Per row, how many tiles are near (B, 1, N), and the indices of all, near ones first."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 
@@ -426,7 +426,7 @@ def open_shard(file):
 
 
 def aligned_rows(shard, T, args):
-    """Yields rows of T + 1 tokens: each starts with the first document after the previous row."""
+    """Yields rows of T + 1 tokens, none begun in mid-document: each starts at the next document."""
     def next_document(position, piece=65_536):
         for begin in range(position, len(shard), piece):  # in pieces: the next start is near
             found = np.flatnonzero(shard[begin : begin + piece] == args.bos_id)

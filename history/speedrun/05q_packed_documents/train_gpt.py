@@ -45,11 +45,11 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
-    train_seq_len: int = 49_152  # tokens per sequence: documents end to end
+    total_batch_size: int = 393_216  # tokens per step, all ranks: few, to learn more from each
+    train_seq_len: int = 49_152  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
+    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
@@ -63,9 +63,9 @@ class Hyperparameters:
     fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    attention_scale: float = 0.12  # softmax scale, instead of 1 / sqrt(head_dim)
+    attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values, the same for all shapes
+    muon_lr: float = 0.05  # roughly an update's singular values, c_fc's too: no matrix is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -182,14 +182,14 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # one batch each, never transposed
+        shapes = dict.fromkeys(param.shape for param in params)  # few shapes, few batches to send
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -333,7 +333,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row, the number of near tiles (B, 1, N) and indices that begin with the near ones."""
+        """Per row, how many tiles are near (B, 1, N), and the indices of all, near ones first."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 
@@ -353,7 +353,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights)  # four matrices for Muon
+        self.c_qkvo = nn.Parameter(weights)  # four matrices in one Muon batch
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding

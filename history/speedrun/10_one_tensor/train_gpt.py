@@ -62,16 +62,16 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 262_144  # tokens per optimizer step, all ranks
-    train_seq_len: int = 32_768  # tokens per sequence: documents end to end
+    total_batch_size: int = 262_144  # tokens per step, all ranks: few, to learn more from each
+    train_seq_len: int = 32_768  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
+    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
-    num_layers: int = 11
+    num_layers: int = 11  # GPT-2's 12 without the first, whose attention was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = "12......012"  # value tables; . = none, where they help little
     backout_layer: int = 7  # counted from 0; a share of its output is subtracted before the head
@@ -93,7 +93,7 @@ class Hyperparameters:
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
-    adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
+    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
     train_steps: int = 2330
     scheduled_steps: int = 2290  # the schedules end here
     cooldown_frac: float = 0.45  # of scheduled_steps, so that it scales with the run
@@ -102,7 +102,7 @@ class Hyperparameters:
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_stages: int = 3  # equally long; few, because the model is compiled for each
+    window_stages: int = 3  # equally long; the model is compiled for each window, a constant in it
     window_end: int = 1664  # in the last validation: YaRN lets it exceed those of training
     long_window_end: int = 2560  # the same for layers with a long window (L)
     tile_size: int = 128  # short windows are multiples of it
@@ -216,7 +216,7 @@ def polar_express(matrices, dtype, use_triton=False):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -266,12 +266,13 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
-        # A group's parameters share a shape; the first num_attentions are four (n, n), as (n, 4n).
+        # A group's parameters have one shape, so they make one batch; the first num_attentions are
+        # attention's, each four (n, n) side by side, as (n, 4n).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.orthogonalise = torch.compile(
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
+        self.weights = []  # per group: parameter i is a view of slot i, so a gather fills them all
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -525,12 +526,12 @@ class GPT(nn.Module):
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()
             self.lm_head.bfloat16()  # half the bytes to keep and to send
-            self.rotary.bfloat16()
+            self.rotary.bfloat16()  # its tables, and so the rotation
         self.set_window(window_size(args.train_steps, args))
 
     def set_window(self, window):
-        # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # also sets the rotary tables; the last long window is longer
+        # Python numbers are constants to the compiler: one compilation for each stage.
+        self.window = window  # of the rotary tables, too; long layers may see further than that
         self.long_window = self.args.long_window_end if window == self.args.window_end else window
         self.rotary.set_window(window, self.args)
 

@@ -67,12 +67,12 @@ class Hyperparameters:
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
+    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
-    num_layers: int = 11
+    num_layers: int = 11  # GPT-2's 12 without the first, whose attention was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = "12......012"  # value tables; . = none, where they help little
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
@@ -102,7 +102,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.0  # times the square of the rate; not for scalars
-    adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
+    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
     train_steps: int = 2160
     scheduled_steps: int = 2120  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.51  # peak of lr_multiplier: about 2^0.6, for twice the tokens
@@ -239,7 +239,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -303,7 +303,8 @@ class Muon(torch.optim.Optimizer):
     NorMuon: in groups with a neuron_beta the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters share a shape; the first num_attentions are four (n, n), as (n, 4n).
+        # A group's parameters have one shape, so they make one batch; the first num_attentions are
+        # attention's, each four (n, n) side by side, as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, lr_factors=1.0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -312,7 +313,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
+        self.weights = []  # per group: parameter i is a view of slot i, so a gather fills them all
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
@@ -511,7 +512,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
         y = y * gates[..., None]  # a gate can switch a head off for a token
-        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])
+        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])  # cheaper than on y
 
 
 class MLP(nn.Module):
@@ -580,12 +581,12 @@ class GPT(nn.Module):
             self.embed.bfloat16()  # makes the residual stream bfloat16, too
             self.value_embeds.bfloat16()
             self.lm_head.bfloat16()  # half the bytes to keep and to send
-            self.rotary.bfloat16()
+            self.rotary.bfloat16()  # its tables, and so the rotation
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
-        # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # also sets the rotary tables; the last long window is longer
+        # Python numbers are constants to the compiler: one compilation for each stage.
+        self.window = window  # of the rotary tables, too; long layers may see further than that
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 

@@ -67,27 +67,27 @@ class Hyperparameters:
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
+    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
-    num_layers: int = 11
+    num_layers: int = 11  # GPT-2's 12 without the first, whose attention was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = "12......012"  # value tables; . = none, where they help little
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S, in slots of head pairs
+    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    qkv_init: float = 1.0  # initial standard deviation, times sqrt(model_dim); c_fc's is 0.5
+    qkv_init: float = 1.0  # initial standard deviation is this / sqrt(model_dim); c_fc's 0.5
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
-    cap_shift: float = 5.0  # high logits saturate sooner than low ones
+    cap_shift: float = 5.0  # above a logit of 0 there is less room than below
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
@@ -116,7 +116,7 @@ class Hyperparameters:
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0
     head_decay_factor: float = 150.0  # for the embedding, too; large because their rate is small
-    adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
+    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
     train_steps: int = 1775
@@ -255,7 +255,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -351,7 +351,8 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters share a shape; the first num_attentions are four (n, n), as (n, 4n).
+        # A group's parameters have one shape, so they make one batch; the first num_attentions are
+        # attention's, each four (n, n) side by side, as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -360,7 +361,7 @@ class Muon(torch.optim.Optimizer):
             partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
         self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
         self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group: parameter i becomes a view of slot i, other slots stay zero
+        self.weights = []  # per group: parameter i is a view of slot i, so a gather fills them all
         self.lr_factors = []  # likewise, one number per parameter
         for group in self.param_groups:
             params, world_size = group["params"], dist.get_world_size()
@@ -596,7 +597,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         # A gate can switch a head off for a token.
         y = y.reshape(B, T, self.num_heads, -1) * gates(x, gate)[..., None]
-        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])
+        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])  # cheaper than on y
 
 
 class MLP(nn.Module):
@@ -700,8 +701,8 @@ class GPT(nn.Module):
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
-        # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # also sets the rotary tables; the last long window is longer
+        # Python numbers are constants to the compiler: one compilation for each stage.
+        self.window = window  # of the rotary tables, too; long layers may see further than that
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 

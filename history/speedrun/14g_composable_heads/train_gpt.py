@@ -67,13 +67,13 @@ class Hyperparameters:
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    first_document_len: int = 896  # tokens kept per document in the first stage
-    max_document_len: int = 2048  # tokens kept per training document, so that a batch has more
+    first_document_len: int = 896  # tokens kept in the first stage, whose windows are short
+    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
-    num_layers: int = 11
+    num_layers: int = 11  # GPT-2's 12 without the first, whose attention was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 2's helps more than 0's
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
@@ -93,7 +93,7 @@ class Hyperparameters:
     cached_layer: int = 7  # read by later layers' attention
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S, in slots of head pairs
+    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
     gate_channels: int = 12  # leading channels, from which gates are computed
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
@@ -103,7 +103,7 @@ class Hyperparameters:
     qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output, which adds from the first step
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
-    cap_shift: float = 5.0  # high logits saturate sooner than low ones
+    cap_shift: float = 5.0  # above a logit of 0 there is less room than below
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
@@ -133,7 +133,7 @@ class Hyperparameters:
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
     head_decay_factor: float = 150.0  # for the embedding, too; large because their rate is small
-    adam_every: int = 2  # steps per Adam step: its tables profit from a larger batch than Muon's
+    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
     train_steps: int = 1300
@@ -388,7 +388,7 @@ def even_out(updates, mean_square, beta):
 
 def nesterov_update(grad, momentum_buffer, momentum):
     """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # one kernel; a mean serves as well as a sum
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
     return grad.lerp(momentum_buffer, momentum)
 
 
@@ -750,7 +750,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class SquaredReLUMLP(torch.autograd.Function):
-    """relu(x w_in)^2 w_out', for x (N, C), w_in and w_out (C, 4C)."""
+    """relu(x w_in)^2 w_out', x (N, C), weights (C, 4C); keeps one (N, 4C) tensor, not two."""
     @staticmethod
     def forward(ctx, x, w_in, w_out, use_triton):
         post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
@@ -1016,8 +1016,8 @@ class GPT(nn.Module):
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
-        # Python numbers: the model is recompiled for each of their few values.
-        self.window = window  # also sets the rotary tables; the last long window is longer
+        # Python numbers are constants to the compiler: one compilation for each stage.
+        self.window = window  # of the rotary tables, too; long layers may see further than that
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
