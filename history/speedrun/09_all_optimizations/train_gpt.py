@@ -265,8 +265,7 @@ class ShardedAdam(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
-        # A group's parameters have one shape, so they make one batch; the first num_attentions are
-        # attention's, each four (n, n) side by side, as (n, 4n).
+        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.orthogonalise = torch.compile(

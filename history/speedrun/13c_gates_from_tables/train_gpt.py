@@ -399,8 +399,7 @@ class Muon(torch.optim.Optimizer):
     NorMuon: the columns of updates are evened out.
     """
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's parameters have one shape, so they make one batch; the first num_attentions are
-        # attention's, each four (n, n) side by side, as (n, 4n).
+        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
