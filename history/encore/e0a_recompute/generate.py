@@ -139,7 +139,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
@@ -161,7 +161,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first popped is x itself
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper written as a sigmoid.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits

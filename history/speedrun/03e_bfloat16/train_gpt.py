@@ -251,7 +251,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper written as a sigmoid.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits

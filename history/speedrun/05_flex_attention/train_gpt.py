@@ -183,7 +183,7 @@ class Rotary(nn.Module):
 
 
 def attention_mask(inputs, args):
-    """The mask of `inputs` (B, T): a token sees `window` tokens of its document, itself the last.
+    """The mask of `inputs` (B, T): a token sees the last `window` of its document, itself included.
 
     For FlexAttention (arXiv 2412.05496) the rule becomes a BlockMask of 128 x 128 tiles: those in
     which nothing is visible are skipped. The fallback is a dense (B, 1, T, T) mask for SDPA.
@@ -205,7 +205,7 @@ def attention_mask(inputs, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -268,7 +268,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
@@ -292,7 +292,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first popped is x itself
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper written as a sigmoid.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits

@@ -53,7 +53,7 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    value_embed_pattern: str = "012345543210"  # each layer's value-embedding table
+    value_embed_pattern: str = "012345543210"  # the value-embedding table of each layer
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
@@ -236,7 +236,7 @@ def attention_mask(inputs, window, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -297,7 +297,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
@@ -331,7 +331,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first popped is x itself
             x = block(x, value_embeds, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper as a sigmoid.
+        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper written as a sigmoid.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
@@ -385,7 +385,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from 0 to window_end, rounded up to the mask's unit, whole tiles: at least one."""
+    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
     tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
     return max(1, tiles) * args.tile_size
 

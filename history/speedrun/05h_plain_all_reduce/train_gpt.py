@@ -238,7 +238,7 @@ def attention_mask(inputs, window, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -303,7 +303,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
@@ -392,7 +392,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from 0 to window_end, rounded up to the mask's unit, whole tiles: at least one."""
+    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
     tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
     return max(1, tiles) * args.tile_size
 

@@ -70,7 +70,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-10 * 524_288  # 1e-10 on means: gradients are sums over a step's tokens
+    adam_eps: float = 1e-10 * 524_288  # 1e-10 for means: gradients are sums over a step's tokens
     train_steps: int = 1393
     scheduled_steps: int = 1393  # the schedules end here
     cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
@@ -303,12 +303,12 @@ def attention_mask(inputs, window, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        # Three matrices for Muon, one for the product.
+        # Muon orthogonalises three matrices; the forward pass multiplies by all three at once.
         self.c_qkv = nn.Parameter(init_uniform(torch.empty(3, args.model_dim, args.model_dim)))
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)
@@ -368,7 +368,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
@@ -458,7 +458,7 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """Linear from 0 to window_end, rounded up to the mask's unit, whole tiles: at least one."""
+    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
     tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
     return max(1, tiles) * args.tile_size
 

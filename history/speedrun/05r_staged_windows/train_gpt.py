@@ -45,11 +45,11 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks: few, to learn more from each
+    total_batch_size: int = 393_216  # tokens per step, all ranks: few, so that each teaches more
     train_seq_len: int = 49_152  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
+    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
@@ -57,7 +57,7 @@ class Hyperparameters:
     layer_without_attention: int = 7  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = "012......012"  # value tables; . = none, where they help little
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
-    gate_channels: int = 12  # leading channels, from which gates are computed
+    gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
     fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
@@ -126,7 +126,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
@@ -346,7 +346,7 @@ def attention_mask(inputs, window, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -414,7 +414,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
@@ -628,7 +628,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
     log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        window = window_size(step, args)  # a constant to the compiler: one compilation a stage
+        window = window_size(step, args)  # constant for the compiler: one compilation per stage
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             validation_start = log.now()
             val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, window)

@@ -43,7 +43,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -60,11 +60,11 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks: few, to learn more from each
+    total_batch_size: int = 393_216  # tokens per step, all ranks: few, so that each teaches more
     train_seq_len: int = 49_152  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
+    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
@@ -73,7 +73,7 @@ class Hyperparameters:
     layer_without_mlp: int = 0  # counted from 0: attention only, so a step is cheaper
     value_embed_pattern: str = "012......012"  # value tables; . = none, where they help little
     window_pattern: str = "LSSSLSSLSSSL"  # each layer's window: L = long, S = short
-    gate_channels: int = 12  # leading channels, from which gates are computed
+    gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
     fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
@@ -142,7 +142,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
@@ -330,7 +330,7 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees its document, `window` tokens back."""
+    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = document_starts(inputs, args)
@@ -346,7 +346,7 @@ def attention_masks(inputs, windows, training, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -418,7 +418,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair layers of two halves"
+        assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
@@ -637,7 +637,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
     log.clock_start = log.now()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        window = window_size(step, args)  # a constant to the compiler: one compilation a stage
+        window = window_size(step, args)  # constant for the compiler: one compilation per stage
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             validation_start = log.now()
             val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, window)

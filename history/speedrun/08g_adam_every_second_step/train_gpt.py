@@ -47,7 +47,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -64,11 +64,11 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 262_144  # tokens per step, all ranks: few, to learn more from each
+    total_batch_size: int = 262_144  # tokens per step, all ranks: few, so that each teaches more
     train_seq_len: int = 32_768  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
+    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
@@ -77,7 +77,7 @@ class Hyperparameters:
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = "12......012"  # value tables; . = none, where they help little
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
-    gate_channels: int = 12  # leading channels, from which gates are computed
+    gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
     fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
@@ -94,7 +94,7 @@ class Hyperparameters:
     adam_beta1: float = 0.7
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
-    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
+    adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     train_steps: int = 2420
     scheduled_steps: int = 2380  # the schedules end here
     cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
@@ -104,7 +104,7 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # equally long; the model is compiled for each window, a constant in it
-    window_end: int = 1664  # in the last validation: YaRN lets it exceed those of training
+    window_end: int = 1664  # in the last validation: YaRN lets it exceed the training windows
     long_window_end: int = 2560  # the same for layers with a long window (L)
     tile_size: int = 128  # short windows are multiples of it
     # run
@@ -150,7 +150,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
@@ -309,7 +309,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # whole parameters are sent: only owners apply updates
+                param.copy_(updated)  # sent whole, so that only its owner updates it
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -413,7 +413,7 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees its document, `window` tokens back."""
+    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = document_starts(inputs, args)
@@ -429,7 +429,7 @@ def attention_masks(inputs, windows, training, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -531,8 +531,8 @@ class GPT(nn.Module):
         self.set_window(window_size(args.train_steps, args))
 
     def set_window(self, window):
-        # Python numbers are constants to the compiler: one compilation for each stage.
-        self.window = window  # of the rotary tables, too; long layers may see further than that
+        # Python numbers are constant for the compiler: one compilation per stage.
+        self.window = window  # also that of the rotary tables; long layers may see further
         self.long_window = self.args.long_window_end if window == self.args.window_end else window
         self.rotary.set_window(window, self.args)
 
@@ -548,7 +548,7 @@ class GPT(nn.Module):
         value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
         skips = []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them,
-        # each times a weight between 0 and 1, at first sigmoid(-1.5) = 0.18.
+        # each times a weight between 0 and 1, which starts at sigmoid(-1.5) = 0.18.
         half = len(self.blocks) // 2
         for block, scalars in zip(self.blocks[:half], layer_scalars[:half], strict=True):
             x = block(x, value_embeds, x0, scalars, masks)

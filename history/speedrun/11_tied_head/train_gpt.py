@@ -46,7 +46,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -67,7 +67,7 @@ class Hyperparameters:
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
+    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
@@ -79,7 +79,7 @@ class Hyperparameters:
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
-    gate_channels: int = 12  # leading channels, from which gates are computed
+    gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.5  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
@@ -90,9 +90,9 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the same for the second one; the factors matter little
-    neuron_beta: float = 0.95  # decay of the mean squares of an update's columns
-    muon_weight_decay: float = 1.2  # times the square of the rate, and once its factor
+    mlp_out_lr_factor: float = 4.0  # the same for the second one; these factors matter little
+    neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
+    muon_weight_decay: float = 1.2  # times the squared rate and, once, the matrix's factor
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
@@ -103,7 +103,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate; not for scalars
-    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
+    adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     train_steps: int = 2035
     scheduled_steps: int = 1995  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.51  # peak of lr_multiplier: about 2^0.6, for twice the tokens
@@ -160,7 +160,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
@@ -258,7 +258,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
-    param.sub_(update + decay * param * (update * param > 0))  # none without an update
+    param.sub_(update + decay * param * (update * param > 0))  # no update, no decay
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -474,7 +474,7 @@ def document_starts(inputs, args):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees its document, `window` tokens back."""
+    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = document_starts(inputs, args)
@@ -501,7 +501,7 @@ def offset_keys(k):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -517,7 +517,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, value_embed, scalars, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype).view(4, C, C)
-        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))  # acts on v: q, k are normed
+        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if value_embed is not None:
             v = v + value_embed.view_as(v)
@@ -610,8 +610,8 @@ class GPT(nn.Module):
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
-        # Python numbers are constants to the compiler: one compilation for each stage.
-        self.window = window  # of the rotary tables, too; long layers may see further than that
+        # Python numbers are constant for the compiler: one compilation per stage.
+        self.window = window  # also that of the rotary tables; long layers may see further
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
@@ -735,7 +735,7 @@ def train_seq_len(step, args):
 
 def lr_multiplier(step, args):
     """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # the 0.0 is unused: remaining = 0
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
 

@@ -47,7 +47,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
 def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 since Ampere, else a dense mask."""
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
@@ -68,8 +68,8 @@ class Hyperparameters:
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    first_document_len: int = 896  # tokens kept in the first stage, whose windows are short
-    max_document_len: int = 2048  # tokens kept of a training document: more documents in a batch
+    first_document_len: int = 896  # the cut in the first stage, whose windows are short
+    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
@@ -86,7 +86,7 @@ class Hyperparameters:
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
     window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
-    gate_channels: int = 12  # leading channels, from which gates are computed
+    gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
@@ -102,9 +102,9 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the same for the second one; the factors matter little
-    neuron_beta: float = 0.9  # decay of the mean squares of an update's columns
-    muon_weight_decay: float = 1.2  # times the square of the rate, and once its factor
+    mlp_out_lr_factor: float = 4.0  # the same for the second one; these factors matter little
+    neuron_beta: float = 0.9  # decay of the running mean square of each column of an update
+    muon_weight_decay: float = 1.2  # times the squared rate and, once, the matrix's factor
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6  # for the bigrams, too
@@ -113,7 +113,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     add_lr: float = 0.008  # for the weights of terms added to the stream
     gate_lr: float = 0.008
-    smear_gate_lr: float = 8e-5  # small: otherwise the growing batch unsettles this gate
+    smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
     mix_lr: float = 0.002  # for the networks that compute coefficients
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75  # for the bigrams, too
@@ -124,8 +124,8 @@ class Hyperparameters:
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
-    head_decay_factor: float = 150.0  # for the embedding, too; large because their rate is small
-    adam_every: int = 2  # steps per Adam step: tables profit from a larger batch than matrices
+    head_decay_factor: float = 150.0  # for the embedding, too; large, as their rate is small
+    adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
     third_target_weight: float = 0.25  # of the one after that; fades in the first stage
     train_steps: int = 1415
@@ -184,7 +184,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached x
+        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
@@ -313,7 +313,7 @@ if find_spec("triton"):
 
 def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
                    use_triton=False):
-    """Losses (N,) of logits (N, V), and their sum's gradients (N, V) times grad_scale, or None.
+    """Losses (N,) of logits (N, V); the gradients (N, V) of their sum, times grad_scale, or None.
 
     A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. They see
     the logits through a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
@@ -417,7 +417,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)
-    param.sub_(update + decay * param * (update * param > 0))  # none without an update
+    param.sub_(update + decay * param * (update * param > 0))  # no update, no decay
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -519,7 +519,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
-                if weights.dtype == torch.bfloat16:  # rounded initially: no remainder
+                if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
             updates = self.orthogonalise(momenta, self.dtype)
@@ -601,13 +601,13 @@ class Rotary(nn.Module):
 def document_starts(inputs, args):
     """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static, short: at least 1 per 410
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static size: a start per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask, or varlen_attn's arguments}; a token has `slots` consecutive slots.
+    """{kind: dense mask, or varlen_attn's arguments}; a token takes `slots` places in a row.
 
     A slot sees its document, at most `window` slots back: with two slots, half as many tokens.
     """
@@ -651,7 +651,7 @@ def gates(x, weight):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that its mask shows."""
+    """Multi-head attention of each token to the tokens that the mask lets it see."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -730,7 +730,7 @@ def smear(x, weight, gate):
 
 
 class ValueEmbeds(nn.Module):
-    """The value residual (arXiv 2410.17897), with values from a table per layer, all in one."""
+    """The value residual (arXiv 2410.17897), with values from a table per layer in one lookup."""
     def __init__(self, args):
         super().__init__()
         pattern = args.value_embed_pattern
@@ -746,7 +746,7 @@ class ValueEmbeds(nn.Module):
 
 
 def bigram_hashes(inputs, rows):
-    """Rows (B, T) for each token and the previous one, of any document; bigrams share rows."""
+    """Rows (B, T) of each token and the one before, in any document; bigrams may share rows."""
     hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
     return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
 
@@ -773,7 +773,7 @@ class Coefficients(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        self.bias = nn.Parameter(initial / scale)  # bfloat16, as the record's: 10 hardly ever moves
+        self.bias = nn.Parameter(initial / scale)  # bfloat16, as in the record: 10 hardly moves
 
     def forward(self, x, scale):
         hidden = F.gelu(F.linear(x, self.c_fc))
@@ -809,7 +809,7 @@ class Block(nn.Module):
                 extra_values = value_embed.unflatten(2, (len(value_gate), -1))
                 extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
             y = self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
-            x = keep[0] * x + add[0] * y + injected  # after attention, which does not read it
+            x = keep[0] * x + add[0] * y + injected  # after attention, which does not see it
         return keep[1] * x + add[1] * self.mlp(norm(x))
 
 
@@ -929,8 +929,8 @@ class GPT(nn.Module):
         self.set_window(args.window_end, last=True)
 
     def set_window(self, window, last=False):
-        # Python numbers are constants to the compiler: one compilation for each stage.
-        self.window = window  # of the rotary tables, too; long layers may see further than that
+        # Python numbers are constant for the compiler: one compilation per stage.
+        self.window = window  # also that of the rotary tables; long layers may see further
         self.long_window = self.args.long_window_end if last else window
         self.rotary.set_window(window, self.args)
 
@@ -1088,7 +1088,7 @@ def train_seq_len(step, args):
 
 def lr_multiplier(step, args):
     """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # the 0.0 is unused: remaining = 0
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
 
@@ -1158,7 +1158,7 @@ class Log:
 
 
 def muon_groups(model, args):
-    """Muon's groups: Q's and K's pairs of neighbouring heads (not pair_heads'), V and O, MLPs."""
+    """Muon's groups: Q and K by two neighbouring heads (unlike pair_heads'), V and O, MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
     return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
