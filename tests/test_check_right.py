@@ -149,6 +149,39 @@ EINSUM = '''
 '''
 SDPA = ("        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)"
         "  # scale 1 / sqrt(head_dim)\n")
+OWNERS = '''
+class Muon(torch.optim.Optimizer):
+    def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
+        shapes = dict.fromkeys(param.shape for param in params)
+        super().__init__([dict(params=[p for p in params if p.shape == shape]) for shape in shapes],
+                         dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(
+            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, owned = dist.get_rank(), []
+        for group in self.param_groups:
+            share = math.ceil(len(group["params"]) / dist.get_world_size())
+            owned.append([(p, i // share) for i, p in enumerate(group["params"])])
+        reductions = [[dist.reduce(p.grad, owner, async_op=True) for p, owner in pairs]
+                      for pairs in owned]
+        sent = []
+        for group, pairs, works in zip(self.param_groups, owned, reductions, strict=True):
+            for work in works:
+                work.wait()
+            for param in (p for p, owner in pairs if owner == rank):
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                momentum = nesterov_update(param.grad, state["momentum_buffer"], group["momentum"])
+                update = self.orthogonalise(momentum[None], self.dtype)[0]
+                param.add_(update, alpha=-group["lr"])
+            sent += [dist.broadcast(p.detach(), owner, async_op=True) for p, owner in pairs]
+        for work in sent:
+            work.wait()
+'''
 OTHER_MASK = '''
 def attention_mask(inputs, window, args):
     B, T = inputs.shape
@@ -361,6 +394,11 @@ RIGHT = {
     "a norm in float32": ("02", {}, [
         ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too",
          "x.float() * (x.float().square().mean(-1, keepdim=True) + 1.19e-7).rsqrt()")]),
+    "a norm after the rotation, which autocast leaves in bfloat16": ("02", {}, [
+        ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too",
+         "(x.float() * (x.float().square().mean(-1, keepdim=True) + 1.19e-7).rsqrt()).type_as(x)"),
+        ("self.rotary(norm(q)), self.rotary(norm(k))",
+         "norm(self.rotary(q)), norm(self.rotary(k))")]),
     "zeros from the model": ("02", {}, [
         ("        nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init\n", ""),
         ("        nn.init.zeros_(self.c_proj.weight)\n", ""),
@@ -401,6 +439,7 @@ RIGHT = {
     "one class for messages": ("06f", {"ShardedAdam": SHARING_ADAM}, []),
     "one class for both optimizers' messages": (
         "07", {"ShardedAdam": SHARING_ADAM, "Muon": SHARING_MUON}, []),
+    "owners that receive each gradient": ("07", {"Muon": OWNERS}, []),
     "a queue and a thread": ("08", {"prefetched": QUEUE}, [
         ("import platform\n", "import platform\nimport queue\nimport threading\n")]),
     "another mask": ("05a", {"attention_mask": OTHER_MASK}, []),

@@ -77,19 +77,24 @@ def dtype_name(dtype):
 class Message:
     """An optimizer's collective that does not block, under way until the script waits for it."""
 
-    def __init__(self, spy, handle):
-        self.spy, self.handle, self.accompanied = spy, handle, False
+    def __init__(self, spy, handle, kind):
+        self.spy, self.handle, self.kind, self.accompanied = spy, handle, kind, False
         spy.under_way.add(self)
 
     def wait(self, *args, **kwargs):
         """Waits."""
         if self in self.spy.under_way:
             self.spy.under_way.remove(self)
-            self.spy.accompanied += self.accompanied
+            self.spy.accompanied[self.kind] += self.accompanied
         return self.handle.wait(*args, **kwargs)
 
     def __getattr__(self, name):
         return getattr(self.handle, name)
+
+
+def _is_inner(name):
+    """Whether a part of attention or MLP runs under autocast, which rounds it earlier or later."""
+    return name.count(".") > 2 and torch.is_autocast_enabled("cpu")
 
 
 class Meter(TorchDispatchMode):
@@ -161,7 +166,8 @@ class Spy:
         self.received = {}  # {weight: gradient in its optimizer's first step}
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
-        self.messages = self.accompanied = 0  # of optimizers; beside how many something is computed
+        # Of optimizers, {(collective, bytes): so many}; beside how many something is computed.
+        self.messages, self.accompanied = Counter(), Counter()
         self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited
         self.parallel = []  # models in DistributedDataParallel
         self.written = set()  # paths of files that are written
@@ -195,13 +201,13 @@ class Spy:
 
     def saw_input(self, name, part, inputs):
         """A part of the model is called."""
-        self.parts.append(name or "GPT")
+        self.parts.append(self.parts[-1] if self.parts and _is_inner(name) else name or "GPT")
 
     def saw_output(self, name, part, inputs, output):
         """A part of the model returns something."""
         self.parts.pop()
         output = output[0] if isinstance(output, tuple) else output
-        if isinstance(output, torch.Tensor):
+        if isinstance(output, torch.Tensor) and not _is_inner(name):
             self.dtypes[name or "GPT"].add(dtype_name(output.dtype))
 
     def call(self, function, net, *args, **kwargs):
@@ -323,6 +329,7 @@ class Spy:
     def send(self, function, *args, **kwargs):
         """A collective is called; its largest tensor counts."""
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        size = 0
         if tensors:
             largest = max(tensors, key=torch.Tensor.numel)
             size = largest.numel() * largest.element_size()
@@ -330,9 +337,12 @@ class Spy:
             self.sent[what, dtype_name(largest.dtype)] += size
             if is_in_backward():
                 self.sent_in_backward += size
-        self.messages += self.depth > 0
+        kind = function.__name__, size
         handle = function(*args, **kwargs)
-        return Message(self, handle) if self.depth and hasattr(handle, "wait") else handle
+        if not self.depth:
+            return handle
+        self.messages[kind] += 1
+        return Message(self, handle, kind) if hasattr(handle, "wait") else handle
 
     def distribute(self, function, net, *args, **kwargs):
         """DistributedDataParallel is made; its messages go where collectives are counted."""
