@@ -366,7 +366,7 @@ RIGHT = {
     "other names in main": (ROOT, {}, [("raw_model", "net"), ("micro_step ", "part "),
                                        ("optimized", "all_of_them")]),
     "the GPU's clock only": (ROOT, {}, [
-        ("synchronize = torch.get_device_module().synchronize",
+        ("synchronize = torch.get_device_module(device).synchronize",
          "synchronize = lambda: torch.cuda.is_available() and torch.cuda.synchronize()")]),
     "the loss divided later": (ROOT, {}, [
         ("loss = model(inputs, targets)\n            (loss / grad_accum_steps).backward()\n"

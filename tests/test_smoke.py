@@ -225,6 +225,14 @@ def test_a_log_is_never_overwritten(milestone, shards, tmp_path):
     assert (tmp_path / "log.txt").read_text(encoding="utf-8") == "mine"
 
 
+@where("Log")
+def test_a_torch_for_gpus_trains_without_one(milestone, shards, tmp_path, monkeypatch):
+    """PyTorch's default accelerator is what it was built for, also where there is none."""
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))
+    load_snapshot(milestone).main(micro_args(milestone, shards, tmp_path, train_steps=1))
+    assert "step:1/1 val_loss" in (tmp_path / "log.txt").read_text(encoding="utf-8")
+
+
 @where("parse_args")
 @pytest.mark.parametrize("option, message", [
     ("--no_such_name=1", "unrecognized arguments: --no_such_name=1"),

@@ -64,12 +64,12 @@ class Linear(nn.Linear):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); the signs are for sin
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos ignores the signs
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -101,7 +101,7 @@ class KVCache:
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to itself and the tokens before it."""
+    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -119,7 +119,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = (linear(x).view(B, T, self.num_heads, -1)
                    for linear in (self.c_q, self.c_k, self.c_v))
         # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
-        first_v = v if first_v is None else first_v  # in the first layer, v stays v
+        first_v = v if first_v is None else first_v  # the first layer's own v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         start = cache.filled if cache else 0
         assert start == 0 or T == 1, "a filled cache takes one token at a time: no mask is made"

@@ -65,11 +65,11 @@ class Hyperparameters:
     warmup_steps: int = 700
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels; then undone
+    kernel_warmup_steps: int = 3  # untimed steps that prepare the kernels, undone afterwards
     # gains, each with a flag that turns it off
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
     fused_attention: bool = True  # one kernel that never writes the scores to memory
@@ -316,7 +316,7 @@ class Norm(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to itself and the tokens before it."""
+    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
     def __init__(self, args):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -445,18 +445,18 @@ def lr_multiplier(step, args):
 # -------------------------------------------- Training --------------------------------------------
 class Log:
     """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args):
+    def __init__(self, args, device):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module().synchronize
+        self.synchronize = torch.get_device_module(device).synchronize
         self.file = self.clock_start = None  # `train` starts the clock
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
                            cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                           world_size=dist.get_world_size(), device=device)
+                           world_size=dist.get_world_size(), device=name)
         self.print0(f"environment:{json.dumps(environment)}")
         self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
@@ -494,7 +494,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
     return optimizers
 
 
@@ -576,11 +576,11 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args)
+    log = Log(args, device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     if is_sharded(args):  # all ranks begin with rank 0's weights
         for param in raw_model.parameters():
@@ -610,7 +610,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: its group's threads could abort the exit
+    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
     dist.destroy_process_group()
 
 

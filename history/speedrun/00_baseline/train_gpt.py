@@ -7,7 +7,7 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record #1
 Changed: no biases; RMSNorm without parameters; exact GELU; a constant factor on the attention
          branch; 2.5x the learning rate, decayed linearly; every gradient tensor at unit norm
-Record:  commit 4a452a2 and the gradient scaling 90 seconds later, by @kellerjordan0, 2024-06-01:
+Record:  commit 4a452a2 and the gradient normalisation after it, by @kellerjordan0, 2024-06-01:
          val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
@@ -62,11 +62,11 @@ class Hyperparameters:
     warmup_steps: int = 256
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -101,7 +101,7 @@ def norm(x):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to itself and the tokens before it."""
+    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
     def __init__(self, args):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -135,7 +135,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers): keeps the early stream small
+        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers), in place of a smaller c_proj
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -147,7 +147,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # in linear maps and attention; weights, residual stream are float32
+        self.bf16 = args.bf16  # autocast of the branches; weights and residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
@@ -210,18 +210,18 @@ def lr_multiplier(step, args):
 # -------------------------------------------- Training --------------------------------------------
 class Log:
     """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args):
+    def __init__(self, args, device):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module().synchronize
+        self.synchronize = torch.get_device_module(device).synchronize
         self.file = self.clock_start = None  # `train` starts the clock
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
                            cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                           world_size=dist.get_world_size(), device=device)
+                           world_size=dist.get_world_size(), device=name)
         self.print0(f"environment:{json.dumps(environment)}")
         self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
@@ -249,7 +249,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
     return optimizers
 
 
@@ -331,11 +331,11 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args)
+    log = Log(args, device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
@@ -357,7 +357,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: its group's threads could abort the exit
+    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
     dist.destroy_process_group()
 
 

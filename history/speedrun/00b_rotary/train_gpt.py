@@ -63,11 +63,11 @@ class Hyperparameters:
     cooldown_steps: int = 2048
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -102,12 +102,12 @@ def norm(x):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); the signs are for sin
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos ignores the signs
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -119,7 +119,7 @@ class Rotary(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to itself and the tokens before it."""
+    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -155,7 +155,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers): keeps the early stream small
+        self.attn_scale = 24**-0.5  # 1 / sqrt(2 * 12 layers), in place of a smaller c_proj
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -167,7 +167,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # in linear maps and attention; weights, residual stream are float32
+        self.bf16 = args.bf16  # autocast of the branches; weights and residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
@@ -225,18 +225,18 @@ def lr_multiplier(step, args):
 # -------------------------------------------- Training --------------------------------------------
 class Log:
     """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args):
+    def __init__(self, args, device):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module().synchronize
+        self.synchronize = torch.get_device_module(device).synchronize
         self.file = self.clock_start = None  # `train` starts the clock
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
                            cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                           world_size=dist.get_world_size(), device=device)
+                           world_size=dist.get_world_size(), device=name)
         self.print0(f"environment:{json.dumps(environment)}")
         self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
@@ -264,7 +264,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
     return optimizers
 
 
@@ -346,11 +346,11 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args)
+    log = Log(args, device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # every rank computes the same buffers
@@ -373,7 +373,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: its group's threads could abort the exit
+    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
     dist.destroy_process_group()
 
 

@@ -53,7 +53,7 @@ class Hyperparameters:
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
     # optimizer and schedules
-    muon_lr: float = 0.02  # roughly an update's singular values; doubled for c_fc, which is tall
+    muon_lr: float = 0.02  # roughly an update's singular values; twice that for tall c_fc
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.3
@@ -67,11 +67,11 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels; then undone
+    kernel_warmup_steps: int = 3  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -93,7 +93,7 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype)
@@ -137,7 +137,7 @@ class Muon(torch.optim.Optimizer):
                 by_shape[param.shape][param] = nesterov_update(
                     param.grad, state["momentum_buffer"], group["momentum"])
             for (rows, cols), batch in by_shape.items():
-                # A tall orthogonal matrix has rows of mean squared length cols / rows: make it 1.
+                # Rows of a tall orthogonal matrix have mean squared length cols / rows: make it 1.
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.orthogonalise(torch.stack(list(batch.values())), self.dtype)
                 for param, update in zip(batch, updates, strict=True):
@@ -154,12 +154,12 @@ def norm(x):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); the signs are for sin
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos ignores the signs
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -171,7 +171,7 @@ class Rotary(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to itself and the tokens before it."""
+    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -189,7 +189,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = (linear(x).view(B, T, self.num_heads, -1)
                    for linear in (self.c_q, self.c_k, self.c_v))
         # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
-        first_v = v if first_v is None else first_v  # in the first layer, v stays v
+        first_v = v if first_v is None else first_v  # the first layer's own v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |scores| <= sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
@@ -230,7 +230,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # in linear maps and attention; weights, residual stream are float32
+        self.bf16 = args.bf16  # autocast of the branches; weights and residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
@@ -295,18 +295,18 @@ def muon_momentum(step, args):
 # -------------------------------------------- Training --------------------------------------------
 class Log:
     """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args):
+    def __init__(self, args, device):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module().synchronize
+        self.synchronize = torch.get_device_module(device).synchronize
         self.file = self.clock_start = None  # `train` starts the clock
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
                            cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                           world_size=dist.get_world_size(), device=device)
+                           world_size=dist.get_world_size(), device=name)
         self.print0(f"environment:{json.dumps(environment)}")
         self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
@@ -345,7 +345,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
     return optimizers
 
 
@@ -429,11 +429,11 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args)
+    log = Log(args, device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets, to overlap
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # every rank computes the same buffers
@@ -456,7 +456,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: its group's threads could abort the exit
+    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
     dist.destroy_process_group()
 
 

@@ -72,10 +72,10 @@ class Hyperparameters:
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
-    num_layers: int = 11  # GPT-2's 12 without the first, whose attention was not worth its time
+    num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
     value_embed_pattern: str = "12......012"  # value tables; . = none, where they help little
-    window_pattern: str = "SSSLSSLSSSL"  # each layer's window: L = long, S = short
+    window_pattern: str = "SSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
@@ -94,23 +94,23 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 1e-8 in the record, which averages 8 ranks; here they are summed
     train_steps: int = 1680
-    scheduled_steps: int = 1640  # the schedules end here
+    scheduled_steps: int = 1640  # where the learning rate's and the window's schedules end
     cooldown_frac: float = 0.5  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_stages: int = 3  # equally long; the model is compiled for each window, a constant in it
+    window_stages: int = 3  # about equally long; each compiles the model for its window
     window_end: int = 1664  # in the last validation: YaRN lets it exceed the training windows
     long_window_end: int = 2560  # the same for layers with a long window (L)
     tile_size: int = 128  # short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses, which cost time; 0 = never
+    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
-    kernel_warmup_steps: int = 6  # untimed steps that compile the kernels; then undone
+    kernel_warmup_steps: int = 6  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
     attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
@@ -191,7 +191,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: rough, but fast.
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -210,7 +210,7 @@ def nesterov_update(grad, momentum_buffer, momentum):
 
 
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction, so eps is not corrected."""
+    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     param.sub_(rate * mean / (mean_square.sqrt() + eps))
@@ -264,7 +264,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # in flight; each rank gets only its share's gradients
+        scatters = []  # in flight; each rank receives the gradients of its share only
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -297,7 +297,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # sent whole, so that only its owner updates it
+                param.copy_(updated)  # new weights are sent, so each is computed once
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -362,11 +362,11 @@ class Head(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): scores depend only on the distance of two tokens."""
+    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others stay fixed, blind to distance.
+        # the pairs by t to t / 1024, in geometric steps; the others do not rotate at all.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -395,7 +395,7 @@ class Rotary(nn.Module):
 def document_starts(inputs, args):
     """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: one start per 300 tokens
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -417,7 +417,7 @@ def attention_masks(inputs, windows, training, args):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention of each token to the tokens that the mask lets it see."""
+    """Multi-head attention: each token attends to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
@@ -650,18 +650,18 @@ def window_size(step, args):
 # -------------------------------------------- Training --------------------------------------------
 class Log:
     """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args):
+    def __init__(self, args, device):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module().synchronize
+        self.synchronize = torch.get_device_module(device).synchronize
         self.file = self.clock_start = None  # `train` starts the clock
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
                            cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(),
-                           world_size=dist.get_world_size(), device=device)
+                           world_size=dist.get_world_size(), device=name)
         self.print0(f"environment:{json.dumps(environment)}")
         self.print0(f"hyperparameters:{json.dumps(asdict(args))}\n" + "=" * 100)
 
@@ -686,7 +686,7 @@ def make_optimizers(model, args):
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     half = len(matrices) // 2  # 8 ranks share 16 + 16 without padding, unlike 10 attention + 22 MLP
-    muon_groups = [  # smallest first: nothing is computed during the first scatter
+    muon_groups = [  # smallest first: the wait for the first scatter is idle
         dict(params=[model.smear_gate]),
         dict(params=[attn.gate for attn in attentions]),
         dict(params=matrices[:half], num_attentions=len(attentions)),
@@ -708,7 +708,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no duplicate
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
     return optimizers
 
 
@@ -796,7 +796,7 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args)
+    log = Log(args, device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
