@@ -225,7 +225,8 @@ def check_arguments(args):
         if path.suffix not in (".jsonl", ".txt"):
             raise ValueError(f"{path}: --input takes .jsonl and .txt files")
         if not path.is_file():
-            raise ValueError(f"{path}: no such file")
+            raise ValueError(f"{path}: no such file" if not os.path.lexists(path)
+                             else f"{path} is not a regular file")
 
 
 def main():

@@ -303,19 +303,22 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
     faults = {
         "01_bad.ipynb": "ZeroDivisionError: division by zero", "02_dead.ipynb": "Kernel died",
         **dict.fromkeys(("03_cut.ipynb", "04_empty.ipynb", "05_list.ipynb"),
-                        "it is not a notebook; git restore it")}
-    cells = ["1 / 0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1", "1", "1"]
+                        "it is not a notebook; git restore it"),
+        "06_other.ipynb": "its kernel julia is not installed here; git restore it"}
+    cells = ["1 / 0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", *"1111"]
     paths = [write(name, cell) for name, cell in zip(faults, cells, strict=True)]
-    for path, text in zip(paths[2:], ("{", "{}", "[]"), strict=True):
+    for path, text in zip(paths[2:5], ("{", "{}", "[]"), strict=True):
         path.write_text(text, encoding="utf-8")
+    paths[5].write_text(paths[5].read_text("utf-8").replace('"python3"', '"julia"'), "utf-8")
     before = [path.read_bytes() for path in paths]
-    write("06_good.ipynb", "1")
+    good = write("07_good.ipynb", "1")
+    good.write_text(good.read_text("utf-8").replace('"kernelspec"', '"no_spec"'), "utf-8")
     assert run() == 1
     assert [path.read_bytes() for path in paths] == before
     seen = capsys.readouterr()
     for line, (name, said) in zip(seen.err.splitlines(), faults.items(), strict=True):
         assert line.startswith(f"{name} failed: {said}")
-    assert seen.out.startswith("06_good.ipynb ")
+    assert seen.out.startswith("07_good.ipynb ")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no signals")
@@ -340,8 +343,9 @@ def test_a_signal_ends_all_notebooks(folder, monkeypatch, when, signum, text):
 
 
 def test_an_unknown_notebook_is_one_line(folder):
-    with pytest.raises(run_lessons.UserError, match="no notebook in lessons/ begins with 77"):
-        folder[1]("77")
+    for name, said in (("77", "77"), ("", "an empty name")):
+        with pytest.raises(run_lessons.UserError, match=f"^no notebook in .* begins with {said}$"):
+            folder[1](name)
 
 
 # ---- open_lessons.py ----

@@ -271,7 +271,8 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     text = script.read_text(encoding="utf-8")
     script.write_text(text, encoding="utf-8-sig")  # a BOM is no fault
     make_plan(str(script), data=shards, out=tmp_path / "run")
-    for fault, place in (("def", r"invalid syntax \(train_gpt.py, line "), ("# \udcff", "0xff")):
+    for fault, place in (("def", r"invalid syntax \(train_gpt.py, line "), ("# \udcff", "0xff"),
+                         ("a = 1" + " + 1" * 10_000, "maximum recursion depth exceeded")):
         script.write_bytes(f"{text}\n{fault}\n".encode("utf-8", "surrogateescape"))
         refused(f"^{script} is not a Python script: .*{place}")
     assert not (tmp_path / "run").exists()

@@ -205,8 +205,11 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
     assert "next" not in [attrs.get("rel") for tag, attrs in pages["race/evil.html"].tags]
     build(tmp_path / "b", small)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    build(tmp_path / "b", small, only=["index.html"])  # what was there is gone
-    assert not (tmp_path / "b" / "records.html").exists()
+    mine = tmp_path / "b" / "race" / "mine.txt"
+    mine.write_text("mine", encoding="utf-8")
+    build(tmp_path / "b", small, only=["index.html"])  # what it had made is gone
+    assert not (tmp_path / "b" / "records.html").exists() and mine.exists()
+    assert not (tmp_path / "b" / "blocks").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")

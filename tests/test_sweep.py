@@ -22,6 +22,8 @@ def test_learning_rates_are_those_of_the_tiny_scale():
     assert sweep.learning_rates("04", "embed_lr") == {"embed_lr": rates["embed_lr"]}
     with pytest.raises(UserError, match="has the learning rates muon_lr, "):
         sweep.learning_rates("04", "adam_lr")
+    with pytest.raises(UserError, match="^e0a has no learning rate to sweep: it does not train$"):
+        sweep.learning_rates("e0a", None)
 
 
 def test_factors():

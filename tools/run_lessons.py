@@ -31,12 +31,13 @@ def main() -> int:
     args = parser.parse_args()
     notebooks = sorted(LESSONS.glob("*.ipynb"))
     for name in args.names:
-        if not any(path.name.startswith(name) for path in notebooks):
-            raise UserError(f"no notebook in lessons/ begins with {name}")
+        if not name or not any(path.name.startswith(name) for path in notebooks):
+            raise UserError(f"no notebook in lessons/ begins with {name or 'an empty name'}")
     if args.names:
         notebooks = [path for path in notebooks if path.name.startswith(tuple(args.names))]
 
     import nbformat  # these take a second to import
+    from jupyter_client.kernelspec import NoSuchKernel
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -53,6 +54,11 @@ def main() -> int:
                                 resources={"metadata": {"path": str(LESSONS)}})
         try:
             execute(client)
+        except NoSuchKernel as error:
+            failed += 1
+            print(f"{path.name} failed: its kernel {error.name} is not installed here; git restore"
+                  " it", file=sys.stderr)
+            continue
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             failed += 1
             reason = str(error).splitlines()[0]
@@ -94,7 +100,8 @@ def execute(client) -> None:
 
 def clean(notebook) -> None:
     """Strips what differs from machine to machine; joins the pieces of what a cell printed."""
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    notebook.metadata = {name: value for name, value in notebook.metadata.items()
+                         if name == "kernelspec"}
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type != "code":

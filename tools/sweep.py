@@ -66,12 +66,14 @@ def main() -> int:
 def learning_rates(target: str, only: str | None) -> dict[str, float]:
     """The learning rates of a target's tiny run, or the one called `only`.
 
-    Raises UserError if there is no such rate, and what find_script raises.
+    Raises UserError if there is none or no such rate, and what find_script raises.
     """
     script = find_script(target)
     values = {**script.hyperparameters, **script.tiny}
     known = load_glossary().of_kind("rate")
     rates = {name: value for name, value in values.items() if name in known}
+    if not rates:
+        raise UserError(f"{target} has no learning rate to sweep: it does not train")
     if only is not None and only not in rates:
         raise UserError(f"--only {only}: {target} has the learning rates {', '.join(rates)}")
     return rates if only is None else {only: rates[only]}

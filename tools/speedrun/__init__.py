@@ -5,6 +5,16 @@ import os
 import sys
 from importlib.util import find_spec
 
+
+def _end(kind, error, trace):
+    """Ctrl-C before a command has taken over ends it in one line, too."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("error: interrupted\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _end  # while modules are imported
 LEAST_PYTHON = (3, 11)
 ROOT = os.path.abspath(os.path.join(__file__, *[".."] * 3))  # old Pythons read this file, too
 VENV = os.path.join(ROOT, ".venv")

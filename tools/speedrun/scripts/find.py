@@ -149,7 +149,7 @@ def _hyperparameters(path):
     try:
         ast.parse(path.read_bytes(), path.name)
         defaults, types = default_hyperparameters(path), hyperparameter_types(path)
-    except SyntaxError as error:
+    except (SyntaxError, RecursionError) as error:
         raise UserError(f"{path} is not a Python script: {error}") from None
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from None

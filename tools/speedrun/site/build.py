@@ -1,7 +1,6 @@
 """Writes the site into a folder."""
 
 import json
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,21 +11,28 @@ from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
 
 ASSETS = "style.css", "site.js"
-MARK = ".built"  # in a folder that this made, which it may therefore replace
+MARK = ".built"  # lists the files that this made, which it may therefore replace
 
 
 def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> list[str]:
     """Builds the site of the repository at `root` in the folder `out`; returns all files' paths.
 
     only: the paths of the pages to build; all, if empty. Raises UserError, one line, if the folder
-    holds something else, and what reading the repository raises.
+    holds something else and no site, and what reading the repository raises.
     """
     site, pages = Site(root), templates()
     if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
         raise UserError(f"{out}: there is something else in it; name an empty folder")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    (out / MARK).touch()
+    _remove_site(out)
+    out.mkdir(parents=True, exist_ok=True)
+    made = []
+
+    def write(path, data):
+        made.append(path)
+        with open(out / MARK, "a", encoding="utf-8") as mark:  # before the file: one may be killed
+            mark.write(f"{path}\n")
+        _write(out / path, data)
+
     pages.globals.update(
         layout="layout.html", site_name=NAME, path_of=site.path_of, script_of=site.script_of,
         raw_of=site.raw_of, lesson_of=site.lesson_of, block_paths=site.block_paths,
@@ -49,16 +55,28 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
                 **page.what(), path=page.path, title=page.title, about=page.about,
                 previous=page.previous, next=page.next, navigation=navigation,
                 url=lambda path, page=page: site.relative(path, page.path))
-            _write(out / page.path, text.encode())
+            write(page.path, text.encode())
     for m in site.manifest.milestones:
-        _write(out / site.raw_of(m), m.script.read_bytes())
+        write(site.raw_of(m), m.script.read_bytes())
     index = json.dumps(site.search_index(), ensure_ascii=True, separators=(",", ":"))
-    _write(out / "search-index.js", f"window.searchIndex = {index};\n".encode())
+    write("search-index.js", f"window.searchIndex = {index};\n".encode())
     for name in ASSETS:
-        _write(out / name, (TEMPLATES / name).read_bytes())
+        write(name, (TEMPLATES / name).read_bytes())
     for path, data in site.files.items():
-        _write(out / path, data)
-    return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+        write(path, data)
+    return sorted(made)
+
+
+def _remove_site(folder):
+    """Removes the site that stands in `folder`, and nothing that somebody has put beside it."""
+    if (folder / MARK).exists():
+        names = (folder / MARK).read_text(encoding="utf-8").split("\n")
+        for path in {folder / name for name in filter(None, names)}:
+            path.unlink(missing_ok=True)
+            for parent in path.parents[: len(path.relative_to(folder).parts) - 1]:
+                if parent.is_dir() and not any(parent.iterdir()):
+                    parent.rmdir()
+        (folder / MARK).unlink()
 
 
 def _write(path, data):
