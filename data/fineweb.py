@@ -144,7 +144,7 @@ def load_progress(out_dir, settings):
     try:
         progress = json.loads((out_dir / "progress.json").read_text(encoding="utf-8"))
         ends = progress["ends"] if progress["settings"] == settings else None
-        fault = "is of another input, tokenizer or shard size"
+        fault = "is of another or a changed input, tokenizer or shard size"
     except (FileNotFoundError, LookupError, TypeError, ValueError, RecursionError):
         ends, fault = None, "is missing or damaged"
     if ends is None:
@@ -165,7 +165,8 @@ def make_shards(out_dir, inputs, name, shard_size, workers):
     shard; processes. Returns (shards, tokens), the tokens those of this call. Raises ValueError if
     the input is faulty or fills no training shard, OSError if something cannot be read or written.
     """
-    source = [[path.name, path.stat().st_size] for path in inputs or ()] or [DATASET, SAMPLE]
+    source = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in inputs or ()]
+    source = source or [DATASET, SAMPLE]
     settings = {"source": source, "tokenizer": name, "shard_size": shard_size}
     ends = load_progress(out_dir, settings)
     if ends and shards.verify(out_dir / shards.fineweb_name(len(ends) - 1)) < shard_size:

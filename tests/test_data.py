@@ -590,10 +590,13 @@ def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, pa
 def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
     out_dir = tmp_path / "out"
     fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
-    with pytest.raises(ValueError, match="another input"):
-        fineweb.make_shards(out_dir, inputs, "bytes", 101, 1)
-    with pytest.raises(ValueError, match="another input"):
-        fineweb.make_shards(out_dir, inputs[:1], "bytes", 100, 1)
+    for files, shard_size in ((inputs, 101), (inputs[:1], 100)):
+        with pytest.raises(ValueError, match="another or a changed input"):
+            fineweb.make_shards(out_dir, files, "bytes", shard_size, 1)
+    assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == 0
+    os.utime(inputs[0], (1, 1))  # as after an edit that keeps the size
+    with pytest.raises(ValueError, match="another or a changed input"):
+        fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
     for damaged in ("[1]", "{}", "["):
         (out_dir / "progress.json").write_text(damaged)
         with pytest.raises(ValueError, match="its progress.json is missing or damaged"):

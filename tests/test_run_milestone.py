@@ -184,7 +184,7 @@ def test_order_of_options(script, shards, tmp_path):
 
 @pytest.mark.parametrize("nproc, nodes, fitting", [(4, 1, 4), (8, 1, 2), (8, 2, 1)])
 def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path):
-    nodes = Nodes(nodes, 0, "host:29500")
+    nodes = Nodes(nodes, 0, "host:29500" if nodes > 1 else None)
     plan = make_plan("01", scale="tiny", nproc=nproc, nodes=nodes, out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == fitting
     assert (fitting != 4) == any(note.startswith("micro_batch_size") for note in plan.notes)
@@ -259,11 +259,15 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     refused("did you mean", target="mun", error=ManifestError)
     refused("is not a file", target=tmp_path / "train_gpt.py")
     refused("holds a run already", out=used)
+    (used / "log.txt").rename(used / "checkpoint.pt")
+    refused(r"holds a run already \(checkpoint.pt\)", out=used)
+    (used / "checkpoint.pt").rename(used / "log.txt")
     refused("log.txt is not a folder; choose", out=used / "log.txt" / "run")
     refused("log.txt is not a folder; choose", out=used / "log.txt")
     (tmp_path / "link").symlink_to("nowhere")
     refused("link is a broken link; choose another name", out=tmp_path / "link")
     refused("the nodes are 0 to 1", nodes=Nodes(2, 2, "host:1"))
+    refused("^--rdzv-endpoint is for a run on several machines", nodes=Nodes(1, 0, "host:1"))
     for endpoint in (None, "host", "host:", ":1", "host:0", "host:65536", "host:x"):
         refused(f"^--rdzv-endpoint {endpoint}: .* HOST:PORT", nodes=Nodes(2, 0, endpoint))
     with_gpus(monkeypatch, 8)
@@ -512,7 +516,7 @@ def test_runs_of_one_second_take_folders_of_their_own(monkeypatch, script, shard
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_folder_that_was_asked_for_is_taken_once(monkeypatch, script, shards, tmp_path, rank):
-    nodes = Nodes(1 + rank, rank, "localhost:1")
+    nodes = Nodes(1 + rank, rank, "localhost:1" if rank else None)
     plans = [make_plan(str(script), data=shards, out=tmp_path / "run", nodes=nodes)
              for _ in range(2)]
     summary, error = run_within(monkeypatch, *plans)

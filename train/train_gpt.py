@@ -5,8 +5,9 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record #1
-Changed: no biases; RMSNorm without parameters; exact GELU; a constant factor on the attention
-         branch; 2.5x the learning rate, decayed linearly; every gradient tensor at unit norm
+Changed: no biases; RMSNorm without parameters; exact GELU; instead of a special init a constant
+         factor on the attention branch; half the batch; 2.5x the learning rate, decayed linearly;
+         every gradient tensor at unit norm
 Record:  commit 4a452a2 and the gradient normalisation after it, by @kellerjordan0, 2024-06-01:
          val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)

@@ -20,7 +20,7 @@ from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.schema import nearest
 from speedrun.run import conversations, preflight
-from speedrun.run.checkpoint import MAKE_ONE, find_checkpoint, scale_of
+from speedrun.run.checkpoint import CHECKPOINT, MAKE_ONE, find_checkpoint, scale_of
 from speedrun.run.data import (
     BUILTIN,
     FINEWEB,
@@ -311,7 +311,7 @@ def make_fresh_out(name: str) -> Path:
 
 def check_out(out: Path, nodes: Nodes) -> None:
     """Raises UserError if `out` holds a run already, or can hold none."""
-    for name in (nodes.ranks, *(("log.txt", SCRIPT) if nodes.rank == 0 else ())):
+    for name in (nodes.ranks, *(("log.txt", SCRIPT, CHECKPOINT) if nodes.rank == 0 else ())):
         if (out / name).exists():
             raise UserError(f"--out {out} holds a run already ({name}); choose another folder")
     existing = next(it for it in (out, *out.absolute().parents) if os.path.lexists(it))

@@ -47,9 +47,11 @@ class Nodes:
 
 
 def check_nodes(nodes: Nodes) -> None:
-    """Raises UserError for a machine that is not in the run, and for an address without a port."""
+    """Raises UserError for a machine that is not in the run, and an address without port or use."""
     if nodes.rank >= nodes.count:
         raise UserError(f"--node-rank {nodes.rank}: the nodes are 0 to {nodes.count - 1}")
+    if nodes.count == 1 and nodes.endpoint is not None:
+        raise UserError("--rdzv-endpoint is for a run on several machines: add --nnodes", 2)
     host, _, port = (nodes.endpoint or "").rpartition(":")
     if nodes.count > 1 and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(f"--rdzv-endpoint {nodes.endpoint}: --nnodes needs HOST:PORT, an address of"
