@@ -168,6 +168,7 @@ class Spy:
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
         # Of optimizers, {(collective, bytes): so many}; beside how many something is computed.
         self.messages, self.accompanied = Counter(), Counter()
+        self.blocking = 0  # bytes of those of them that the script stands still for
         self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited
         self.parallel = []  # models in DistributedDataParallel
         self.written = set()  # paths of files that are written
@@ -342,7 +343,10 @@ class Spy:
         if not self.depth:
             return handle
         self.messages[kind] += 1
-        return Message(self, handle, kind) if hasattr(handle, "wait") else handle
+        if hasattr(handle, "wait"):
+            return Message(self, handle, kind)
+        self.blocking += size
+        return handle
 
     def distribute(self, function, net, *args, **kwargs):
         """DistributedDataParallel is made; its messages go where collectives are counted."""

@@ -186,6 +186,8 @@ def ranks(module, values, note, folder, rank, **_):
     kinds = [spy.accompanied[kind] / number for kind, number in spy.messages.items()]
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(sum(kinds) / max(len(kinds), 1), 2), 0.75)  # in place, nothing is left to copy
+    note.note(f"bytes for which the optimizers stand still on rank {rank}, per step", "at most",
+              spy.blocking // steps, (1.5, 4096))
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
     for what, tolerance in (("optimizers", (2.6, 64)), ("gradients and losses", (1.16, 64))):
         sent = sum(n for (cause, _), n in spy.sent.items() if cause == what)
