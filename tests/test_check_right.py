@@ -432,6 +432,10 @@ RIGHT = {
          "        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)\n",
          "        q, k, v = (F.linear(x, w.to(x.dtype)).view(B, T, self.num_heads, -1)\n"
          "                   for w in self.c_qkv)\n")]),
+    "a letter for each layer": ("05k", {}, [
+        ("        half = len(self.blocks) // 2\n",
+         "        assert len(self.args.window_pattern) == len(self.blocks)\n"
+         "        half = len(self.blocks) // 2\n")]),
     "stacks one by one": ("05k", {}, [
         ("self.orthogonalise(torch.stack(momenta), self.dtype)",
          "torch.stack([self.orthogonalise(m[None], self.dtype)[0] for m in momenta])")]),
