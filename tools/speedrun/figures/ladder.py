@@ -228,7 +228,7 @@ def draw_ladder(ladder: Comparison):
         if losses:
             panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
     ids = [entry.label.partition("_")[0] for entry in ladder.entries]
-    panel.set_xticks(range(len(ids)), ids, rotation=90)
+    panel.set_xticks(range(len(ids)), ids, rotation=90, fontsize=6)  # they have little room
     panel.set(ylabel="final validation loss", xlabel="milestone")
     panel.margins(x=0.01)
     return figure
