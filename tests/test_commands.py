@@ -33,6 +33,12 @@ def test_help_needs_no_package(command):
     assert command.read_text(encoding="utf-8").startswith("#!/usr/bin/env python3\n")
 
 
+def test_ctrl_c_during_the_imports_is_one_line():
+    ended = subprocess.run([sys.executable, "-c", "import speedrun; raise KeyboardInterrupt"],
+                           cwd=REPOSITORY / "tools", capture_output=True, encoding="utf-8")
+    assert ended.returncode != 0 and ended.stderr == "error: interrupted\n"
+
+
 @pytest.mark.parametrize("arguments", ["run_milestone.py 00", "sample.py .", "predict.py 00"])
 def test_a_missing_requirement_is_one_line(arguments):
     name, *rest = arguments.split()

@@ -587,6 +587,13 @@ def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, pa
     assert not list(tmp_path.rglob("*.bin"))
 
 
+def test_a_folder_is_no_input(tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").mkdir()
+    monkeypatch.setattr(sys, "argv", ["fineweb.py", "--input", str(tmp_path / "texts.txt")])
+    with pytest.raises(SystemExit, match="texts.txt is not a regular file$"):
+        fineweb.main()
+
+
 def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
     out_dir = tmp_path / "out"
     fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)

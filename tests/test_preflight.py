@@ -228,6 +228,8 @@ DENSE, FP8 = "^seq_len=65536 is too long for a dense mask", "is not a multiple o
     (GPU, dict(vocab_size=256, model_dim=40, use_fp8=True), FP8),
     (GPU, dict(vocab_size=257, use_fp8=False), None), (GPU, dict(vocab_size=257), None),
     (CPU, dict(vocab_size=257, use_fp8=None), None),
+    (CPU, dict(backout_layer=6, num_layers=6), "^backout_layer=6 is not below num_layers=6"),
+    (CPU, dict(cached_layer=6, num_layers=6), "^cached_layer=6 is not below num_layers=6"),
 ])
 def test_what_depends_on_the_machine_or_the_script(machine, values, message):
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():

@@ -207,8 +207,13 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     mine = tmp_path / "b" / "race" / "mine.txt"
     mine.write_text("mine", encoding="utf-8")
+    other = tmp_path / "other.txt"
+    other.write_text("other", encoding="utf-8")
+    with open(tmp_path / "b" / ".built", "a", encoding="utf-8") as mark:
+        mark.write(f"../other.txt\n{other}\n")
     build(tmp_path / "b", small, only=["index.html"])  # what it had made is gone
     assert not (tmp_path / "b" / "records.html").exists() and mine.exists()
+    assert other.exists()
     assert not (tmp_path / "b" / "blocks").exists()
 
 

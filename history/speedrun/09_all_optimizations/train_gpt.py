@@ -5,7 +5,7 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  08g adam every second step
-Changed: a share of the eighth layer's output is subtracted before the head; beta1, cooldown, steps
+Changed: a share of layer 7's output is subtracted before the head; beta1 and schedule are retuned
 Record:  #40 by @classiclarryd, 2025-10-04: val loss 3.2781, 0.61B tokens, 2.36 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)

@@ -166,7 +166,7 @@ class Spy:
         self.received = {}  # {weight: gradient in its optimizer's first step}
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
-        # Of optimizers, {(collective, bytes): so many}; beside how many something is computed.
+        # {(collective, bytes): number of optimizers' messages}: all; those beside computation.
         self.messages, self.accompanied = Counter(), Counter()
         self.blocking = 0  # bytes of those of them that the script stands still for
         self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited

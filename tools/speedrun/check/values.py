@@ -18,6 +18,6 @@ def odd_values(milestone: Milestone) -> dict[str, object]:
             value *= ODD
         if name in fixed or value is not None and not isinstance(value, str):
             values[name] = value
-        elif name in patterns:  # as long as the model, as in the record
+        elif name in patterns:  # a letter per layer, as in the record
             values[name] = default[: fixed.get("num_layers", tiny.get("num_layers"))]
     return values

@@ -71,7 +71,9 @@ def _remove_site(folder):
     """Removes the site that stands in `folder`, and nothing that somebody has put beside it."""
     if (folder / MARK).exists():
         names = (folder / MARK).read_text(encoding="utf-8").split("\n")
-        for path in {folder / name for name in filter(None, names)}:
+        inside = {folder / name for name in filter(None, names)
+                  if (folder / name).resolve().is_relative_to(folder.resolve())}
+        for path in inside:
             path.unlink(missing_ok=True)
             for parent in path.parents[: len(path.relative_to(folder).parts) - 1]:
                 if parent.is_dir() and not any(parent.iterdir()):
