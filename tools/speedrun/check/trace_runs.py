@@ -185,7 +185,7 @@ def ranks(module, values, note, folder, rank, **_):
               "at least", round(beside, 2), 0.35)  # the batches may have another order
     kinds = [spy.accompanied[kind] / number for kind, number in spy.messages.items()]
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
-              round(sum(kinds) / max(len(kinds), 1), 2), 0.75)  # without copies the last has none
+              round(sum(kinds) / max(len(kinds), 1), 2), 0.8)  # without copies the last has none
     note.note(f"bytes for which the optimizers stand still on rank {rank}, per step", "at most",
               spy.blocking // steps, (1.5, 4096))
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
