@@ -169,7 +169,7 @@ def test_eight_ranks_are_eight_micro_steps(milestone, shards, tmp_path):
 
 
 SIZE = 64  # of Gaussian inputs, and their number: products in FP8 are slow on a CPU
-mlps = where("fp8_relu2_product", "FP8MLP", "fp8_weights", "MLP", known="fp8_mlp")
+mlps = where("fp8_relu2_product", "SquaredReLUMLP", "fp8_weights", "MLP", known="fp8_mlp")
 
 
 def fp8_mlp(module, **more):

@@ -512,7 +512,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if value_embed is not None:
             v = v + value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":

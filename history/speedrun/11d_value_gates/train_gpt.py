@@ -542,7 +542,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if extra_values is not None:
             v = v + extra_values
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -918,7 +918,7 @@ def warm_up(model, optimizers, load_train, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -961,7 +961,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
             loss = model(inputs, targets, tied, weights)
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()

@@ -6,8 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  11d value gates
 Changed: hidden matrices are stored and sent in bfloat16; the rank that updates a matrix keeps its
-         float32 numbers' lower 16 bits, so no update is lost; Adam's means are float32, with first
-         betas for head and embedding and for value embeddings, a smaller epsilon; more steps
+         float32 numbers' lower 16 bits, so no update is lost; Adam's means are float32; head and
+         embedding, and value embeddings, get first betas of their own; smaller epsilon; more steps
 Record:  #57 by @classiclarryd, @YouJiacheng, @ChrisJMcCormick, 2026-01-04: mean val loss of 10 runs
          3.2781 after 0.49B tokens in 1.88 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -568,7 +568,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if extra_values is not None:
             v = v + extra_values
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -943,7 +943,7 @@ def warm_up(model, optimizers, load_train, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -986,7 +986,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
             loss = model(inputs, targets, tied, weights)
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()

@@ -80,7 +80,7 @@ class Hyperparameters:
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
@@ -629,7 +629,7 @@ class CausalSelfAttention(nn.Module):
             v = v + extra_values
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -1051,7 +1051,7 @@ def warm_up(model, optimizers, load_train, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -1094,7 +1094,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
             loss = model(inputs, targets, tied, weights)
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()

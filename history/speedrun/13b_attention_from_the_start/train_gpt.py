@@ -79,14 +79,14 @@ class Hyperparameters:
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     backout_layer: int = 7  # a share of its output is subtracted before the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
+    qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output, which adds from the first step
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # above a logit of 0 there is less room than below
@@ -630,7 +630,7 @@ class CausalSelfAttention(nn.Module):
             v = v + extra_values
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -1052,7 +1052,7 @@ def warm_up(model, optimizers, load_train, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -1095,7 +1095,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
             loss = model(inputs, targets, tied, weights)
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()

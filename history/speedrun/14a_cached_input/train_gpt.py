@@ -75,21 +75,21 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
-    value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 2's helps more than 0's
+    value_embed_pattern: str = ".01.....234"  # tables; . = none; layer 2's helps more than 0's
     bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
-    bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
+    bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
     value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
     cached_layer: int = 7  # read by later layers' attention; a share is subtracted before the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
+    qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output, which adds from the first step
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # above a logit of 0 there is less room than below
@@ -115,7 +115,7 @@ class Hyperparameters:
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
     adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
-    small_beta1: float = 0.9  # for gates and scalars
+    small_beta1: float = 0.9  # for all parameters but the tables
     small_beta2: float = 0.99  # for gates and other scalars
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
@@ -264,8 +264,9 @@ def relu2_product(a, b, post=None, use_triton=False):
 
 
 if find_spec("triton"):
-    @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
-                                         for columns in (1024, 2048, 4096) for warps in (4, 8)])
+    @triton.autotune(key=["V"], configs=[
+        triton.Config(dict(COLUMNS=columns), warps)  # many warps: few rows are in flight
+        for columns in (1024, 2048, 4096) for warps in (8, 16, 32)])
     @triton.jit
     def loss_kernel(logits, targets, weights, losses, grads, V,
                     height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
@@ -294,7 +295,7 @@ if find_spec("triton"):
         tl.store(losses + row, loss)
 
         if grads is not None:
-            for start in range(0, V, COLUMNS):  # the row is still in the cache
+            for start in range(0, V, COLUMNS):  # the row may still be in the cache
                 column = start + tl.arange(0, COLUMNS)
                 logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
                 share = tl.sigmoid((logit + shift) / width)
@@ -678,7 +679,7 @@ class CausalSelfAttention(nn.Module):
             v = v + extra_values
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -885,7 +886,7 @@ class GPT(nn.Module):
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
         return layer_scalars, *self.scalars[width * L :]
 
-    def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
+    def forward(self, inputs, targets=None, tied=False, target_weights=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
@@ -921,7 +922,7 @@ class GPT(nn.Module):
         cap = height, shift, width = self.cap
         if targets is None:
             return height * torch.sigmoid((self.lm_head(x).float() + shift) / width)  # (B, T, V)
-        weights = torch.as_tensor(target_weights, device=x.device)
+        weights = torch.ones(1, device=x.device) if target_weights is None else target_weights
         targets = next_targets(targets, len(weights))
         x = x.flatten(0, 1)  # (B T, C)
         if self.training:
@@ -1164,7 +1165,7 @@ def warm_up(model, optimizers, load_train, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -1207,7 +1208,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
             loss = model(inputs, targets, tied, weights)
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()

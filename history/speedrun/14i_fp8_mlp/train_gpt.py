@@ -77,12 +77,12 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
-    value_embed_pattern: str = ".01.....234"  # own tables, . = none; layer 2's helps more than 0's
+    value_embed_pattern: str = ".01.....234"  # tables; . = none; layer 2's helps more than 0's
     bigram_rows: int = 377_280  # of the table of bigrams: 7.5 times the vocabulary's
     sign_rows: int = 8192  # rows of random signs; each bigram uses one row
-    bigram_scale: float = 0.05  # initial factor of a bigram's row in each layer's input
+    bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
     value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
-    own_value_pattern: str = ".V.VV..V..."  # V = attention's output loses its own value
+    own_value_pattern: str = ".V.VV..V..."  # V = attention's output loses the token's own value
     gate_pattern: str = "...G......G"  # G = attention's heads are gated
     gate_init: float = 0.25  # initial gates of heads; linear, so they may take any value
     skip_init: float = 0.5  # initial coefficient of the skip, times sigmoid(-1.5)
@@ -92,20 +92,20 @@ class Hyperparameters:
     composed_block: int = 128  # queries that are computed together
     skip_from: int = 3  # counted from 0; a learned share of its output is added ...
     skip_to: int = 6  # ... to this layer's input
-    cached_layer: int = 7  # read by later layers' attention
+    cached_layer: int = 7  # read by later layers' attention and by the last two mixes
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
-    window_pattern: str = "PSPLSPLSSPL"  # L = long window, S = short, P = S with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
     fp8_act_headroom: float = 1.8  # allowed growth of an MLP's largest activation, per forward pass
     fp8_weight_headroom: float = 1.12  # the same for its largest output weight, per step
-    fp8_settle_steps: int = 16  # first steps, with exact scales: these weights grow from zero
+    fp8_settle_steps: int = 16  # scales are exact up to this step: these weights grow from 0
     num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
     model_dim: int = 768
-    qkv_init: float = 0.5  # initial standard deviation, times sqrt(model_dim)
+    qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output, which adds from the first step
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # above a logit of 0 there is less room than below
@@ -127,13 +127,13 @@ class Hyperparameters:
     add_lr: float = 0.008  # for the weights of the sublayers' outputs
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
-    mix_lr: float = 0.002  # for the networks that compute coefficients
+    mix_lr: float = 0.002  # for the coefficients of the last layer and of the head's input
     stream_gate_lr: float = 8e-4  # for the networks that compute gates from the stream
     value_embed_beta1: float = 0.75  # for the bigrams, too
     head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
-    adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
-    small_beta1: float = 0.9  # for gates and scalars
-    small_beta2: float = 0.99  # for gates and other scalars
+    adam_beta2: float = 0.95  # for the tables, keep_weights and add_weights
+    small_beta1: float = 0.9  # for all parameters but the tables
+    small_beta2: float = 0.99  # for gates, networks and other scalars
     adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
@@ -308,8 +308,9 @@ def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
 
 
 if find_spec("triton"):
-    @triton.autotune(key=["V"], configs=[triton.Config(dict(COLUMNS=columns), warps)
-                                         for columns in (1024, 2048, 4096) for warps in (4, 8)])
+    @triton.autotune(key=["V"], configs=[
+        triton.Config(dict(COLUMNS=columns), warps)  # many warps: few rows are in flight
+        for columns in (1024, 2048, 4096) for warps in (8, 16, 32)])
     @triton.jit
     def loss_kernel(logits, targets, weights, losses, grads, V,
                     height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
@@ -338,7 +339,7 @@ if find_spec("triton"):
         tl.store(losses + row, loss)
 
         if grads is not None:
-            for start in range(0, V, COLUMNS):  # the row is still in the cache
+            for start in range(0, V, COLUMNS):  # the row may still be in the cache
                 column = start + tl.arange(0, COLUMNS)
                 logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
                 share = tl.sigmoid((logit + shift) / width)
@@ -705,7 +706,7 @@ def without_own_value(y, v, shares):
 
 
 def composed_heads(q, k, v, documents, mix, scale, window, block):
-    """Values v (B, T, H, D), every head's under one map: a mixture of all heads' attention.
+    """Values v (B, T, H, D), weighted in every head by one map: a mixture of all heads' attention.
 
     DCMHA (arXiv 2405.08553): mix (B, T, H) weighs the heads' probabilities, each a softmax over the
     last `window` tokens of the query's document. Queries see their own block and the previous one.
@@ -727,7 +728,7 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
     scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
     scores = scores.masked_fill(~visible[:, :, None], -math.inf)
     attention = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)  # composed_share: size
+    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)  # composed_share: its size
     attention = torch.einsum("bnhij,bnih->bnij", attention, blocks(mix))
     y = torch.einsum("bnij,bnjhd->bnihd", attention, with_previous(v))
     return y.flatten(1, 2)[:, :T]
@@ -747,7 +748,7 @@ class CausalSelfAttention(nn.Module):
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
-        assert not self.has_paired_heads or args.num_heads % 2 == 0, "a pair needs two heads"
+        assert args.num_heads % 2 == 0, "heads form pairs, so their number must be even"
         self.attention_kernel = args.attention_kernel
         assert args.composed_window <= args.composed_block, "composed_window exceeds its block"
         self.composed_sizes = args.composed_window, args.composed_block
@@ -762,7 +763,7 @@ class CausalSelfAttention(nn.Module):
         own_values = v
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
         if self.has_key_offset:
             k = offset_keys(k)
         if ("composed", self.layer) in stream_gates:
@@ -787,42 +788,32 @@ class CausalSelfAttention(nn.Module):
 
 
 class SquaredReLUMLP(torch.autograd.Function):
-    """relu(x w_in)^2 w_out', x (N, C), weights (C, 4C); keeps one (N, 4C) tensor, not two."""
-    @staticmethod
-    def forward(ctx, x, w_in, w_out, use_triton):
-        post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
-        ctx.save_for_backward(x, w_in, w_out, post)
-        ctx.use_triton = use_triton
-        return post @ w_out.T
+    """relu(x w_in)^2 w_out', x (N, C), weights (C, 4C); keeps one (N, 4C) tensor, not two.
 
-    @staticmethod
-    def backward(ctx, grad):
-        x, w_in, w_out, post = ctx.saved_tensors
-        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of what is stored.
-        grad_pre = relu2_product(grad, w_out, post, ctx.use_triton)  # (N, 4C)
-        return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None
-
-
-class FP8MLP(torch.autograd.Function):
-    """SquaredReLUMLP with its forward pass in FP8 (arXiv 2209.05433); also returns max(post).
-
-    The scale of post is given: its own maximum would cost a second pass over (N, 4C) numbers.
+    Given FP8 weights, its forward pass is in FP8 (arXiv 2209.05433) and also returns max(post). The
+    scale of post is given: its own maximum would cost a second pass over (N, 4C) numbers.
     """
     @staticmethod
-    def forward(ctx, x, w_in, w_out, use_triton, weights8, post_scale):
-        w_in8, in_scale, w_out8, out_scale = weights8
-        x_scale = fp8_scale(x.abs().amax())  # cheap: a quarter of post's numbers
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)
-        post, post8, post_max = fp8_relu2_product(
-            x8, x_scale, w_in8, in_scale, post_scale, x.dtype, use_triton)  # (N, 4C)
+    def forward(ctx, x, w_in, w_out, use_triton, weights8=None, post_scale=None):
+        if weights8 is None:
+            post, post_max = relu2_product(x, w_in, use_triton=use_triton), None  # (N, 4C)
+            y = post @ w_out.T
+        else:
+            w_in8, in_scale, w_out8, out_scale = weights8
+            x_scale = fp8_scale(x.abs().amax())  # cheap: a quarter of post's numbers
+            x8 = quantize(x, x_scale, torch.float8_e4m3fn)
+            post, post8, post_max = fp8_relu2_product(
+                x8, x_scale, w_in8, in_scale, post_scale, x.dtype, use_triton)
+            y = fp8_product(post8, post_scale, w_out8, out_scale, x.dtype, fast=True)
+            ctx.mark_non_differentiable(post_max)
         ctx.save_for_backward(x, w_in, w_out, post)
         ctx.use_triton = use_triton
-        ctx.mark_non_differentiable(post_max)
-        return fp8_product(post8, post_scale, w_out8, out_scale, x.dtype, fast=True), post_max
+        return y, post_max
 
     @staticmethod
-    def backward(ctx, grad, _):  # as without FP8
+    def backward(ctx, grad, _):
         x, w_in, w_out, post = ctx.saved_tensors
+        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of what is stored.
         grad_pre = relu2_product(grad, w_out, post, ctx.use_triton)  # (N, 4C)
         return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None, None, None
 
@@ -862,11 +853,11 @@ class MLP(nn.Module):
     def forward(self, x):
         inputs = x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton
         if not (self.use_fp8 and self.training):
-            return SquaredReLUMLP.apply(*inputs).view_as(x)
+            return SquaredReLUMLP.apply(*inputs)[0].view_as(x)
         if self.weights8 is None:  # `train` renews them per step
             self.quantize_weights()
         post_scale = fp8_scale(self.act_headroom * self.post_max)
-        y, post_max = FP8MLP.apply(*inputs, self.weights8, post_scale)
+        y, post_max = SquaredReLUMLP.apply(*inputs, self.weights8, post_scale)
         self.post_max.copy_(post_max)  # for this rank's next forward pass
         return y.view_as(x)
 
@@ -1122,7 +1113,7 @@ class GPT(nn.Module):
         layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
         return layer_scalars, *self.scalars[width * L :]
 
-    def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,), prefixes=None):
+    def forward(self, inputs, targets=None, tied=False, target_weights=None, prefixes=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
@@ -1167,7 +1158,7 @@ class GPT(nn.Module):
         cap = height, shift, width = self.cap
         if targets is None:
             return height * torch.sigmoid((self.lm_head(x).float() + shift) / width)  # (B, T, V)
-        weights = torch.as_tensor(target_weights, device=x.device)
+        weights = torch.ones(1, device=x.device) if target_weights is None else target_weights
         if prefixes is None:
             targets = next_targets(targets, len(weights))
         else:  # only the next token's prefix is a target; it has the last weight
@@ -1198,7 +1189,7 @@ def document_len(T, args):
 
 
 def load_prefixes(args):
-    """Ids (V,): the longest other token that a token's text begins with; -1 without one."""
+    """For each token (V,), the id of the longest other token that starts its text, or -1."""
     prefixes = torch.full((args.vocab_size,), -1)
     if args.prefix_file != "none":
         assert Path(args.prefix_file).exists(), (
@@ -1361,7 +1352,7 @@ class Log:
 
 
 def muon_groups(model, args):
-    """Muon's groups: Q and K by two neighbouring heads (unlike pair_heads'), V and O, MLPs."""
+    """Muon's groups: Q and K by two neighbouring heads (unlike pair_heads'), V and O, the MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
     return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
@@ -1438,7 +1429,7 @@ def warm_up(model, optimizers, load_train, prefixes, args):
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
         model.quantize_weights(delayed=i > 1)  # exact scales first, then delayed: both are compiled
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         tied = step <= last_tied_step(args)
         model(inputs, targets, tied, weights, prefixes[targets]).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
@@ -1483,7 +1474,7 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, args):
         train_loss = 0.0
         model.quantize_weights(delayed=step > args.fp8_settle_steps)  # for all its passes
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args), device=inputs.device)
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
             loss = model(inputs, targets, tied, weights, prefixes[targets])
             # Summed over tokens: logit gradients lie in [-1.54, 1.54] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()
