@@ -119,6 +119,13 @@ def test_it_trains_and_nothing_else():
         and "sorted(map(id" not in ast.unparse(node) for node in ast.walk(tree)))
 
 
+def test_numbers_go_to_the_device_without_waiting():
+    # torch.tensor(..., device=...) first waits for all queued work; `.to` can do without.
+    assert not where_found(lambda tree: any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.tensor", "torch.as_tensor")
+        and "device" in {keyword.arg for keyword in node.keywords} for node in ast.walk(tree)))
+
+
 def test_main_returns_nothing():
     mains = [ast.parse(text).body[0] for text, place in BLOCKS.items() if place.endswith(": main")]
     for main in mains:
