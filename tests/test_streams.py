@@ -251,10 +251,10 @@ def test_a_repeated_token_finds_what_followed_it(milestone, monkeypatch):
 
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", noted)
     for pattern, expected in (("LLLL", {6}), ("SSSS", {5, 15})):  # without the offset, itself
-        attention = Attention(module, num_heads=1, window_pattern=pattern)
+        attention = Attention(module, num_heads=2, window_pattern=pattern)
         C = attention.x.size(-1)
         matches = torch.linalg.qr(torch.randn(C, C, dtype=torch.float64))[0]
-        matches[torch.arange(C) // (C // 4) % 2 == 0] = 0  # channels that rotate match nothing
+        matches[torch.arange(C) // (C // 8) % 2 == 0] = 0  # channels that rotate match nothing
         for weights in four_matrices(attention.attn)[:2]:
             weights.copy_(matches)
         attention.x[:, 15] = attention.x[:, 5]  # ... A B ... A

@@ -249,7 +249,7 @@ if find_spec("triton"):
 
         FP8: out = relu(factor a b)^2, out8 = min(scale out, 448), largest = the maximum of out.
         """
-        # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is not. Sums are float32.
+        # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is not. Sums: float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
@@ -274,7 +274,7 @@ if find_spec("triton"):
             total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
         tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
         if out8 is not None:
-            tl.atomic_max(largest, tl.max(total))  # rows beyond the end repeat others
+            tl.atomic_max(largest, tl.max(total), sem="relaxed")  # rows beyond M repeat others
             total = tl.minimum(tl.load(scale) * total, 448.0, propagate_nan=tl.PropagateNan.ALL)
             tl.store(out8 + place, total.to(out8.dtype.element_ty), mask=inside)
 
@@ -879,8 +879,10 @@ class ValueEmbeds(nn.Module):
         self.weight = nn.Parameter(rows)
 
     def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
-        tables = self.weight.unflatten(0, self.tables)
-        return dict(zip(self.layers, tables[:, inputs], strict=True))  # one lookup for all
+        count, vocab_size = self.tables
+        rows = inputs + vocab_size * torch.arange(count, device=inputs.device)[:, None, None]
+        # One lookup for all. An index would sum gradients in bfloat16, F.embedding in float32.
+        return dict(zip(self.layers, F.embedding(rows, self.weight), strict=True))
 
 
 def bigram_hashes(inputs, rows):

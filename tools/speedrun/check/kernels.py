@@ -66,7 +66,7 @@ def _store(pointer, value, mask=None, **_):
     elements[index[mask]] = value[mask]
 
 
-def _atomic_max(pointer, value):
+def _atomic_max(pointer, value, **_):
     _store(pointer, torch.maximum(_load(pointer), value))
 
 
