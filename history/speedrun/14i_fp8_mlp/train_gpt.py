@@ -261,7 +261,7 @@ if find_spec("triton"):
             rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             columns = tl.load(
                 b + k[:, None] * k_stride + j % N * j_stride, mask=k[:, None] < K, other=0.0)
-            total = tl.dot(rows, columns, total, input_precision="ieee")
+            total = tl.dot(rows, columns, total, input_precision="ieee")  # FP8: fast accumulation
 
         inside = (i < M) & (j < N)
         place = i.to(tl.int64) * N + j  # M N may exceed 2^31
