@@ -249,7 +249,7 @@ if find_spec("triton"):
 
         FP8: out = relu(factor a b)^2, out8 = min(scale out, 448), largest = the maximum of out.
         """
-        # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is not. Sums: float32.
+        # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is not. Sums are float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
