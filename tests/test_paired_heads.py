@@ -211,3 +211,10 @@ def test_an_odd_number_of_heads_is_refused(milestone):
     module = load_snapshot(milestone)
     with pytest.raises(AssertionError, match="pair"):
         module.GPT(micro_sizes(module, window_pattern="PPPP", num_layers=4, num_heads=1))
+
+
+@pytest.mark.parametrize("milestone", having("self.c_qk", "CausalSelfAttention"), ids=by_id)
+def test_muons_pairs_need_an_even_number_too(milestone):
+    module = load_snapshot(milestone)
+    with pytest.raises(AssertionError, match="pair"):
+        module.GPT(micro_sizes(module, window_pattern="SSSS", num_layers=4, num_heads=1))

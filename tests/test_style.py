@@ -120,7 +120,7 @@ def test_it_trains_and_nothing_else():
 
 
 def test_numbers_go_to_the_device_without_waiting():
-    # torch.tensor(..., device=...) first waits for all queued work; `.to` can do without.
+    # torch.tensor(..., device=...) first waits for all queued work; .to can do so without waiting.
     assert not where_found(lambda tree: any(
         isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.tensor", "torch.as_tensor")
         and "device" in {keyword.arg for keyword in node.keywords} for node in ast.walk(tree)))
