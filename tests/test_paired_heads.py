@@ -213,7 +213,7 @@ def test_an_odd_number_of_heads_is_refused(milestone):
         module.GPT(micro_sizes(module, window_pattern="PPPP", num_layers=4, num_heads=1))
 
 
-@pytest.mark.parametrize("milestone", having("self.c_qk", "CausalSelfAttention"), ids=by_id)
+@pytest.mark.parametrize("milestone", having("pairs = weights", "CausalSelfAttention"), ids=by_id)
 def test_muons_pairs_need_an_even_number_too(milestone):
     module = load_snapshot(milestone)
     with pytest.raises(AssertionError, match="pair"):
