@@ -42,6 +42,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.utils import skip_init
 
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
@@ -558,16 +559,6 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
-class Head(nn.Module):
-    """Linear map to the logits, initially small."""
-    def __init__(self, args):
-        super().__init__()
-        self.weight = nn.Parameter(0.005 * torch.randn(args.vocab_size, args.model_dim))
-
-    def forward(self, x):  # (..., C)
-        return F.linear(x, self.weight.to(x.dtype))
-
-
 class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
     def __init__(self, head_dim, seq_len):
@@ -911,8 +902,8 @@ class GPT(nn.Module):
         self.cap = args.cap_height, args.cap_shift, args.cap_width
         scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
         self.fp8_scales = scales if args.use_fp8 else None
-        self.lm_head = Head(args)
-        table = self.lm_head.weight.detach().clone()
+        self.lm_head = skip_init(nn.Linear, args.model_dim, args.vocab_size, bias=False)
+        table = nn.init.normal_(self.lm_head.weight, std=0.005).detach().clone()  # small at first
         self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         self.value_embeds = ValueEmbeds(args)
