@@ -119,6 +119,13 @@ def test_what_runs_is_drawn_not_what_is_written(monkeypatch):
     assert before.subtracted == {(7, 11)}
 
 
+def test_what_computes_a_coefficient_is_no_stream():
+    last = anatomy(MANIFEST.get("14i"))  # layer 3's output sets later layers' coefficients, too
+    assert last.skips == {(3, 6), (3, 11), (7, 9), (7, 10), (7, 11), (9, 11)}
+    assert last.subtracted == {(7, 11)}  # its coefficient starts at -0.5
+    assert [i for i, layer in enumerate(last.layers) if layer.gates] == [1, 2, 3, 8, 9, 10]
+
+
 def test_a_picture_marks_what_changed():
     def marked(changed):
         return {name for name, group in drawn(model_svg(MANIFEST, "09", changed)).items()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from speedrun.anatomy import ACCENT
-from speedrun.anatomy.trace import Anatomy, anatomy
+from speedrun.anatomy.trace import Anatomy, Layer, anatomy
 from speedrun.history.manifest import Manifest
 
 WIDTH = 960
@@ -50,18 +50,26 @@ def parts(model: Anatomy) -> dict[str, object]:
             found[f"attn {i}"] = model.rotating, model.qk_norm
         found |= {
             f"mlp {i}": model.activation if layer.mlp else None, f"window {i}": layer.window,
-            f"table {i}": layer.tables or None, f"gate {i}": len(layer.gates) or None,
+            f"table {i}": layer.tables or None,
             f"x0 {i}": layer.x0 or None, f"values {i}": layer.first_values or None,
             f"bigrams {i}": layer.bigrams or None, f"pair {i}": layer.paired or None,
             f"composed {i}": layer.composed or None}
+        found |= {f"gate {i} {k}": True for k in range(gates(layer))}
     found |= {f"skip {start}-{end}": True for start, end in model.skips}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def gates(layer: Layer) -> int:
+    """The number of gates at the layer's attention, each of which may have several parameters."""
+    return len({part for name in layer.gates for part in name.split(".")
+                if layer.attention and "gate" in part and "scale" not in part})
 
 
 def removed(manifest: Manifest, id: str, before: str) -> list[str]:
     """The names of the parts that the model of milestone `before` has and this one's has not."""
     now, then = (parts(anatomy(manifest.get(name))) for name in (id, before))
-    return sorted(then.keys() - now.keys())
+    gone = then.keys() - now.keys()
+    return sorted({" ".join(name.split()[:2]) for name in gone})  # "gate 3" for one of its gates
 
 
 def _changed(manifest, id, changed):
@@ -165,10 +173,8 @@ class Picture:
                 drawn.append(self._text(middle, self.mlp + 21, self.model.activation, f"mlp {i}"))
         if layer.tables:
             drawn.append(self._table(i))
-        gates = {part for name in layer.gates for part in name.split(".")  # not each one's weights
-                 if layer.attention and "gate" in part and "scale" not in part}
-        drawn += [self._part(f"gate {i}", self._circle(x + width - 9 * k, self.attn, f"gate {i}"))
-                  for k in range(len(gates))]
+        drawn += [self._part(f"gate {i}", self._circle(
+            x + width - 9 * k, self.attn, f"gate {i} {k}")) for k in range(gates(layer))]
         return "".join(drawn)
 
     def _window(self, i):
@@ -331,6 +337,8 @@ class Picture:
                                    f"{model.model_dim}, looked up by token"))
         if any(layer.x0 for layer in layers):
             facts.append(("x0", "the line below the layers: the embedding, mixed in again"))
+        if model.skips:
+            facts.append(("skip", "an arc: a later layer or the head reads a layer's output again"))
         if any(layer.bigrams for layer in layers):
             facts.append(("bigrams", "on the same line: a vector for each pair of tokens"))
         return facts

@@ -147,8 +147,9 @@ class Tracer(TorchFunctionMode):
             self._watch(block.mlp, f"mlp {i}")
         self._watch(self.model.lm_head, "head")
         self.model.lm_head.register_forward_hook(self._beyond)
-        for rotary in {m for m in self.model.modules() if hasattr(m, "cos")}:
-            rotary.register_forward_hook(self._rotates)
+        for module in self.model.modules():
+            module.register_forward_hook(self._rotates if hasattr(module, "cos") else
+                                         self._coefficients)
 
     def layer(self, i: int) -> Layer:
         """What the run showed of layer i."""
@@ -172,8 +173,10 @@ class Tracer(TorchFunctionMode):
                          and int(name.split()[1]) < to - 1)
 
     def subtracted(self) -> frozenset[tuple[int, int]]:
-        """Those of `skips` that are subtracted from the stream."""
-        return frozenset(pair for pair in self.skips() if f"block {pair[0]}" in self.minus)
+        """Those of `skips` to the head that are subtracted before it."""
+        L = len(self.model.blocks)
+        return frozenset((start, end) for start, end in self.skips()
+                         if end == L and f"block {start}" in self.minus)
 
     def _name(self, tensor, *names):
         if names:  # masks, which are large, have none
@@ -210,6 +213,11 @@ class Tracer(TorchFunctionMode):
         alternating[..., ::2] = -BEYOND
         return alternating
 
+    def _coefficients(self, _module, _inputs, output):
+        """Numbers by name that were computed from a stream: what they weigh does not read it."""
+        if isinstance(output, dict) and not all(isinstance(key, int) for key in output):
+            self.sources |= {id(tensor): frozenset({f"w:{key}"}) for key, tensor in output.items()}
+
     def _rotates(self, rotary, _inputs, _output):
         if not self.rotating:  # the table is large, and every layer's
             table = rotary.cos.flatten(0, -2)
@@ -236,7 +244,8 @@ class Tracer(TorchFunctionMode):
             names = frozenset({self.streams.get(table, f"table {table}")})
         if called == "unbind" and names and names <= {f"table {table}" for table in self.tables}:
             return self._several(names, output)
-        if called in ("sub", "__sub__", "sub_") and not layers:
+        if not layers and (called in ("sub", "__sub__", "sub_") or called in ("mul", "__mul__")
+                           and (args[0] < 0).all()):  # added with a negative factor
             self.minus |= self._of(args[1:]) & {f"block {i}" for i in range(len(self.model.blocks))}
         if called in ("rms_norm", "layer_norm"):
             self.norm = {"rms_norm": "RMS norm", "layer_norm": "layer norm"}[called]
