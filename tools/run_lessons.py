@@ -51,6 +51,7 @@ def main() -> int:
             continue
         start = time.perf_counter()
         client = NotebookClient(notebook, timeout=SECONDS, record_timing=False,
+                                extra_arguments=["--log-level=ERROR"],  # it warns of TCP
                                 resources={"metadata": {"path": str(LESSONS)}})
         try:
             execute(client)
