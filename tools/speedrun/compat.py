@@ -151,12 +151,12 @@ def _answer(answers):
         setattr(torch.cuda, function, lambda *args, answer=answer, **kwargs: answer)
 
 
-def _apply(module, change, recurse=True, changed=None):
+def _apply(module, change, changed=None):
     """Module._apply for tensors that cannot take over another's data: parameters are replaced, and
     tied ones stay one."""
     changed = {} if changed is None else changed
-    for child in module.children() if recurse else ():
-        _apply(child, change, changed=changed)
+    for child in module.children():
+        _apply(child, change, changed)
     for name, param in module._parameters.items():
         if param is not None:
             if param not in changed:

@@ -43,7 +43,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.utils import skip_init
 
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
@@ -1057,9 +1056,9 @@ class GPT(nn.Module):
         self.cap = args.cap_height, args.cap_shift, args.cap_width
         scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
         self.fp8_scales = scales if args.use_fp8 else None
-        self.lm_head = skip_init(nn.Linear, args.model_dim, args.vocab_size, bias=False)
-        table = nn.init.normal_(self.lm_head.weight, std=0.005).detach().clone()  # small at first
-        self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
+        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False, device="meta")
+        self.lm_head.weight = nn.Parameter(0.005 * torch.randn(args.vocab_size, args.model_dim))
+        self.embed = nn.Embedding.from_pretrained(self.lm_head.weight.data.clone(), freeze=False)
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         self.value_embeds = ValueEmbeds(args)
         self.bigram_embed = BigramEmbed(args)
