@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ class Successor(torch.nn.Module):
 def trained():
     """Makes a model of successors with this context."""
     def make(context=64, **args):
-        args = type("Args", (), dict(vocab_size=257, **args))()
+        args = SimpleNamespace(**dict(vocab_size=257, seq_len=context) | args)
         return Trained(Successor(), torch.device("cpu"), args, context, step=1)
     return make
 
@@ -211,6 +212,9 @@ def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
     assert model.model.read == [(3, 16), (1, 16)]
     assert val_loss(trained(context=16), BYTES, data=tmp_path, tokens=71, batch=9)[0] == (
         pytest.approx(loss))  # whole sequences
+    staged = trained(context=48, train_seq_len=16, val_seq_len=16)  # training ends with longer rows
+    assert val_loss(staged, BYTES, data=tmp_path, tokens=64, batch=3)[0] == pytest.approx(loss)
+    assert staged.model.read == [(3, 16), (1, 16)]
     with pytest.raises(UserError, match="has 72 tokens; --val-tokens may be at most 71$"):
         val_loss(model, BYTES, data=tmp_path, tokens=72, batch=9)
     with pytest.raises(UserError, match="hold no sequence of 99"):

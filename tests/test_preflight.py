@@ -411,5 +411,5 @@ def test_a_table_of_prefixes(start, tmp_path, ids, fits):
         with pytest.raises(Launched):
             start(f"prefix_file={file}")
     else:
-        refused(start, "table is not a table of .* vocab_size=64 tokens; make it again: python "
-                ".*prefixes.py --out /", f"prefix_file={file}")
+        refused(start, "table is not a table of .* vocab_size=64 tokens; python .*prefixes.py "
+                "makes GPT-2's, of 50,257; prefix_file=none", f"prefix_file={file}")

@@ -29,6 +29,7 @@ from speedrun.run.data import (
     shard_length,
 )
 from speedrun.sample import Trained, Vocabulary
+from speedrun.scripts.sizes import length_names
 
 HELLASWAG = REPOSITORY / "data" / "hellaswag" / "hellaswag_val.jsonl"
 CHAT = BUILTIN / "chat_val.jsonl"
@@ -286,8 +287,9 @@ def val_loss(
     document's start counts as a token and has no byte.
 
     data: folder of the shards (None: the embedded corpus for bytes, FineWeb for GPT-2's tokens);
-    tokens: how many (None: as many as the run's own validations); they are cut into sequences of
-    the model's context. batch: sequences per forward pass; show: gets the number of tokens read.
+    tokens: how many (None: as many as the run's own validations); they are cut into sequences as
+    long as those validations', at most the model's context. batch: sequences per forward pass;
+    show: gets the number of tokens read.
     Raises UserError, one line, if there are no such shards or they are of another vocabulary.
     """
     data = data or (BUILTIN if vocabulary.name == "bytes" else FINEWEB)
@@ -296,7 +298,8 @@ def val_loss(
     file = min(data.glob("*_val_*.bin"), default=None)
     if file is None:
         raise UserError(f"no validation shard in {short(data)}; get one: {fetch_command(data)}")
-    T, length = trained.context, shard_length(file)
+    T = min(getattr(trained.args, length_names(vars(trained.args))[1]), trained.context)
+    length = shard_length(file)
     if tokens and tokens >= length:  # the last token is only a target
         raise UserError(f"{short(file)} has {length:,} tokens; --val-tokens may be at most"
                         f" {length - 1:,}")

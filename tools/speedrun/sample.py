@@ -12,6 +12,7 @@ from speedrun.base.text import short
 from speedrun.history.blocks import split_blocks
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import Milestone, load_manifest
+from speedrun.history.tokens import stages
 from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import load_snapshot
@@ -70,7 +71,8 @@ def load_run(run: Path) -> Trained:
         args = module.Hyperparameters(**{**hyperparameters, **known})
         model = module.GPT(args)
         model.load_state_dict(checkpoint["model"], strict=True)
-        context = min(getattr(args, length_names(hyperparameters)[0]), longest_dense(defaults))
+        longest = stages(hyperparameters) * getattr(args, length_names(hyperparameters)[0])
+        context = min(longest, longest_dense(defaults))
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
         raise UserError(f"{short(file)} does not fit {short(script)}: {brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")

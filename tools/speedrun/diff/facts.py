@@ -29,12 +29,13 @@ class Side:
     hyperparameters: dict[str, tuple[str, object]]
 
     def figures(self) -> dict[str, str]:
-        """Figures as text: those that follow from the hyperparameters, and official ones."""
+        """Figures as text: a milestone's official ones, else what follows from hyperparameters."""
         m, values = self.milestone, {name: v for name, (_, v) in self.hyperparameters.items()}
         known = {
-            "minutes": m and m.minutes, "steps": whole(values.get("train_steps")),
-            "tokens": training_tokens(values, None), "val loss": m and m.val_loss,
-            "parameters": m and m.parameters,
+            "minutes": m and m.minutes,
+            "steps": m.train_steps if m else whole(values.get("train_steps")),
+            "tokens": m.tokens if m else training_tokens(values, None),
+            "val loss": m and m.val_loss, "parameters": m and m.parameters,
         }
         return {name: format(value, FIGURES[name]) for name, value in known.items()
                 if value is not None}

@@ -198,10 +198,10 @@ class Milestone(Declared):
 
     @property
     def step_tokens_read(self) -> list[int]:
-        """Tokens that each step of the whole run takes from the shards; see tokens_read."""
-        ratio = self.read_ratio
+        """Tokens that each step of the script takes from the shards; see tokens_read."""
+        ratio, known = self.read_ratio, default_hyperparameters(self.script)
         return [round(tokens * ratio)
-                for tokens in itertools.islice(step_tokens(self._sizes), self.train_steps)]
+                for tokens in itertools.islice(step_tokens(known), known["train_steps"])]
 
     @property
     def _sizes(self):

@@ -169,16 +169,17 @@ def check_prefixes(values: dict[str, object]) -> None:
     file = values.get("prefix_file")
     if file in (None, "none"):
         return
-    make = f"python {short(REPOSITORY / 'data' / 'prefixes.py')} --out {shlex.quote(file)}"
+    make = f"python {short(REPOSITORY / 'data' / 'prefixes.py')}"
     if not os.path.exists(file):
-        raise NotHere(f"prefix_file={file} is missing; make it: {make}")
+        raise NotHere(f"prefix_file={file} is missing; make it: {make} --out {shlex.quote(file)}")
     ids = array("i")
     if Path(file).is_file() and os.path.getsize(file) % ids.itemsize == 0:
         ids.frombytes(Path(file).read_bytes())
     most = values["vocab_size"]
     if not 0 < len(ids) <= most or min(ids) < -1 or max(ids) >= len(ids):
         raise UserError(f"prefix_file={file} is not a table of the prefixes of at most"
-                        f" vocab_size={most} tokens; make it again: {make}")
+                        f" vocab_size={most} tokens; {make} makes GPT-2's, of 50,257;"
+                        " prefix_file=none does without")
 
 
 def _read(values, steps, ratio=1.0):
