@@ -285,6 +285,8 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
+    moved = changed_values(read_side("13c"), read_side("13d"))  # a script of other steps
+    assert ("steps", "1,547", "1,775") in moved["official figures"]
     numbers = changed_values(old, new)["hyperparameters"]
     assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(numbers)
     numbers = changed_hyperparameters(read_side("00b"), read_side("01"))

@@ -287,9 +287,9 @@ def val_loss(
     document's start counts as a token and has no byte.
 
     data: folder of the shards (None: the embedded corpus for bytes, FineWeb for GPT-2's tokens);
-    tokens: how many (None: as many as the run's own validations); they are cut into sequences as
-    long as those validations', at most the model's context. batch: sequences per forward pass;
-    show: gets the number of tokens read.
+    tokens: their number (None: that of the run's own validations); they are cut into sequences of
+    the validations' length, at most the model's context. batch: sequences per forward pass; show:
+    gets the number of tokens read.
     Raises UserError, one line, if there are no such shards or they are of another vocabulary.
     """
     data = data or (BUILTIN if vocabulary.name == "bytes" else FINEWEB)

@@ -60,7 +60,7 @@ def parts(model: Anatomy) -> dict[str, object]:
 
 
 def gates(layer: Layer) -> int:
-    """The number of gates at the layer's attention, each of which may have several parameters."""
+    """The number of gates at the layer's attention; a gate may have several parameters."""
     return len({part for name in layer.gates for part in name.split(".")
                 if layer.attention and "gate" in part and "scale" not in part})
 
@@ -337,10 +337,10 @@ class Picture:
                                    f"{model.model_dim}, looked up by token"))
         if any(layer.x0 for layer in layers):
             facts.append(("x0", "the line below the layers: the embedding, mixed in again"))
-        if model.skips:
-            facts.append(("skip", "an arc: a later layer or the head reads a layer's output again"))
         if any(layer.bigrams for layer in layers):
             facts.append(("bigrams", "on the same line: a vector for each pair of tokens"))
+        if model.skips:
+            facts.append(("skip", "an arc: a later layer or the head reads a layer's output again"))
         return facts
 
     # ------------------------------------------ elements -----------------------------------------
