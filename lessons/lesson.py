@@ -328,9 +328,9 @@ def tiny_curves(*ids: str) -> Panel:
             axes.plot(*zip(*points, strict=True), label=entry.label, **style)
             print(f"{entry.label} ends at", *(f"{loss:.4f}" for loss in entry.final_losses))
         tops = [entry.curve[len(entry.curve) // 4][1] for entry in entries.values()]
-        runs = min((len(entry.runs) for entry in entries.values()), default=0)
-        title = "Tiny scale, one run each" if runs == 1 else f"Tiny scale, {runs} seeds each"
-        axes.set(title=title, ylim=(None, max(tops, default=None)),
+        runs = " or ".join(map(str, sorted({len(entry.runs) for entry in entries.values()})))
+        title = "one run each" if runs == "1" else f"{runs} seeds each"
+        axes.set(title=f"Tiny scale, {title}", ylim=(None, max(tops, default=None)),
                  xlabel="million tokens", ylabel="validation loss, nats per token")
         axes.legend()
     return panel

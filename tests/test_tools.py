@@ -182,6 +182,10 @@ def test_shards_read(steps, per_shard, shards):
     assert len(next(steps_by_shard(steps, [FINEWEB_SHARD_TOKENS]))) == per_shard
 
 
+def test_a_run_reads_what_its_script_takes():
+    assert len(load_manifest().get("13d").step_tokens_read) == 1547  # its record took 1,775 steps
+
+
 def test_committed_tables_and_pictures_are_fresh(capsys):
     code = make_figures.main(["--check"])
     assert code == 0, "".join(capsys.readouterr())
