@@ -19,14 +19,13 @@ from ranks import start_ranks
 from snapshots import SCRIPTS, every_script, load_snapshot
 from speedrun.history.blocks import HEADING, split_blocks
 
-SECTIONS = ["Hyperparameters", "Kernels", "Optimizer", "Model", "Data", "Schedules", "Training",
-            "Generation"]
+SECTIONS = ["Hyperparameters", "Schedules", "Data", "Kernels", "Model", "Optimizer", "Training",
+            "Generation"]  # the way of a run
 LONGEST_FUNCTION = 45  # lines
 # The most lines of a file, by chain: up to the milestone with this id, and so on.
 LONGEST = {
-    "speedrun": {"00": 375, "03": 445, "04": 505, "05b": 555, "06": 720, "06e": 750, "09": 850,
-                 "10f": 940, "11d": 1050, "13a": 1200, "14f": 1400, "14h": 1450,
-                 "14i": 1540},  # also: composed heads (14g), prefixes (14h), FP8 in the MLP
+    "speedrun": {"00": 385, "03": 455, "04": 515, "05b": 565, "06": 720, "06e": 750, "09": 850,
+                 "10f": 940, "11d": 1050, "13c": 1200, "14a": 1270, "14f": 1400, "14i": 1540},
     "prelude": {"p9": 700},
     "encore": {"e9": 500},
 }
@@ -95,6 +94,45 @@ def test_size_and_sections(milestone):
     assert headings == [section for section in SECTIONS if section in headings]
     assert {"Hyperparameters", "Model", "Data"} <= set(headings)
     assert len({"Training", "Generation"} & set(headings)) == 1
+
+
+@every_script
+def test_names_are_used_below_their_section(milestone):
+    # Not in Training and Generation, annotations, and what fills a field when a run starts.
+    title, sections, uses = None, {}, []  # {name: its section}, [(section, name)]
+    for block in split_blocks(source_of(milestone)):
+        if heading := HEADING.fullmatch(block.text):
+            title = heading["title"]
+        elif title is not None:
+            tree = ast.parse(block.text)
+            sections |= dict.fromkeys(defined_names(tree), title)
+            uses += [(title, name) for name in used_names(tree)]
+    assert not [(section, name) for section, name in uses
+                if section not in ("Training", "Generation") and name in sections
+                and SECTIONS.index(sections[name]) > SECTIONS.index(section)]
+
+
+def defined_names(tree):
+    """The module-level names that a block defines, also under an `if`."""
+    for node in tree.body:
+        if isinstance(node, ast.If):
+            yield from defined_names(node)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def used_names(node):
+    """The names that a block reads, without annotations and factories of defaults."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    if isinstance(node, ast.keyword) and node.arg == "default_factory":
+        return
+    annotations = getattr(node, "annotation", None), getattr(node, "returns", None)
+    for child in ast.iter_child_nodes(node):
+        if child not in annotations:
+            yield from used_names(child)
 
 
 def test_lines_and_functions_are_short():

@@ -80,6 +80,48 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
+    if step < args.warmup_steps:
+        return (step + 1) / args.warmup_steps
+    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    files = sorted(glob.glob(pattern))
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
+    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for file in itertools.cycle(files):
+        shard = open_shard(file)
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1])
+            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
 # --------------------------------------------- Model ---------------------------------------------
 class Norm(nn.Module):
     """LayerNorm over the last dimension, with a weight and a bias (arXiv 1607.06450)."""
@@ -166,48 +208,6 @@ class GPT(nn.Module):
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
-
-
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
-    """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    files = sorted(glob.glob(pattern))
-    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
-    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for file in itertools.cycle(files):
-        shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1])
-            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
-
-
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
-    if step < args.warmup_steps:
-        return (step + 1) / args.warmup_steps
-    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
-    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 # -------------------------------------------- Training --------------------------------------------

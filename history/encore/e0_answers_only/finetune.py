@@ -80,6 +80,115 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+IGNORED = -100  # the target of a token that is not trained: cross_entropy leaves it out
+
+
+def encode(text, args):
+    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
+    if args.bos_id == 256:
+        return list(text.encode())
+    import tiktoken
+    return tiktoken.get_encoding("gpt2").encode_ordinary(text)
+
+
+def tokenize(messages, args):
+    """A conversation's inputs and targets, each (T,) int64, of start, then per turn user, text, or
+    assistant, text, end. Only the answers' text and ends count as targets."""
+    start, user, assistant, end = range(args.bos_id, args.bos_id + 4)
+    ids, counts, system = [start], [False], ""
+    for message in messages:
+        if message["role"] == "system":
+            system = message["content"] + "\n\n"  # opens the first question
+            continue
+        is_answer = message["role"] == "assistant"
+        tokens = encode(system + message["content"], args) + [end] * is_answer
+        ids += [assistant if is_answer else user, *tokens]
+        counts += [False, *[is_answer] * len(tokens)]
+        system = ""
+    ids, counts = torch.tensor(ids), torch.tensor(counts)
+    return ids[:-1], torch.where(counts, ids, IGNORED)[1:]
+
+
+def read_conversations(file, args):
+    """The conversations of a JSONL file, each (inputs, targets) cut to seq_len tokens, and how many
+    were read, cut, and dropped because nothing of an answer was left."""
+    found = []
+    for number, line in enumerate(Path(file).read_text(encoding="utf-8").split("\n"), start=1):
+        if line.strip():
+            messages = json.loads(line)["messages"]
+            roles = [message["role"] for message in messages if message["role"] != "system"]
+            assert roles == ["user", "assistant"] * (len(roles) // 2), (
+                f"{file}:{number}: the roles must take turns, from a user to an assistant")
+            found.append(tokenize(messages, args))
+    cut = [(inputs[: args.seq_len], targets[: args.seq_len]) for inputs, targets in found]
+    kept = [conversation for conversation in cut if count_targets([[conversation]])]
+    return kept, dict(read=len(found), cut=sum(len(inputs) > args.seq_len for inputs, _ in found),
+                      dropped=len(found) - len(kept))
+
+
+def count_targets(rows):
+    """The number of targets that count in rows, each a list of conversations."""
+    return sum(int((targets != IGNORED).sum()) for row in rows for _, targets in row)
+
+
+def epoch_rows(conversations, args, epoch=0):
+    """The rows of an epoch in random order, each a list of conversations."""
+    order = np.random.default_rng((args.seed, epoch)).permutation(len(conversations))
+    return [[conversations[i]] for i in order]
+
+
+def pad(rows, args):
+    """Inputs and targets (B, T) of the rows; the padding has no effect: it is causally after a
+    row's tokens, and its targets do not count."""
+    shape = len(rows), max(sum(len(inputs) for inputs, _ in row) for row in rows)
+    inputs, targets = torch.full(shape, args.bos_id), torch.full(shape, IGNORED)
+    for i, row in enumerate(rows):
+        own_inputs, own_targets = map(torch.cat, zip(*row, strict=True))
+        inputs[i, : len(own_inputs)] = own_inputs
+        targets[i, : len(own_targets)] = own_targets
+    return inputs, targets
+
+
+def row_batches(rows, args, device):
+    """Yields this rank's micro-batches of the rows: blocks of rows go to the ranks round-robin, so
+    a step has the same rows for any number of ranks."""
+    B = args.micro_batch_size
+    for start in range(dist.get_rank() * B, len(rows), dist.get_world_size() * B):
+        inputs, targets = pad(rows[start : start + B], args)
+        yield inputs.to(device), targets.to(device)
+
+
+def step_rows(conversations, args):
+    """Yields the rows of each optimizer step without end; an epoch's tail is skipped."""
+    micro_slots = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    assert args.total_batch_size % micro_slots == 0, (
+        f"total_batch_size is not a multiple of {micro_slots}, a micro-batch on each rank")
+    count = args.total_batch_size // args.seq_len
+    for epoch in itertools.count():
+        rows = epoch_rows(conversations, args, epoch)
+        assert len(rows) >= count, f"{len(rows)} rows are too few for a step of {count}"
+        for start in range(0, len(rows) - count + 1, count):
+            yield rows[start : start + count]
+
+
+def count_slots(rows, args):
+    """What the slots of rows hold. waste is the part with padding; waste_alone is that part if each
+    conversation had seq_len slots for itself."""
+    B, lengths = args.micro_batch_size, [len(inputs) for row in rows for inputs, _ in row]
+    batches = [rows[i : i + B] for i in range(0, len(rows), B)]
+    slots = sum(len(batch) * pad(batch, args)[0].size(1) for batch in batches)
+    return dict(tokens=sum(lengths), answer_tokens=count_targets(rows), rows=len(rows), slots=slots,
+                waste=round(1 - sum(lengths) / slots, 4),
+                waste_alone=round(1 - sum(lengths) / (len(lengths) * args.seq_len), 4))
+
+
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
@@ -217,115 +326,6 @@ def load_start(model, args):
     if "checkpoint" not in trained:  # pretraining made tokens that never came improbable
         weights["lm_head.weight"][args.bos_id + 1 : args.bos_id + 4] = 0  # as initialised
     model.load_state_dict(weights)
-
-
-# ---------------------------------------------- Data ----------------------------------------------
-IGNORED = -100  # the target of a token that is not trained: cross_entropy leaves it out
-
-
-def encode(text, args):
-    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
-    if args.bos_id == 256:
-        return list(text.encode())
-    import tiktoken
-    return tiktoken.get_encoding("gpt2").encode_ordinary(text)
-
-
-def tokenize(messages, args):
-    """A conversation's inputs and targets, each (T,) int64, of start, then per turn user, text, or
-    assistant, text, end. Only the answers' text and ends count as targets."""
-    start, user, assistant, end = range(args.bos_id, args.bos_id + 4)
-    ids, counts, system = [start], [False], ""
-    for message in messages:
-        if message["role"] == "system":
-            system = message["content"] + "\n\n"  # opens the first question
-            continue
-        is_answer = message["role"] == "assistant"
-        tokens = encode(system + message["content"], args) + [end] * is_answer
-        ids += [assistant if is_answer else user, *tokens]
-        counts += [False, *[is_answer] * len(tokens)]
-        system = ""
-    ids, counts = torch.tensor(ids), torch.tensor(counts)
-    return ids[:-1], torch.where(counts, ids, IGNORED)[1:]
-
-
-def read_conversations(file, args):
-    """The conversations of a JSONL file, each (inputs, targets) cut to seq_len tokens, and how many
-    were read, cut, and dropped because nothing of an answer was left."""
-    found = []
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8").split("\n"), start=1):
-        if line.strip():
-            messages = json.loads(line)["messages"]
-            roles = [message["role"] for message in messages if message["role"] != "system"]
-            assert roles == ["user", "assistant"] * (len(roles) // 2), (
-                f"{file}:{number}: the roles must take turns, from a user to an assistant")
-            found.append(tokenize(messages, args))
-    cut = [(inputs[: args.seq_len], targets[: args.seq_len]) for inputs, targets in found]
-    kept = [conversation for conversation in cut if count_targets([[conversation]])]
-    return kept, dict(read=len(found), cut=sum(len(inputs) > args.seq_len for inputs, _ in found),
-                      dropped=len(found) - len(kept))
-
-
-def count_targets(rows):
-    """The number of targets that count in rows, each a list of conversations."""
-    return sum(int((targets != IGNORED).sum()) for row in rows for _, targets in row)
-
-
-def epoch_rows(conversations, args, epoch=0):
-    """The rows of an epoch in random order, each a list of conversations."""
-    order = np.random.default_rng((args.seed, epoch)).permutation(len(conversations))
-    return [[conversations[i]] for i in order]
-
-
-def pad(rows, args):
-    """Inputs and targets (B, T) of the rows; the padding has no effect: it is causally after a
-    row's tokens, and its targets do not count."""
-    shape = len(rows), max(sum(len(inputs) for inputs, _ in row) for row in rows)
-    inputs, targets = torch.full(shape, args.bos_id), torch.full(shape, IGNORED)
-    for i, row in enumerate(rows):
-        own_inputs, own_targets = map(torch.cat, zip(*row, strict=True))
-        inputs[i, : len(own_inputs)] = own_inputs
-        targets[i, : len(own_targets)] = own_targets
-    return inputs, targets
-
-
-def row_batches(rows, args, device):
-    """Yields this rank's micro-batches of the rows: blocks of rows go to the ranks round-robin, so
-    a step has the same rows for any number of ranks."""
-    B = args.micro_batch_size
-    for start in range(dist.get_rank() * B, len(rows), dist.get_world_size() * B):
-        inputs, targets = pad(rows[start : start + B], args)
-        yield inputs.to(device), targets.to(device)
-
-
-def step_rows(conversations, args):
-    """Yields the rows of each optimizer step without end; an epoch's tail is skipped."""
-    micro_slots = args.micro_batch_size * args.seq_len * dist.get_world_size()
-    assert args.total_batch_size % micro_slots == 0, (
-        f"total_batch_size is not a multiple of {micro_slots}, a micro-batch on each rank")
-    count = args.total_batch_size // args.seq_len
-    for epoch in itertools.count():
-        rows = epoch_rows(conversations, args, epoch)
-        assert len(rows) >= count, f"{len(rows)} rows are too few for a step of {count}"
-        for start in range(0, len(rows) - count + 1, count):
-            yield rows[start : start + count]
-
-
-def count_slots(rows, args):
-    """What the slots of rows hold. waste is the part with padding; waste_alone is that part if each
-    conversation had seq_len slots for itself."""
-    B, lengths = args.micro_batch_size, [len(inputs) for row in rows for inputs, _ in row]
-    batches = [rows[i : i + B] for i in range(0, len(rows), B)]
-    slots = sum(len(batch) * pad(batch, args)[0].size(1) for batch in batches)
-    return dict(tokens=sum(lengths), answer_tokens=count_targets(rows), rows=len(rows), slots=slots,
-                waste=round(1 - sum(lengths) / slots, 4),
-                waste_alone=round(1 - sum(lengths) / (len(lengths) * args.seq_len), 4))
-
-
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
-    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -50,6 +50,31 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ---------------------------------------------- Data ----------------------------------------------
+def encode(text, config):
+    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
+    if config.bos_id == 256:
+        return list(text.encode())
+    import tiktoken
+    return tiktoken.get_encoding("gpt2").encode_ordinary(text)
+
+
+def encode_prompt(text, config):
+    """The ids (T,) of a conversation that the assistant is to continue: start, user, text,
+    assistant."""
+    start, user, assistant = range(config.bos_id, config.bos_id + 3)
+    return torch.tensor([start, user, *encode(text, config), assistant])
+
+
+def decode(ids, config):
+    """The text of ids, up to the first marker."""
+    ids = list(itertools.takewhile(lambda id: id < config.bos_id, ids))
+    if config.bos_id == 256:
+        return bytes(ids).decode(errors="replace")
+    import tiktoken
+    return tiktoken.get_encoding("gpt2").decode(ids)
+
+
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
@@ -197,7 +222,7 @@ class GPT(nn.Module):
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
-# ---------------------------------------------- Data ----------------------------------------------
+# ------------------------------------------- Generation -------------------------------------------
 def load_model(args, device):
     """The checkpoint's model on the device, ready to generate, and the hyperparameters that it was
     trained with."""
@@ -212,31 +237,6 @@ def load_model(args, device):
     return model.to(device).eval(), config
 
 
-def encode(text, config):
-    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
-    if config.bos_id == 256:
-        return list(text.encode())
-    import tiktoken
-    return tiktoken.get_encoding("gpt2").encode_ordinary(text)
-
-
-def encode_prompt(text, config):
-    """The ids (T,) of a conversation that the assistant is to continue: start, user, text,
-    assistant."""
-    start, user, assistant = range(config.bos_id, config.bos_id + 3)
-    return torch.tensor([start, user, *encode(text, config), assistant])
-
-
-def decode(ids, config):
-    """The text of ids, up to the first marker."""
-    ids = list(itertools.takewhile(lambda id: id < config.bos_id, ids))
-    if config.bos_id == 256:
-        return bytes(ids).decode(errors="replace")
-    import tiktoken
-    return tiktoken.get_encoding("gpt2").decode(ids)
-
-
-# ------------------------------------------- Generation -------------------------------------------
 def draw(logits, generator, args):
     """A token id (B,) for each row of logits (B, V), by softmax(logits / temperature)."""
     assert logits.isfinite().all(), "logits are not finite: the model's training has diverged"

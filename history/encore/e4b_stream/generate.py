@@ -51,6 +51,52 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ---------------------------------------------- Data ----------------------------------------------
+def encode(text, config):
+    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
+    if config.bos_id == 256:
+        return list(text.encode())
+    import tiktoken
+    return tiktoken.get_encoding("gpt2").encode_ordinary(text)
+
+
+def encode_prompt(text, config):
+    """The ids (T,) of a conversation that the assistant is to continue: start, user, text,
+    assistant."""
+    start, user, assistant = range(config.bos_id, config.bos_id + 3)
+    return torch.tensor([start, user, *encode(text, config), assistant])
+
+
+def token_bytes(id, config):
+    """The bytes of a token, perhaps only a part of a character; a marker has none."""
+    if id >= config.bos_id:
+        return b""
+    if config.bos_id == 256:
+        return bytes([id])
+    import tiktoken
+    return tiktoken.get_encoding("gpt2").decode_single_token_bytes(id)
+
+
+class Writer:
+    """Prints answers in the order of samples: the first unended one's as it is drawn, while later
+    ones wait."""
+    def __init__(self, config, num_samples):
+        self.config = config
+        decoder = codecs.getincrementaldecoder("utf-8")  # keeps the bytes of half a character
+        self.decoders = [decoder(errors="replace") for _ in range(num_samples)]
+        self.waiting, self.ended = [""] * num_samples, [False] * num_samples
+
+    def add(self, sample, id, ended):
+        piece = self.decoders[sample].decode(token_bytes(id, self.config), final=ended)
+        self.waiting[sample] += piece + "\n" * ended
+        self.ended[sample] = ended
+        for first, text in enumerate(self.waiting):
+            print(text, end="", flush=True)
+            self.waiting[first] = ""
+            if not self.ended[first]:
+                break
+
+
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
@@ -198,7 +244,7 @@ class GPT(nn.Module):
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
-# ---------------------------------------------- Data ----------------------------------------------
+# ------------------------------------------- Generation -------------------------------------------
 def load_model(args, device):
     """The checkpoint's model on the device, ready to generate, and the hyperparameters that it was
     trained with."""
@@ -213,52 +259,6 @@ def load_model(args, device):
     return model.to(device).eval(), config
 
 
-def encode(text, config):
-    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
-    if config.bos_id == 256:
-        return list(text.encode())
-    import tiktoken
-    return tiktoken.get_encoding("gpt2").encode_ordinary(text)
-
-
-def encode_prompt(text, config):
-    """The ids (T,) of a conversation that the assistant is to continue: start, user, text,
-    assistant."""
-    start, user, assistant = range(config.bos_id, config.bos_id + 3)
-    return torch.tensor([start, user, *encode(text, config), assistant])
-
-
-def token_bytes(id, config):
-    """The bytes of a token, perhaps only a part of a character; a marker has none."""
-    if id >= config.bos_id:
-        return b""
-    if config.bos_id == 256:
-        return bytes([id])
-    import tiktoken
-    return tiktoken.get_encoding("gpt2").decode_single_token_bytes(id)
-
-
-class Writer:
-    """Prints answers in the order of samples: the first unended one's as it is drawn, while later
-    ones wait."""
-    def __init__(self, config, num_samples):
-        self.config = config
-        decoder = codecs.getincrementaldecoder("utf-8")  # keeps the bytes of half a character
-        self.decoders = [decoder(errors="replace") for _ in range(num_samples)]
-        self.waiting, self.ended = [""] * num_samples, [False] * num_samples
-
-    def add(self, sample, id, ended):
-        piece = self.decoders[sample].decode(token_bytes(id, self.config), final=ended)
-        self.waiting[sample] += piece + "\n" * ended
-        self.ended[sample] = ended
-        for first, text in enumerate(self.waiting):
-            print(text, end="", flush=True)
-            self.waiting[first] = ""
-            if not self.ended[first]:
-                break
-
-
-# ------------------------------------------- Generation -------------------------------------------
 def random_stream(seed, sample):
     """A generator for one sample, independent of those of other samples and seeds."""
     mixed = np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)

@@ -87,48 +87,46 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
+    if step < args.warmup_steps:
+        return (step + 1) / args.warmup_steps
+    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
+    return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def adamw_of(backend, groups, args):
-    """AdamW for these parameter groups with the given backend."""
-    settings = dict(lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
-                    weight_decay=args.weight_decay)
-    if backend == "apex":
-        return importlib.import_module("apex.optimizers").FusedAdam(groups, **settings)
-    return torch.optim.AdamW(groups, **settings, foreach=backend == "foreach",
-                             fused=backend == "fused")
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
 
 
-def find_adam_backend(device, args):
-    """The first backend that works on this device, or the forced one, and why others were skipped.
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Each is tried with one step, because some can be constructed where they cannot run.
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
     """
-    backends, skipped = [args.adam_backend], ""
-    if args.adam_backend == "auto":
-        backends = ADAM_BACKENDS
-    assert set(backends) <= set(ADAM_BACKENDS), (
-        f"adam_backend={args.adam_backend}: choose auto, {', '.join(ADAM_BACKENDS)}")
-    working = None
-    for backend in backends:
-        scratch = nn.Parameter(torch.zeros(8, device=device))
-        scratch.grad = torch.ones_like(scratch)
-        try:
-            adamw_of(backend, [dict(params=[scratch])], args).step()
-            working = backend
-            break
-        except (ImportError, RuntimeError) as error:
-            skipped += f" (not {backend}: {str(error).splitlines()[0]})"
-    assert working, f"no AdamW backend works here{skipped}; leave adam_backend=auto"
-    return working, skipped
-
-
-def make_adamw(groups, args):
-    """AdamW for these parameter groups with the first backend that works on their device."""
-    backend, _ = find_adam_backend(groups[0]["params"][0].device, args)
-    return adamw_of(backend, groups, args)
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    files = sorted(glob.glob(pattern))
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
+    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for file in itertools.cycle(files):
+        shard = open_shard(file)
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1])
+            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -225,46 +223,48 @@ class GPT(nn.Module):
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
 
 
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+def adamw_of(backend, groups, args):
+    """AdamW for these parameter groups with the given backend."""
+    settings = dict(lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                    weight_decay=args.weight_decay)
+    if backend == "apex":
+        return importlib.import_module("apex.optimizers").FusedAdam(groups, **settings)
+    return torch.optim.AdamW(groups, **settings, foreach=backend == "foreach",
+                             fused=backend == "fused")
 
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+
+def find_adam_backend(device, args):
+    """The first backend that works on this device, or the forced one, and why others were skipped.
+
+    Each is tried with one step, because some can be constructed where they cannot run.
     """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    files = sorted(glob.glob(pattern))
-    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
-    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for file in itertools.cycle(files):
-        shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1])
-            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+    backends, skipped = [args.adam_backend], ""
+    if args.adam_backend == "auto":
+        backends = ADAM_BACKENDS
+    assert set(backends) <= set(ADAM_BACKENDS), (
+        f"adam_backend={args.adam_backend}: choose auto, {', '.join(ADAM_BACKENDS)}")
+    working = None
+    for backend in backends:
+        scratch = nn.Parameter(torch.zeros(8, device=device))
+        scratch.grad = torch.ones_like(scratch)
+        try:
+            adamw_of(backend, [dict(params=[scratch])], args).step()
+            working = backend
+            break
+        except (ImportError, RuntimeError) as error:
+            skipped += f" (not {backend}: {str(error).splitlines()[0]})"
+    assert working, f"no AdamW backend works here{skipped}; leave adam_backend=auto"
+    return working, skipped
 
 
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
-    if step < args.warmup_steps:
-        return (step + 1) / args.warmup_steps
-    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
-    return 0.5 * (1 + math.cos(math.pi * done))
+def make_adamw(groups, args):
+    """AdamW for these parameter groups with the first backend that works on their device."""
+    backend, _ = find_adam_backend(groups[0]["params"][0].device, args)
+    return adamw_of(backend, groups, args)
 
 
 # -------------------------------------------- Training --------------------------------------------

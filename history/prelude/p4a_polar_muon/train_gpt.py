@@ -90,99 +90,46 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
+    if step < args.warmup_steps:
+        return (step + 1) / args.warmup_steps
+    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
+    return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def adamw_of(backend, groups, args):
-    """AdamW for these parameter groups with the given backend."""
-    settings = dict(lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
-                    weight_decay=args.weight_decay)
-    if backend == "apex":
-        return importlib.import_module("apex.optimizers").FusedAdam(groups, **settings)
-    return torch.optim.AdamW(groups, **settings, foreach=backend == "foreach",
-                             fused=backend == "fused")
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
 
 
-def find_adam_backend(device, args):
-    """The first backend that works on this device, or the forced one, and why others were skipped.
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Each is tried with one step, because some can be constructed where they cannot run.
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
     """
-    backends, skipped = [args.adam_backend], ""
-    if args.adam_backend == "auto":
-        backends = ADAM_BACKENDS
-    assert set(backends) <= set(ADAM_BACKENDS), (
-        f"adam_backend={args.adam_backend}: choose auto, {', '.join(ADAM_BACKENDS)}")
-    working = None
-    for backend in backends:
-        scratch = nn.Parameter(torch.zeros(8, device=device))
-        scratch.grad = torch.ones_like(scratch)
-        try:
-            adamw_of(backend, [dict(params=[scratch])], args).step()
-            working = backend
-            break
-        except (ImportError, RuntimeError) as error:
-            skipped += f" (not {backend}: {str(error).splitlines()[0]})"
-    assert working, f"no AdamW backend works here{skipped}; leave adam_backend=auto"
-    return working, skipped
-
-
-def make_adamw(groups, args):
-    """AdamW for these parameter groups with the first backend that works on their device."""
-    backend, _ = find_adam_backend(groups[0]["params"][0].device, args)
-    return adamw_of(backend, groups, args)
-
-
-POLAR_EXPRESS = (  # a, b, c of each iteration, computed as in arXiv 2505.16932
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
-
-
-def polar_express(matrices, bf16):
-    """Approximates the nearest matrices whose singular values are all 1 (arXiv 2505.16932).
-
-    matrices: (..., rows, columns). Maps each U S V^T to about U V^T, in bfloat16 if `bf16`.
-    """
-    X = matrices.bfloat16() if bf16 else matrices
-    tall = X.size(-2) > X.size(-1)
-    if tall:
-        X = X.mT  # so that X @ X.mT has the smaller side
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values below 1
-    for a, b, c in POLAR_EXPRESS:
-        A = X @ X.mT
-        B = b * A + c * A @ A
-        X = a * X + B @ X
-    return X.mT if tall else X
-
-
-def muon_update(param, grad, state, lr, args):
-    """Updates a matrix with its orthogonalised Nesterov momentum; changes `param` and `state`."""
-    momentum = state["momentum"]
-    momentum.lerp_(grad, 1 - args.muon_momentum)
-    update = polar_express(grad.lerp(momentum, args.muon_momentum), args.bf16).float()
-    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # RMS 1 / sqrt(columns) for all shapes
-    param.sub_(lr * (update + args.weight_decay * param))
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon), for 2-D parameters."""
-    def __init__(self, params, args):
-        super().__init__(params, dict(lr=args.muon_lr))
-        self.args = args
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for param in group["params"]:
-                state = self.state[param]
-                if not state:
-                    state["momentum"] = torch.zeros_like(param)
-                muon_update(param, param.grad, state, group["lr"], self.args)
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    files = sorted(glob.glob(pattern))
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
+    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for file in itertools.cycle(files):
+        shard = open_shard(file)
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1])
+            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -279,46 +226,99 @@ class GPT(nn.Module):
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
 
 
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+def adamw_of(backend, groups, args):
+    """AdamW for these parameter groups with the given backend."""
+    settings = dict(lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                    weight_decay=args.weight_decay)
+    if backend == "apex":
+        return importlib.import_module("apex.optimizers").FusedAdam(groups, **settings)
+    return torch.optim.AdamW(groups, **settings, foreach=backend == "foreach",
+                             fused=backend == "fused")
 
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+
+def find_adam_backend(device, args):
+    """The first backend that works on this device, or the forced one, and why others were skipped.
+
+    Each is tried with one step, because some can be constructed where they cannot run.
     """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    files = sorted(glob.glob(pattern))
-    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
-    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for file in itertools.cycle(files):
-        shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1])
-            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+    backends, skipped = [args.adam_backend], ""
+    if args.adam_backend == "auto":
+        backends = ADAM_BACKENDS
+    assert set(backends) <= set(ADAM_BACKENDS), (
+        f"adam_backend={args.adam_backend}: choose auto, {', '.join(ADAM_BACKENDS)}")
+    working = None
+    for backend in backends:
+        scratch = nn.Parameter(torch.zeros(8, device=device))
+        scratch.grad = torch.ones_like(scratch)
+        try:
+            adamw_of(backend, [dict(params=[scratch])], args).step()
+            working = backend
+            break
+        except (ImportError, RuntimeError) as error:
+            skipped += f" (not {backend}: {str(error).splitlines()[0]})"
+    assert working, f"no AdamW backend works here{skipped}; leave adam_backend=auto"
+    return working, skipped
 
 
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
-    if step < args.warmup_steps:
-        return (step + 1) / args.warmup_steps
-    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
-    return 0.5 * (1 + math.cos(math.pi * done))
+def make_adamw(groups, args):
+    """AdamW for these parameter groups with the first backend that works on their device."""
+    backend, _ = find_adam_backend(groups[0]["params"][0].device, args)
+    return adamw_of(backend, groups, args)
+
+
+POLAR_EXPRESS = (  # a, b, c of each iteration, computed as in arXiv 2505.16932
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def polar_express(matrices, bf16):
+    """Approximates the nearest matrices whose singular values are all 1 (arXiv 2505.16932).
+
+    matrices: (..., rows, columns). Maps each U S V^T to about U V^T, in bfloat16 if `bf16`.
+    """
+    X = matrices.bfloat16() if bf16 else matrices
+    tall = X.size(-2) > X.size(-1)
+    if tall:
+        X = X.mT  # so that X @ X.mT has the smaller side
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values below 1
+    for a, b, c in POLAR_EXPRESS:
+        A = X @ X.mT
+        B = b * A + c * A @ A
+        X = a * X + B @ X
+    return X.mT if tall else X
+
+
+def muon_update(param, grad, state, lr, args):
+    """Updates a matrix with its orthogonalised Nesterov momentum; changes `param` and `state`."""
+    momentum = state["momentum"]
+    momentum.lerp_(grad, 1 - args.muon_momentum)
+    update = polar_express(grad.lerp(momentum, args.muon_momentum), args.bf16).float()
+    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # RMS 1 / sqrt(columns) for all shapes
+    param.sub_(lr * (update + args.weight_decay * param))
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon), for 2-D parameters."""
+    def __init__(self, params, args):
+        super().__init__(params, dict(lr=args.muon_lr))
+        self.args = args
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    state["momentum"] = torch.zeros_like(param)
+                muon_update(param, param.grad, state, group["lr"], self.args)
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -94,6 +94,145 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
+    if step < args.warmup_steps:
+        return (step + 1) / args.warmup_steps
+    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file, args):
+    """A shard's tokens, uint16 after 256 int32: magic number, version, count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    if args.memory_map:
+        tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    else:
+        tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    files = sorted(glob.glob(pattern))
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
+    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for file in itertools.cycle(files):
+        shard = open_shard(file, args)
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+
+
+# --------------------------------------------- Model ---------------------------------------------
+class Norm(nn.Module):
+    """LayerNorm over the last dimension, with a weight and a bias (arXiv 1607.06450)."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(args.model_dim))
+        self.bias = nn.Parameter(torch.zeros(args.model_dim))
+
+    def forward(self, x):
+        return F.layer_norm(x, (x.size(-1),), self.weight, self.bias, eps=1e-5)
+
+
+class CausalSelfAttention(nn.Module):
+    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
+    def __init__(self, args):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.head_dim = args.model_dim // args.num_heads
+        self.fused = args.fused_attention
+        self.c_q = nn.Linear(args.model_dim, args.model_dim)
+        self.c_k = nn.Linear(args.model_dim, args.model_dim)
+        self.c_v = nn.Linear(args.model_dim, args.model_dim)
+        self.c_proj = nn.Linear(args.model_dim, args.model_dim)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+                   for project in (self.c_q, self.c_k, self.c_v))
+        if self.fused:  # scores stay on the chip, in tiles, and are recomputed in backward
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
+            future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
+            y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, GELU, linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        self.c_fc = nn.Linear(args.model_dim, hidden_dim)
+        self.c_proj = nn.Linear(hidden_dim, args.model_dim)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each added to the residual stream."""
+    def __init__(self, args):
+        super().__init__()
+        self.attn_norm = Norm(args)
+        self.attn = CausalSelfAttention(args)
+        self.mlp_norm = Norm(args)
+        self.mlp = MLP(args)
+
+    def forward(self, x):
+        x = x + self.attn(self.attn_norm(x))
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.bf16 = args.bf16
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)
+        self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
+        self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
+        self.norm = Norm(args)
+        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
+        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
+        for name, param in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(param)
+            elif param.ndim == 2:  # 2 * num_layers branches add up in the stream, so they are small
+                branches = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(param, std=0.02 / branches**0.5)
+
+    def forward(self, inputs, targets=None):
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
+            positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
+            x = self.embed(inputs) + self.pos_embed(positions)  # (B, T, C)
+            for block in self.blocks:
+                x = block(x)
+            logits = self.lm_head(self.norm(x)).float()  # (B, T, V)
+            if targets is None:
+                return logits
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 # ------------------------------------------- Optimizer -------------------------------------------
 ADAM_BACKENDS = ("apex", "fused", "foreach", "loop")  # in order of launches, fewest first
 
@@ -300,145 +439,6 @@ class Sharded(torch.optim.Optimizer):
         torch._foreach_copy_(self.shares, saved["shares"])
         for optimizer, state in zip(self.optimizers, saved["states"], strict=True):
             optimizer.load_state_dict(state)
-
-
-# --------------------------------------------- Model ---------------------------------------------
-class Norm(nn.Module):
-    """LayerNorm over the last dimension, with a weight and a bias (arXiv 1607.06450)."""
-    def __init__(self, args):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(args.model_dim))
-        self.bias = nn.Parameter(torch.zeros(args.model_dim))
-
-    def forward(self, x):
-        return F.layer_norm(x, (x.size(-1),), self.weight, self.bias, eps=1e-5)
-
-
-class CausalSelfAttention(nn.Module):
-    """Causal multi-head attention: each token attends to itself and to earlier tokens."""
-    def __init__(self, args):
-        super().__init__()
-        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
-        self.head_dim = args.model_dim // args.num_heads
-        self.fused = args.fused_attention
-        self.c_q = nn.Linear(args.model_dim, args.model_dim)
-        self.c_k = nn.Linear(args.model_dim, args.model_dim)
-        self.c_v = nn.Linear(args.model_dim, args.model_dim)
-        self.c_proj = nn.Linear(args.model_dim, args.model_dim)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-                   for project in (self.c_q, self.c_k, self.c_v))
-        if self.fused:  # scores stay on the chip, in tiles, and are recomputed in backward
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
-            future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
-            y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
-
-
-class MLP(nn.Module):
-    """Linear map to four times the width, GELU, linear map back."""
-    def __init__(self, args):
-        super().__init__()
-        hidden_dim = 4 * args.model_dim
-        self.c_fc = nn.Linear(args.model_dim, hidden_dim)
-        self.c_proj = nn.Linear(hidden_dim, args.model_dim)
-
-    def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x)))
-
-
-class Block(nn.Module):
-    """One transformer layer: attention and MLP, each added to the residual stream."""
-    def __init__(self, args):
-        super().__init__()
-        self.attn_norm = Norm(args)
-        self.attn = CausalSelfAttention(args)
-        self.mlp_norm = Norm(args)
-        self.mlp = MLP(args)
-
-    def forward(self, x):
-        x = x + self.attn(self.attn_norm(x))
-        x = x + self.mlp(self.mlp_norm(x))
-        return x
-
-
-class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss if targets are given."""
-    def __init__(self, args):
-        super().__init__()
-        self.bf16 = args.bf16
-        self.embed = nn.Embedding(args.vocab_size, args.model_dim)
-        self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
-        self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
-        self.norm = Norm(args)
-        self.lm_head = nn.Linear(args.model_dim, args.vocab_size, bias=False)
-        self.embed.weight = self.lm_head.weight  # one tied matrix (arXiv 1608.05859)
-        for name, param in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(param)
-            elif param.ndim == 2:  # 2 * num_layers branches add up in the stream, so they are small
-                branches = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
-                nn.init.normal_(param, std=0.02 / branches**0.5)
-
-    def forward(self, inputs, targets=None):
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
-            positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
-            x = self.embed(inputs) + self.pos_embed(positions)  # (B, T, C)
-            for block in self.blocks:
-                x = block(x)
-            logits = self.lm_head(self.norm(x)).float()  # (B, T, V)
-            if targets is None:
-                return logits
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file, args):
-    """A shard's tokens, uint16 after 256 int32: magic number, version, count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    if args.memory_map:
-        tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    else:
-        tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
-
-
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
-    """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    files = sorted(glob.glob(pattern))
-    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
-    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for file in itertools.cycle(files):
-        shard = open_shard(file, args)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
-            assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
-
-
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """Linear warm-up to 1, then half a cosine to 0 at train_steps."""
-    if step < args.warmup_steps:
-        return (step + 1) / args.warmup_steps
-    done = (step - args.warmup_steps) / (args.train_steps - args.warmup_steps)  # from 0 to 1
-    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -83,15 +83,41 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on gradients of unit norm: each tensor's g is replaced by g / (|g| + 1e-6)."""
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for param in group["params"]:
-                param.grad.div_(param.grad.norm() + 1e-6)
-        super().step()
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """Linear warm-up to 1, then flat, then linear decay over cooldown_steps (arXiv 2405.18392)."""
+    return min((step + 1) / args.warmup_steps, 1.0, (args.train_steps - step) / args.cooldown_steps)
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -168,41 +194,15 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
-
-
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
-    """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
-            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
-
-
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """Linear warm-up to 1, then flat, then linear decay over cooldown_steps (arXiv 2405.18392)."""
-    return min((step + 1) / args.warmup_steps, 1.0, (args.train_steps - step) / args.cooldown_steps)
+# ------------------------------------------- Optimizer -------------------------------------------
+class NormalizedAdamW(torch.optim.AdamW):
+    """AdamW on gradients of unit norm: each tensor's g is replaced by g / (|g| + 1e-6)."""
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad.div_(param.grad.norm() + 1e-6)
+        super().step()
 
 
 # -------------------------------------------- Training --------------------------------------------

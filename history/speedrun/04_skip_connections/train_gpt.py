@@ -89,63 +89,47 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-def newton_schulz(matrices, dtype):
-    """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
-    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrices.to(dtype)
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
-    tall = X.size(-2) > X.size(-1)
-    if tall:
-        X = X.mT  # so that XX' is the smaller Gram matrix
-    for _ in range(5):
-        A = X @ X.mT
-        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
-        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
-    return X.mT if tall else X
-
-
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- momentum * buffer + grad, in place; returns grad + momentum * buffer."""
-    momentum_buffer.mul_(momentum).add_(grad)
-    return grad.add(momentum_buffer, alpha=momentum)
-
-
-class Muon(torch.optim.Optimizer):
-    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
-    def __init__(self, params, lr, momentum, bf16, compiled):
-        super().__init__(params, dict(lr=lr, momentum=momentum))
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            params = group["params"]
-            sizes = [param.numel() for param in params]  # one flat buffer holds all updates
-            all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
-            update_of = dict(zip(params, all_updates.split(sizes), strict=True))
-            by_shape = defaultdict(dict)  # {shape: {param: Nesterov update}}; one batch per shape
-            # Rank i mod world_size owns matrix i: only it keeps momentum and computes the update.
-            for param in params[dist.get_rank() :: dist.get_world_size()]:
-                state = self.state[param]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(param)
-                by_shape[param.shape][param] = nesterov_update(
-                    param.grad, state["momentum_buffer"], group["momentum"])
-            for (rows, cols), batch in by_shape.items():
-                # Rows of a tall orthogonal matrix have mean squared length cols / rows: make it 1.
-                scale = max(1, rows / cols) ** 0.5
-                updates = scale * self.orthogonalise(torch.stack(list(batch.values())), self.dtype)
-                for param, update in zip(batch, updates, strict=True):
-                    update_of[param].copy_(update.flatten())
-            dist.all_reduce(all_updates)  # exact: only the owner's term is not zero
-            for param, update in update_of.items():
-                param.add_(update.view_as(param), alpha=-group["lr"])
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -269,47 +253,63 @@ class GPT(nn.Module):
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype):
+    """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
-
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
     """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
-            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.to(dtype)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    tall = X.size(-2) > X.size(-1)
+    if tall:
+        X = X.mT  # so that XX' is the smaller Gram matrix
+    for _ in range(5):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.mT if tall else X
 
 
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
-    return min(1.0, (args.train_steps - step) / args.cooldown_steps)
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- momentum * buffer + grad, in place; returns grad + momentum * buffer."""
+    momentum_buffer.mul_(momentum).add_(grad)
+    return grad.add(momentum_buffer, alpha=momentum)
 
 
-def muon_momentum(step, args):
-    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
-    progress = min(1.0, step / args.momentum_warmup_steps)
-    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
+    def __init__(self, params, lr, momentum, bf16, compiled):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            params = group["params"]
+            sizes = [param.numel() for param in params]  # one flat buffer holds all updates
+            all_updates = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)
+            update_of = dict(zip(params, all_updates.split(sizes), strict=True))
+            by_shape = defaultdict(dict)  # {shape: {param: Nesterov update}}; one batch per shape
+            # Rank i mod world_size owns matrix i: only it keeps momentum and computes the update.
+            for param in params[dist.get_rank() :: dist.get_world_size()]:
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                by_shape[param.shape][param] = nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"])
+            for (rows, cols), batch in by_shape.items():
+                # Rows of a tall orthogonal matrix have mean squared length cols / rows: make it 1.
+                scale = max(1, rows / cols) ** 0.5
+                updates = scale * self.orthogonalise(torch.stack(list(batch.values())), self.dtype)
+                for param, update in zip(batch, updates, strict=True):
+                    update_of[param].copy_(update.flatten())
+            dist.all_reduce(all_updates)  # exact: only the owner's term is not zero
+            for param, update in update_of.items():
+                param.add_(update.view_as(param), alpha=-group["lr"])
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -99,72 +99,54 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-def newton_schulz(matrices, dtype):
-    """Orthogonalises matrices (N, m, n), m <= n, computing in `dtype`; bfloat16 is enough.
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return remaining + (1 - remaining) * args.final_lr_multiplier
 
-    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def window_size(step, args):
+    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
+    tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
+    return max(1, tiles) * args.tile_size
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def token_batches(pattern, step_tokens, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
+    of ranks. A shard's tail that is too short for a step is skipped.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrices.to(dtype)
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
-    for _ in range(5):
-        A = X @ X.mT
-        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
-        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
-    return X
-
-
-def wide(matrix):
-    """The matrix, transposed (a view) if it is tall, so that c_fc and c_proj share a batch."""
-    return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
-
-
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
-class Muon(torch.optim.Optimizer):
-    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
-    def __init__(self, params, lr, momentum, bf16, compiled):
-        sizes = dict.fromkeys(param.numel() for param in params)  # one batch each
-        groups = [dict(params=[p for p in params if p.numel() == size]) for size in sizes]
-        super().__init__(groups, dict(lr=lr, momentum=momentum))
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
-
-    @torch.no_grad()
-    def step(self):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # in flight: one size's updates are sent while the next size's are computed
-        for group in self.param_groups:
-            params = group["params"]
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            momenta = []
-            for param in params[rank * share : (rank + 1) * share]:
-                state = self.state[param]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(param)
-                momenta.append(wide(nesterov_update(
-                    param.grad, state["momentum_buffer"], group["momentum"])))
-            # All ranks send the same size, so shares are zero-padded.
-            updates = params[0].new_zeros(share, *wide(params[0]).shape, dtype=self.dtype)
-            if momenta:
-                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
-            gathered = updates.new_empty(world_size * share, *updates.shape[1:])
-            gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
-            gathers.append((group, gathered, gather))
-        for group, gathered, gather in gathers:
-            gather.wait()
-            params = group["params"]
-            for param, update in zip(params, gathered[: len(params)], strict=True):
-                rows, cols = param.shape[-2:]
-                # Rows of a tall orthogonal matrix have mean squared length cols / rows: make it 1.
-                scale = max(1, rows / cols) ** 0.5
-                wide(param).add_(update, alpha=-group["lr"] * scale)
+    B, T = args.micro_batch_size, args.seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    for shard in itertools.cycle(shards):
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        for start in range(rank * B * T, end, world_size * B * T):
+            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
+            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+            if device.type == "cuda":
+                tokens = tokens.pin_memory()  # lets the copy be asynchronous
+            tokens = tokens.to(device, non_blocking=True)
+            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
 
 
 # --------------------------------------------- Model ---------------------------------------------
@@ -349,54 +331,72 @@ class GPT(nn.Module):
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype):
+    """Orthogonalises matrices (N, m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
-
-def token_batches(pattern, step_tokens, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
     """
-    B, T = args.micro_batch_size, args.seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
-    for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
-        for start in range(rank * B * T, end, world_size * B * T):
-            tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
-            assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-            if device.type == "cuda":
-                tokens = tokens.pin_memory()  # lets the copy be asynchronous
-            tokens = tokens.to(device, non_blocking=True)
-            yield tokens[:-1].view(B, T), tokens[1:].view(B, T)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.to(dtype)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    for _ in range(5):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X
 
 
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
-    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return remaining + (1 - remaining) * args.final_lr_multiplier
+def wide(matrix):
+    """The matrix, transposed (a view) if it is tall, so that c_fc and c_proj share a batch."""
+    return matrix.mT if matrix.size(-2) > matrix.size(-1) else matrix
 
 
-def muon_momentum(step, args):
-    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
-    progress = min(1.0, step / args.momentum_warmup_steps)
-    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
+    return grad.lerp(momentum_buffer, momentum)
 
 
-def window_size(step, args):
-    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
-    tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
-    return max(1, tiles) * args.tile_size
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
+    def __init__(self, params, lr, momentum, bf16, compiled):
+        sizes = dict.fromkeys(param.numel() for param in params)  # one batch each
+        groups = [dict(params=[p for p in params if p.numel() == size]) for size in sizes]
+        super().__init__(groups, dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(newton_schulz, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        gathers = []  # in flight: one size's updates are sent while the next size's are computed
+        for group in self.param_groups:
+            params = group["params"]
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
+            momenta = []
+            for param in params[rank * share : (rank + 1) * share]:
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                momenta.append(wide(nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"])))
+            # All ranks send the same size, so shares are zero-padded.
+            updates = params[0].new_zeros(share, *wide(params[0]).shape, dtype=self.dtype)
+            if momenta:
+                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
+            gathered = updates.new_empty(world_size * share, *updates.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
+            gathers.append((group, gathered, gather))
+        for group, gathered, gather in gathers:
+            gather.wait()
+            params = group["params"]
+            for param, update in zip(params, gathered[: len(params)], strict=True):
+                rows, cols = param.shape[-2:]
+                # Rows of a tall orthogonal matrix have mean squared length cols / rows: make it 1.
+                scale = max(1, rows / cols) ** 0.5
+                wide(param).add_(update, alpha=-group["lr"] * scale)
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -106,7 +106,89 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def muon_momentum(step, args):
+    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
+    progress = min(1.0, step / args.momentum_warmup_steps)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def window_size(step, args):
+    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
+    tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
+    return max(1, tiles) * args.tile_size
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def aligned_rows(shard, T, args):
+    """Yields rows of T + 1 tokens, none begun in mid-document: each starts at the next document."""
+    def next_document(position, piece=65_536):
+        for begin in range(position, len(shard), piece):  # in pieces: the next start is near
+            found = np.flatnonzero(shard[begin : begin + piece] == args.bos_id)
+            if len(found) > 0:
+                return begin + int(found[0])
+
+    start = next_document(0)
+    while start is not None and (following := next_document(start + T)) is not None:
+        yield shard[start : start + T + 1]
+        start = following
+
+
+def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    If aligned, rows come from `aligned_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    step_rows = step_tokens // T
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    while True:
+        steps = 0
+        for shard in shards:
+            rows = aligned_rows(shard, T, args) if aligned else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
+
+
 # -------------------------------------------- Kernels --------------------------------------------
+def quantize(x, scale, dtype):
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
+
+
 if find_spec("triton"):  # absent from CPU builds of PyTorch
     import triton
     import triton.language as tl
@@ -161,67 +243,6 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
     return out
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-def newton_schulz(matrices, dtype, use_triton=False):
-    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
-
-    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
-    """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
-    for _ in range(5):
-        A = symmetric_product(X, use_triton=use_triton)  # XX'
-        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
-        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
-    return X.view_as(matrices)
-
-
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
-class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
-    def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # few shapes, few batches to send
-        groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
-        super().__init__(groups, dict(lr=lr, momentum=momentum))
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
-
-    @torch.no_grad()
-    def step(self):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # in flight: one shape's updates are sent while the next's are computed
-        for group in self.param_groups:
-            params = group["params"]
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            momenta = []
-            for param in params[rank * share : (rank + 1) * share]:
-                state = self.state[param]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(param)
-                momenta.append(nesterov_update(
-                    param.grad, state["momentum_buffer"], group["momentum"]))
-            # All ranks send the same size, so shares are zero-padded.
-            updates = params[0].new_zeros(share, *params[0].shape, dtype=self.dtype)
-            if momenta:
-                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
-            gathered = updates.new_empty(world_size * share, *updates.shape[1:])
-            gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
-            gathers.append((group, gathered, gather))
-        for group, gathered, gather in gathers:
-            gather.wait()
-            params = group["params"]
-            for param, update in zip(params, gathered[: len(params)], strict=True):
-                param.add_(update, alpha=-group["lr"])
-
-
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
@@ -232,18 +253,6 @@ def init_uniform(weight):
     """Fills a weight (..., out, in) uniformly, with standard deviation 0.5 / sqrt(in)."""
     bound = 0.5 * (3 / weight.size(-1)) ** 0.5
     return nn.init.uniform_(weight, -bound, bound)
-
-
-def quantize(x, scale, dtype):
-    """scale * x, clamped to the range of `dtype` and rounded to it."""
-    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
-
-
-def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
-    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
-    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
@@ -455,74 +464,65 @@ class GPT(nn.Module):
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+def newton_schulz(matrices, dtype, use_triton=False):
+    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
-
-def aligned_rows(shard, T, args):
-    """Yields rows of T + 1 tokens, none begun in mid-document: each starts at the next document."""
-    def next_document(position, piece=65_536):
-        for begin in range(position, len(shard), piece):  # in pieces: the next start is near
-            found = np.flatnonzero(shard[begin : begin + piece] == args.bos_id)
-            if len(found) > 0:
-                return begin + int(found[0])
-
-    start = next_document(0)
-    while start is not None and (following := next_document(start + T)) is not None:
-        yield shard[start : start + T + 1]
-        start = following
-
-
-def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    If aligned, rows come from `aligned_rows`; else each starts where the previous one ends. Blocks
-    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
+    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
     """
-    B, T = args.micro_batch_size, seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    while True:
-        steps = 0
-        for shard in shards:
-            rows = aligned_rows(shard, T, args) if aligned else (
-                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-                steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
-                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    if device.type == "cuda":
-                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
-                    tokens = tokens.to(device, non_blocking=True)
-                    yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
+    for _ in range(5):
+        A = symmetric_product(X, use_triton=use_triton)  # XX'
+        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.view_as(matrices)
 
 
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
-    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return remaining + (1 - remaining) * args.final_lr_multiplier
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
+    return grad.lerp(momentum_buffer, momentum)
 
 
-def muon_momentum(step, args):
-    """Linear from muon_momentum_start to muon_momentum over momentum_warmup_steps."""
-    progress = min(1.0, step / args.momentum_warmup_steps)
-    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
+    def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
+        shapes = dict.fromkeys(param.shape for param in params)  # few shapes, few batches to send
+        groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
+        super().__init__(groups, dict(lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(
+            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
 
-
-def window_size(step, args):
-    """Linear from 0 to window_end, rounded up to whole tiles, at least one."""
-    tiles = math.ceil(args.window_end * step / args.train_steps / args.tile_size)
-    return max(1, tiles) * args.tile_size
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        gathers = []  # in flight: one shape's updates are sent while the next's are computed
+        for group in self.param_groups:
+            params = group["params"]
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
+            momenta = []
+            for param in params[rank * share : (rank + 1) * share]:
+                state = self.state[param]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                momenta.append(nesterov_update(
+                    param.grad, state["momentum_buffer"], group["momentum"]))
+            # All ranks send the same size, so shares are zero-padded.
+            updates = params[0].new_zeros(share, *params[0].shape, dtype=self.dtype)
+            if momenta:
+                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
+            gathered = updates.new_empty(world_size * share, *updates.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
+            gathers.append((group, gathered, gather))
+        for group, gathered, gather in gathers:
+            gather.wait()
+            params = group["params"]
+            for param, update in zip(params, gathered[: len(params)], strict=True):
+                param.add_(update, alpha=-group["lr"])
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -46,17 +46,6 @@ from torch.nn.attention.varlen import varlen_attn
 
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
-def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if capability[0] == 9:
-        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
-            import_module("flash_attn_interface")
-            return "FA3"
-        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
-    return "FA2" if capability >= (8, 0) else "dense"
-
-
 @dataclass
 class Hyperparameters:
     """Every setting you may want to change; the defaults are the record's."""
@@ -116,7 +105,7 @@ class Hyperparameters:
     kernel_warmup_steps: int = 6  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
+    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2, dense
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
@@ -134,7 +123,130 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+def lr_multiplier(step, args):
+    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def muon_momentum(step, args):
+    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    left = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def all_windows(args):
+    """The window of each stage, then window_end for the last validation."""
+    stages = range(args.window_stages)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
+def window_size(step, args):
+    """The window of this step's stage; window_end in the validation after the last step."""
+    stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
+    return all_windows(args)[-1 if step == args.train_steps else stage]
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def packed_rows(shard, T, args):
+    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
+    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    starts = np.flatnonzero(shard == args.bos_id)
+    row, missing = [], T + 1
+    for start, end in itertools.pairwise([*starts, len(shard)]):
+        document = shard[start : min(end, start + args.max_document_len, start + missing)]
+        row.append(document)
+        missing -= len(document)
+        if missing == 0:
+            yield np.concatenate(row)
+            row, missing = [], T + 1
+
+
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    step_rows = step_tokens // T
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    while True:
+        steps = 0
+        for shard in shards:
+            rows = packed_rows(shard, T, args) if packed else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
+                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
+
+
+def prefetched(batches, args, device):
+    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
+        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
+    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
+
+    def next_batch():
+        ready.append(executor.submit(next, batches))
+        return ready.popleft().result()  # raises here what the thread raised
+
+    return iter(next_batch, None)  # endless: no batch is None
+
+
+def document_starts(inputs, args):
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
+    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
+    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
+    return starts.flatten().int()
+
+
 # -------------------------------------------- Kernels --------------------------------------------
+def best_attention():
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability[0] == 9:
+        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+            import_module("flash_attn_interface")
+            return "FA3"
+        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
+    return "FA2" if capability >= (8, 0) else "dense"
+
+
+def quantize(x, scale, dtype):
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
+
+
 if find_spec("triton"):  # absent from CPU builds of PyTorch
     import triton
     import triton.language as tl
@@ -189,129 +301,6 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
     return out
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-# a, b, c per step, each optimal for the range that the one before leaves (arXiv 2505.16932)
-POLAR_EXPRESS = [
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-]
-
-
-def polar_express(matrices, dtype, use_triton=False):
-    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
-
-    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and map singular values in
-    [0.001, 1] to about [0.86, 1.14].
-    """
-    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
-    for a, b, c in POLAR_EXPRESS:
-        A = symmetric_product(X, use_triton=use_triton)  # XX'
-        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
-        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
-    return X.view_as(matrices)
-
-
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
-def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
-    mean.lerp_(grad, 1 - beta1)
-    mean_square.lerp_(grad.square(), 1 - beta2)
-    param.sub_(rate * mean / (mean_square.sqrt() + eps))
-
-
-class ShardedAdam(torch.optim.Optimizer):
-    """Adam in which each rank computes its share of the rows of every parameter."""
-    def __init__(self, groups, betas, eps, compiled):
-        super().__init__(groups, dict(betas=betas, eps=eps))
-        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
-
-    @torch.no_grad()
-    def step(self):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # in flight; each rank gets only its rows' gradient
-        for group in self.param_groups:
-            for param in group["params"]:
-                assert len(param) % world_size == 0, (
-                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
-                grad = torch.empty_like(param.grad[: len(param) // world_size])
-                scatter = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
-                scatters.append((group, param, grad, scatter))
-        gathers = []  # in flight, like scatters, while other parameters are updated
-        for group, param, grad, scatter in scatters:
-            scatter.wait()
-            rows = param.chunk(world_size)[rank]
-            state = self.state[param]
-            if not state:
-                state.update(
-                    mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows), step=0)
-            state["step"] += 1
-            beta1, beta2 = group["betas"]
-            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
-            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
-            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, beta1, beta2,
-                             group["eps"])
-            gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
-        for gather in gathers:
-            gather.wait()
-
-
-class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
-    def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
-        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
-        super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-
-    @torch.no_grad()
-    def step(self):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # in flight; each rank receives the gradients of its share only
-        for group in self.param_groups:
-            params = group["params"]
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            stack = params[0].grad.new_empty(world_size * share, *params[0].shape)
-            torch.stack([param.grad for param in params], out=stack[: len(params)])
-            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
-            grads = stack.new_empty(share, *params[0].shape)
-            scatter = dist.reduce_scatter_tensor(grads, stack, async_op=True)
-            scatters.append((group, grads, scatter))
-        gathers = []  # in flight, like scatters, while other groups are updated
-        for group, grads, scatter in scatters:
-            scatter.wait()
-            params = group["params"]
-            state = self.state[params[0]]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(grads)
-            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
-            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
-            updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
-                                 for part in parts if len(part)])
-            own = torch.zeros_like(grads)
-            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # fewer on the last ranks
-            for slot, param, update in zip(own, own_params, updates, strict=False):
-                torch.sub(param, update, alpha=group["lr"], out=slot)
-            gathered = own.new_empty(world_size * len(own), *own.shape[1:])
-            gather = dist.all_gather_into_tensor(gathered, own, async_op=True)
-            gathers.append((params, gathered, gather))
-        for params, gathered, gather in gathers:
-            gather.wait()
-            for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # new weights are sent, so each is computed once
-
-
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
@@ -322,18 +311,6 @@ def init_uniform(weight):
     """Fills a weight (..., out, in) uniformly, with standard deviation 0.5 / sqrt(in)."""
     bound = 0.5 * (3 / weight.size(-1)) ** 0.5
     return nn.init.uniform_(weight, -bound, bound)
-
-
-def quantize(x, scale, dtype):
-    """scale * x, clamped to the range of `dtype` and rounded to it."""
-    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
-
-
-def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
-    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
-    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
@@ -402,14 +379,6 @@ class Rotary(nn.Module):
     def forward(self, x):  # (B, T, H, D)
         swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
         return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
-
-
-def document_starts(inputs, args):
-    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
-    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
-    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
-    return starts.flatten().int()
 
 
 def attention_masks(inputs, windows, training, args):
@@ -569,96 +538,127 @@ class GPT(nn.Module):
         return (logits.float().exp().sum(-1).log() - target_logits).mean()
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+# a, b, c per step, each optimal for the range that the one before leaves (arXiv 2505.16932)
+POLAR_EXPRESS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
 
 
-def packed_rows(shard, T, args):
-    """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
-    starts = np.flatnonzero(shard == args.bos_id)
-    row, missing = [], T + 1
-    for start, end in itertools.pairwise([*starts, len(shard)]):
-        document = shard[start : min(end, start + args.max_document_len, start + missing)]
-        row.append(document)
-        missing -= len(document)
-        if missing == 0:
-            yield np.concatenate(row)
-            row, missing = [], T + 1
+def polar_express(matrices, dtype, use_triton=False):
+    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
-
-def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
-    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and map singular values in
+    [0.001, 1] to about [0.86, 1.14].
     """
-    B, T = args.micro_batch_size, seq_len
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    while True:
-        steps = 0
-        for shard in shards:
-            rows = packed_rows(shard, T, args) if packed else (
-                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-                steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
-                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
-                    if device.type == "cuda":
-                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
-                    tokens = tokens.to(device, non_blocking=True)
-                    yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
+    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
+    for a, b, c in POLAR_EXPRESS:
+        A = symmetric_product(X, use_triton=use_triton)  # XX'
+        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.view_as(matrices)
 
 
-def prefetched(batches, args, device):
-    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
-        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
-    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
-
-    def next_batch():
-        ready.append(executor.submit(next, batches))
-        return ready.popleft().result()  # raises here what the thread raised
-
-    return iter(next_batch, None)  # endless: no batch is None
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
+    return grad.lerp(momentum_buffer, momentum)
 
 
-# ------------------------------------------- Schedules -------------------------------------------
-def lr_multiplier(step, args):
-    """1, then linear decay to final_lr_multiplier at scheduled_steps (arXiv 2405.18392)."""
-    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return remaining + (1 - remaining) * args.final_lr_multiplier
+def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
+    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
+    mean.lerp_(grad, 1 - beta1)
+    mean_square.lerp_(grad.square(), 1 - beta2)
+    param.sub_(rate * mean / (mean_square.sqrt() + eps))
 
 
-def muon_momentum(step, args):
-    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
-    left = (args.train_steps - step) / args.momentum_cooldown_steps
-    progress = min(1.0, step / args.momentum_warmup_steps, left)
-    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+class ShardedAdam(torch.optim.Optimizer):
+    """Adam in which each rank computes its share of the rows of every parameter."""
+    def __init__(self, groups, betas, eps, compiled):
+        super().__init__(groups, dict(betas=betas, eps=eps))
+        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []  # in flight; each rank gets only its rows' gradient
+        for group in self.param_groups:
+            for param in group["params"]:
+                assert len(param) % world_size == 0, (
+                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
+                grad = torch.empty_like(param.grad[: len(param) // world_size])
+                scatter = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                scatters.append((group, param, grad, scatter))
+        gathers = []  # in flight, like scatters, while other parameters are updated
+        for group, param, grad, scatter in scatters:
+            scatter.wait()
+            rows = param.chunk(world_size)[rank]
+            state = self.state[param]
+            if not state:
+                state.update(
+                    mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows), step=0)
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
+            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
+            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, beta1, beta2,
+                             group["eps"])
+            gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
+        for gather in gathers:
+            gather.wait()
 
 
-def all_windows(args):
-    """The window of each stage, then window_end for the last validation."""
-    stages = range(args.window_stages)
-    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
+    def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
+        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
+        super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(
+            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
 
-
-def window_size(step, args):
-    """The window of this step's stage; window_end in the validation after the last step."""
-    stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
-    return all_windows(args)[-1 if step == args.train_steps else stage]
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []  # in flight; each rank receives the gradients of its share only
+        for group in self.param_groups:
+            params = group["params"]
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
+            stack = params[0].grad.new_empty(world_size * share, *params[0].shape)
+            torch.stack([param.grad for param in params], out=stack[: len(params)])
+            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
+            grads = stack.new_empty(share, *params[0].shape)
+            scatter = dist.reduce_scatter_tensor(grads, stack, async_op=True)
+            scatters.append((group, grads, scatter))
+        gathers = []  # in flight, like scatters, while other groups are updated
+        for group, grads, scatter in scatters:
+            scatter.wait()
+            params = group["params"]
+            state = self.state[params[0]]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(grads)
+            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
+            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
+            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
+            updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
+                                 for part in parts if len(part)])
+            own = torch.zeros_like(grads)
+            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # fewer on the last ranks
+            for slot, param, update in zip(own, own_params, updates, strict=False):
+                torch.sub(param, update, alpha=group["lr"], out=slot)
+            gathered = own.new_empty(world_size * len(own), *own.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, own, async_op=True)
+            gathers.append((params, gathered, gather))
+        for params, gathered, gather in gathers:
+            gather.wait()
+            for param, updated in zip(params, gathered[: len(params)], strict=True):
+                param.copy_(updated)  # new weights are sent, so each is computed once
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -45,17 +45,6 @@ from torch.nn.attention.varlen import varlen_attn
 
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
-def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if capability[0] == 9:
-        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
-            import_module("flash_attn_interface")
-            return "FA3"
-        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
-    return "FA2" if capability >= (8, 0) else "dense"
-
-
 @dataclass
 class Hyperparameters:
     """Every setting you may want to change; the defaults are the record's."""
@@ -125,7 +114,7 @@ class Hyperparameters:
     kernel_warmup_steps: int = 6  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
+    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2, dense
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
@@ -143,7 +132,149 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
+
+
+def stage(step, args):
+    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
+    return min(STAGES, STAGES * step // args.scheduled_steps)
+
+
+def train_seq_len(step, args):
+    """Tokens per training sequence; every step has the same number of sequences."""
+    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
+
+
+def lr_multiplier(step, args):
+    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def muon_momentum(step, args):
+    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    left = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def all_windows(args):
+    """The window of each stage, then window_end for the steps after them."""
+    stages = range(STAGES)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
+def window_size(step, args):
+    """The window of this step's stage."""
+    return all_windows(args)[stage(step, args)]
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def packed_rows(shard, lengths, args):
+    """Yields rows of next(lengths) + 1 tokens: documents, each cut to max_document_len tokens."""
+    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    starts = np.flatnonzero(shard == args.bos_id)
+    row, missing = [], next(lengths) + 1
+    for start, end in itertools.pairwise([*starts, len(shard)]):
+        document = shard[start : min(end, start + args.max_document_len, start + missing)]
+        row.append(document)
+        missing -= len(document)
+        if missing == 0:
+            yield np.concatenate(row)
+            row, missing = [], next(lengths) + 1
+
+
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
+    step has the same number of rows.
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len(0)
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    step_rows = step_tokens // T
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    steps = first
+    while True:
+        steps_before = steps
+        for shard in shards:
+            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
+            rows = packed_rows(shard, lengths, args) if packed else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                T = seq_len(steps)
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
+                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps > steps_before, (
+            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
+
+
+def prefetched(batches, args, device):
+    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
+        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
+    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
+
+    def next_batch():
+        ready.append(executor.submit(next, batches))
+        return ready.popleft().result()  # raises here what the thread raised
+
+    return iter(next_batch, None)  # endless: no batch is None
+
+
+def document_starts(inputs, args):
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
+    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
+    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
+    return starts.flatten().int()
+
+
 # -------------------------------------------- Kernels --------------------------------------------
+def best_attention():
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability[0] == 9:
+        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+            import_module("flash_attn_interface")
+            return "FA3"
+        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
+    return "FA2" if capability >= (8, 0) else "dense"
+
+
+def quantize(x, scale, dtype):
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
+
+
 if find_spec("triton"):  # absent from CPU builds of PyTorch
     import triton
     import triton.language as tl
@@ -196,6 +327,242 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
     symmetric_kernel[grid](x.contiguous(), addend, out, M, K, alpha, beta)
     return out
+
+
+# --------------------------------------------- Model ---------------------------------------------
+def norm(x):
+    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+
+
+def init_uniform(weight):
+    """Fills a weight (..., out, in) uniformly, with standard deviation 0.5 / sqrt(in)."""
+    bound = 0.5 * (3 / weight.size(-1)) ** 0.5
+    return nn.init.uniform_(weight, -bound, bound)
+
+
+class FP8Linear(torch.autograd.Function):
+    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
+    @staticmethod
+    def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+        weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
+        ctx.save_for_backward(x8, weight8)
+        ctx.scales = x_scale, weight_scale, grad_scale
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x8, weight8 = ctx.saved_tensors
+        x_scale, weight_scale, grad_scale = ctx.scales
+        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+        grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
+        grad_x = fp8_product(
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
+        grad_weight = fp8_product(  # computed transposed, which is faster
+            x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
+        return grad_x, grad_weight, None, None, None
+
+
+class Head(nn.Module):
+    """Linear map to the logits, initially zero; computed in FP8 in training if use_fp8."""
+    def __init__(self, args):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(args.vocab_size, args.model_dim))
+        self.use_fp8 = args.use_fp8
+        self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
+
+    def forward(self, x):  # (B, T, C)
+        if not (self.use_fp8 and self.training):
+            return F.linear(x, self.weight.to(x.dtype))
+        return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
+
+
+class Rotary(nn.Module):
+    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    def __init__(self, head_dim, seq_len):
+        super().__init__()
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
+        # the pairs by t to t / 1024, in geometric steps; the others do not rotate at all.
+        rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
+        fixed = torch.zeros(head_dim // 4)
+        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
+        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
+        self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
+
+    def set_window(self, window, args):
+        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
+        frequencies, self.scale = self.frequencies, args.attention_scale
+        windows = [size for size in all_windows(args) if size <= window]
+        for old, new in itertools.pairwise(windows):
+            turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
+            frequencies = frequencies * (kept + (1 - kept) * old / new)
+            self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
+        positions = torch.arange(len(self.cos), device=self.cos.device)
+        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
+        self.cos.copy_(angles.cos())  # in place, which keeps dtype and device
+        self.sin.copy_(angles.sin())
+
+    def forward(self, x):  # (B, T, H, D)
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
+
+
+def attention_masks(inputs, windows, training, args):
+    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
+    T = inputs.size(1)
+    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+        starts = document_starts(inputs, args)
+        longest = args.max_document_len if training else T  # packed_rows cuts training documents
+        return {kind: (starts, longest, window) for kind, window in windows.items()}
+    assert T <= 16_384, (
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
+    t = torch.arange(T, device=inputs.device)
+    distance = t[:, None] - t
+    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    return {kind: visible & (distance <= window) for kind, window in windows.items()}
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention: each token attends to the tokens that the mask lets it see."""
+    def __init__(self, args, rotary):
+        super().__init__()
+        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
+        self.num_heads = args.num_heads
+        weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
+        weights[3] = 0
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
+        self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
+        self.rotary = rotary
+        self.attention_kernel = args.attention_kernel
+
+    def forward(self, x, value_embed, scalars, mask):
+        B, T, C = x.shape
+        weights = self.c_qkvo.to(x.dtype).view(4, C, C)
+        qkv = F.linear(x, weights[:3].flatten(0, 1))
+        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
+        v = scalars["value"] * v
+        if value_embed is not None:
+            v = v + scalars["value_embed"] * value_embed.view_as(v)
+        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
+        if self.attention_kernel == "dense":
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            y = y.transpose(1, 2)
+        else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
+            starts, longest, window = mask
+            y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
+                            scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
+        gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
+        y = y * gates[..., None]  # a gate can switch a head off for a token
+        return F.linear(y.reshape(B, T, C), weights[3])
+
+
+class MLP(nn.Module):
+    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
+    def __init__(self, args):
+        super().__init__()
+        hidden_dim = 4 * args.model_dim
+        weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
+        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
+        self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
+
+    def forward(self, x):
+        return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
+
+
+def smear(x, weight, gate):
+    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
+    gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
+    return torch.cat((x[:, :1], x[:, 1:] + weight * gates * x[:, :-1]), dim=1)
+
+
+class Block(nn.Module):
+    """One transformer layer; initially the identity, because both output maps start at zero."""
+    def __init__(self, args, rotary, layer):
+        super().__init__()
+        has_attention = layer != args.layer_without_attention
+        self.attn = CausalSelfAttention(args, rotary) if has_attention else None
+        self.value_table = args.value_embed_pattern[layer]
+        self.window_kind = args.window_pattern[layer]
+        self.mlp = MLP(args)
+
+    def forward(self, x, value_embeds, x0, scalars, masks):
+        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
+        if self.attn is not None:
+            value_embed = value_embeds.get(self.value_table)
+            x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
+        x = x + self.mlp(norm(x))
+        return x
+
+
+class GPT(nn.Module):
+    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    def __init__(self, args):
+        super().__init__()
+        self.args = args
+        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
+        assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
+        if args.attention_kernel == "FA3":
+            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
+        self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
+        self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
+        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
+        tables = args.value_embed_pattern
+        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
+                                           for name in sorted(set(tables) - {"."})})
+        longest = max(STAGES * args.train_seq_len, args.val_seq_len)
+        self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
+        self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
+        self.initial_scalars = dict(x=1.1, x0=0.0, value=0.5, value_embed=0.5)
+        scalars = [*self.initial_scalars.values()] * args.num_layers
+        scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
+        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
+        self.lm_head = Head(args)
+        if args.bf16:
+            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.value_embeds.bfloat16()
+            self.lm_head.bfloat16()  # half the bytes to keep and to send
+            self.rotary.bfloat16()  # its tables, and so the rotation
+        self.set_window(args.window_end, last=True)
+
+    def set_window(self, window, last=False):
+        # Python numbers are constant for the compiler: one compilation per stage.
+        self.window = window  # also that of the rotary tables; long layers may see further
+        self.long_window = self.args.long_window_end if last else window
+        self.rotary.set_window(window, self.args)
+
+    def forward(self, inputs, targets=None):
+        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
+        windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
+        masks = attention_masks(inputs, windows, self.training, self.args)
+        L, width = len(self.blocks), len(self.initial_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
+        smear_weight, backout_weight, skip_weight = self.scalars[width * L :][:3]
+        x = x0 = norm(smear(self.embed(inputs), smear_weight, self.smear_gate))  # (B, T, C)
+        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        outputs = []  # one per layer
+        for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
+            if i == self.args.skip_to:
+                x = x + skip_weight.sigmoid() * outputs[self.args.skip_from]
+            x = block(x, value_embeds, x0, scalars, masks)
+            outputs.append(x)
+        # This output helped later layers; the head does not need it.
+        x = x - backout_weight * outputs[self.args.backout_layer]
+        logits = self.lm_head(norm(x))  # (B, T, V)
+        logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
+        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
+        logits = 30 * torch.sigmoid(logits / 7.5) - 15
+        if targets is None:
+            return logits
+        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
+        is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
+        target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)
+        return (logits.float().exp().sum(-1).log() - target_logits).mean()
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
@@ -362,373 +729,6 @@ class Muon(torch.optim.Optimizer):
             gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
         for gather in gathers:
             gather.wait()
-
-
-# --------------------------------------------- Model ---------------------------------------------
-def norm(x):
-    """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
-
-
-def init_uniform(weight):
-    """Fills a weight (..., out, in) uniformly, with standard deviation 0.5 / sqrt(in)."""
-    bound = 0.5 * (3 / weight.size(-1)) ** 0.5
-    return nn.init.uniform_(weight, -bound, bound)
-
-
-def quantize(x, scale, dtype):
-    """scale * x, clamped to the range of `dtype` and rounded to it."""
-    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
-
-
-def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
-    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
-    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
-
-
-class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
-    @staticmethod
-    def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
-        weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
-        ctx.save_for_backward(x8, weight8)
-        ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x8, weight8 = ctx.saved_tensors
-        x_scale, weight_scale, grad_scale = ctx.scales
-        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
-        grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
-        grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
-            x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
-        return grad_x, grad_weight, None, None, None
-
-
-class Head(nn.Module):
-    """Linear map to the logits, initially zero; computed in FP8 in training if use_fp8."""
-    def __init__(self, args):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(args.vocab_size, args.model_dim))
-        self.use_fp8 = args.use_fp8
-        self.scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
-
-    def forward(self, x):  # (B, T, C)
-        if not (self.use_fp8 and self.training):
-            return F.linear(x, self.weight.to(x.dtype))
-        return FP8Linear.apply(x.flatten(0, 1), self.weight, *self.scales).view(*x.shape[:2], -1)
-
-
-class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
-    def __init__(self, head_dim, seq_len):
-        super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others do not rotate at all.
-        rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
-        fixed = torch.zeros(head_dim // 4)
-        self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
-        self.register_buffer("cos", torch.empty(seq_len, 1, head_dim), persistent=False)
-        self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
-
-    def set_window(self, window, args):
-        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
-        frequencies, self.scale = self.frequencies, args.attention_scale
-        windows = [size for size in all_windows(args) if size <= window]
-        for old, new in itertools.pairwise(windows):
-            turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
-            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
-            frequencies = frequencies * (kept + (1 - kept) * old / new)
-            self.scale *= 1 + 0.2 * math.log(new / old)  # about the paper's (1 + 0.1 log)^2
-        positions = torch.arange(len(self.cos), device=self.cos.device)
-        angles = torch.outer(positions, frequencies.to(positions.device))[:, None]  # (T, 1, D)
-        self.cos.copy_(angles.cos())  # in place, which keeps dtype and device
-        self.sin.copy_(angles.sin())
-
-    def forward(self, x):  # (B, T, H, D)
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
-        return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
-
-
-def document_starts(inputs, args):
-    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
-    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
-    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
-    return starts.flatten().int()
-
-
-def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
-    T = inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
-        starts = document_starts(inputs, args)
-        longest = args.max_document_len if training else T  # packed_rows cuts training documents
-        return {kind: (starts, longest, window) for kind, window in windows.items()}
-    assert T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
-    t = torch.arange(T, device=inputs.device)
-    distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
-    return {kind: visible & (distance <= window) for kind, window in windows.items()}
-
-
-class CausalSelfAttention(nn.Module):
-    """Multi-head attention: each token attends to the tokens that the mask lets it see."""
-    def __init__(self, args, rotary):
-        super().__init__()
-        assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
-        self.num_heads = args.num_heads
-        weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
-        weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
-        self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
-        self.rotary = rotary
-        self.attention_kernel = args.attention_kernel
-
-    def forward(self, x, value_embed, scalars, mask):
-        B, T, C = x.shape
-        weights = self.c_qkvo.to(x.dtype).view(4, C, C)
-        qkv = F.linear(x, weights[:3].flatten(0, 1))
-        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
-        v = scalars["value"] * v
-        if value_embed is not None:
-            v = v + scalars["value_embed"] * value_embed.view_as(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
-        if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
-            y = y.transpose(1, 2)
-        else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
-            starts, longest, window = mask
-            y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
-                            scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
-        gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
-        y = y * gates[..., None]  # a gate can switch a head off for a token
-        return F.linear(y.reshape(B, T, C), weights[3])
-
-
-class MLP(nn.Module):
-    """Linear map to four times the width, squared ReLU (arXiv 2109.08668), linear map back."""
-    def __init__(self, args):
-        super().__init__()
-        hidden_dim = 4 * args.model_dim
-        weight = init_uniform(torch.empty(hidden_dim, args.model_dim))
-        self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
-        self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
-
-    def forward(self, x):
-        return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
-
-
-def smear(x, weight, gate):
-    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
-    gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
-    return torch.cat((x[:, :1], x[:, 1:] + weight * gates * x[:, :-1]), dim=1)
-
-
-class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
-    def __init__(self, args, rotary, layer):
-        super().__init__()
-        has_attention = layer != args.layer_without_attention
-        self.attn = CausalSelfAttention(args, rotary) if has_attention else None
-        self.value_table = args.value_embed_pattern[layer]
-        self.window_kind = args.window_pattern[layer]
-        self.mlp = MLP(args)
-
-    def forward(self, x, value_embeds, x0, scalars, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
-        if self.attn is not None:
-            value_embed = value_embeds.get(self.value_table)
-            x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
-        x = x + self.mlp(norm(x))
-        return x
-
-
-class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss if targets are given."""
-    def __init__(self, args):
-        super().__init__()
-        self.args = args
-        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
-        assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
-        if args.attention_kernel == "FA3":
-            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
-        self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
-        self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
-        longest = max(STAGES * args.train_seq_len, args.val_seq_len)
-        self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
-        self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
-        self.initial_scalars = dict(x=1.1, x0=0.0, value=0.5, value_embed=0.5)
-        scalars = [*self.initial_scalars.values()] * args.num_layers
-        scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
-        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
-        self.lm_head = Head(args)
-        if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
-            self.value_embeds.bfloat16()
-            self.lm_head.bfloat16()  # half the bytes to keep and to send
-            self.rotary.bfloat16()  # its tables, and so the rotation
-        self.set_window(args.window_end, last=True)
-
-    def set_window(self, window, last=False):
-        # Python numbers are constant for the compiler: one compilation per stage.
-        self.window = window  # also that of the rotary tables; long layers may see further
-        self.long_window = self.args.long_window_end if last else window
-        self.rotary.set_window(window, self.args)
-
-    def forward(self, inputs, targets=None):
-        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
-        windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
-        masks = attention_masks(inputs, windows, self.training, self.args)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
-        smear_weight, backout_weight, skip_weight = self.scalars[width * L :][:3]
-        x = x0 = norm(smear(self.embed(inputs), smear_weight, self.smear_gate))  # (B, T, C)
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
-        outputs = []  # one per layer
-        for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
-            if i == self.args.skip_to:
-                x = x + skip_weight.sigmoid() * outputs[self.args.skip_from]
-            x = block(x, value_embeds, x0, scalars, masks)
-            outputs.append(x)
-        # This output helped later layers; the head does not need it.
-        x = x - backout_weight * outputs[self.args.backout_layer]
-        logits = self.lm_head(norm(x))  # (B, T, V)
-        logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
-        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
-        logits = 30 * torch.sigmoid(logits / 7.5) - 15
-        if targets is None:
-            return logits
-        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
-        is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
-        target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)
-        return (logits.float().exp().sum(-1).log() - target_logits).mean()
-
-
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
-
-
-def packed_rows(shard, lengths, args):
-    """Yields rows of next(lengths) + 1 tokens: documents, each cut to max_document_len tokens."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
-    starts = np.flatnonzero(shard == args.bos_id)
-    row, missing = [], next(lengths) + 1
-    for start, end in itertools.pairwise([*starts, len(shard)]):
-        document = shard[start : min(end, start + args.max_document_len, start + missing)]
-        row.append(document)
-        missing -= len(document)
-        if missing == 0:
-            yield np.concatenate(row)
-            row, missing = [], next(lengths) + 1
-
-
-def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
-    step has the same number of rows.
-    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
-    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
-    """
-    B, T = args.micro_batch_size, seq_len(0)
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    steps = first
-    while True:
-        steps_before = steps
-        for shard in shards:
-            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
-            rows = packed_rows(shard, lengths, args) if packed else (
-                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-                T = seq_len(steps)
-                steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
-                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
-                    if device.type == "cuda":
-                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
-                    tokens = tokens.to(device, non_blocking=True)
-                    yield tokens[:, :-1], tokens[:, 1:]
-        assert steps > steps_before, (
-            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
-
-
-def prefetched(batches, args, device):
-    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
-        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
-    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
-
-    def next_batch():
-        ready.append(executor.submit(next, batches))
-        return ready.popleft().result()  # raises here what the thread raised
-
-    return iter(next_batch, None)  # endless: no batch is None
-
-
-# ------------------------------------------- Schedules -------------------------------------------
-STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
-
-
-def stage(step, args):
-    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
-    return min(STAGES, STAGES * step // args.scheduled_steps)
-
-
-def train_seq_len(step, args):
-    """Tokens per training sequence; every step has the same number of sequences."""
-    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
-
-
-def lr_multiplier(step, args):
-    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
-    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
-
-
-def muon_momentum(step, args):
-    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
-    left = (args.train_steps - step) / args.momentum_cooldown_steps
-    progress = min(1.0, step / args.momentum_warmup_steps, left)
-    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
-
-
-def all_windows(args):
-    """The window of each stage, then window_end for the steps after them."""
-    stages = range(STAGES)
-    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
-
-
-def window_size(step, args):
-    """The window of this step's stage."""
-    return all_windows(args)[stage(step, args)]
 
 
 # -------------------------------------------- Training --------------------------------------------

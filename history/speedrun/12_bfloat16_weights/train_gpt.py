@@ -46,17 +46,6 @@ from torch.nn.attention.varlen import varlen_attn
 
 
 # ---------------------------------------- Hyperparameters ----------------------------------------
-def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if capability[0] == 9:
-        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
-            import_module("flash_attn_interface")
-            return "FA3"
-        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
-    return "FA2" if capability >= (8, 0) else "dense"
-
-
 @dataclass
 class Hyperparameters:
     """Every setting you may want to change; the defaults are the record's."""
@@ -142,7 +131,7 @@ class Hyperparameters:
     kernel_warmup_steps: int = 6  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=best_attention)  # FA3, FA2 or dense
+    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2, dense
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
@@ -160,7 +149,162 @@ def parse_args(argv=None):
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 
+# ------------------------------------------- Schedules -------------------------------------------
+STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
+
+
+def stage(step, args):
+    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
+    return min(STAGES, STAGES * step // args.scheduled_steps)
+
+
+def train_seq_len(step, args):
+    """Tokens per training sequence; every step has the same number of sequences."""
+    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
+
+
+def lr_multiplier(step, args):
+    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
+    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
+    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
+
+
+def target_weights(step, args):
+    """The loss's weights: the next token's, then those of further targets that have not faded."""
+    left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
+    second, third = args.second_target_weight, args.third_target_weight
+    return ([1.0, second, third * left], [1.0, second * left], [1.0], [1.0])[stage(step, args)]
+
+
+def last_tied_step(args):
+    """The step after which embedding and head separate: the first Adam step from tied_frac on."""
+    step = math.ceil(args.tied_frac * args.scheduled_steps)
+    return step + -(step + 1) % args.adam_every
+
+
+def muon_momentum(step, args):
+    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    left = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+
+
+def all_windows(args):
+    """The window of each stage, then window_end for the steps after them."""
+    stages = range(STAGES)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
+def window_size(step, args):
+    """The window of this step's stage."""
+    return all_windows(args)[stage(step, args)]
+
+
+# ---------------------------------------------- Data ----------------------------------------------
+def open_shard(file):
+    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    header = np.fromfile(file, dtype="<i4", count=256)
+    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
+    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
+    return tokens
+
+
+def packed_rows(shard, lengths, args):
+    """Yields rows of next(lengths) + 1 tokens: documents, each cut to max_document_len tokens."""
+    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    starts = np.flatnonzero(shard == args.bos_id)
+    row, missing = [], next(lengths) + 1
+    for start, end in itertools.pairwise([*starts, len(shard)]):
+        document = shard[start : min(end, start + args.max_document_len, start + missing)]
+        row.append(document)
+        missing -= len(document)
+        if missing == 0:
+            yield np.concatenate(row)
+            row, missing = [], next(lengths) + 1
+
+
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
+    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
+
+    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
+    step has the same number of rows.
+    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    """
+    B, T = args.micro_batch_size, seq_len(0)
+    assert step_tokens % (B * T * world_size) == 0, (
+        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
+    step_rows = step_tokens // T
+    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    steps = first
+    while True:
+        steps_before = steps
+        for shard in shards:
+            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
+            rows = packed_rows(shard, lengths, args) if packed else (
+                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
+            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+                T = seq_len(steps)
+                steps += 1
+                for i in range(rank * B, step_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
+                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    if device.type == "cuda":
+                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
+                    tokens = tokens.to(device, non_blocking=True)
+                    yield tokens[:, :-1], tokens[:, 1:]
+        assert steps > steps_before, (
+            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
+
+
+def prefetched(batches, args, device):
+    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
+        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
+    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
+
+    def next_batch():
+        ready.append(executor.submit(next, batches))
+        return ready.popleft().result()  # raises here what the thread raised
+
+    return iter(next_batch, None)  # endless: no batch is None
+
+
+def document_starts(inputs, args):
+    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
+    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
+    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
+    return starts.flatten().int()
+
+
 # -------------------------------------------- Kernels --------------------------------------------
+def best_attention():
+    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if capability[0] == 9:
+        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+            import_module("flash_attn_interface")
+            return "FA3"
+        warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
+    return "FA2" if capability >= (8, 0) else "dense"
+
+
+def quantize(x, scale, dtype):
+    """scale * x, clamped to the range of `dtype` and rounded to it."""
+    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
+    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
+    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
+
+
 if find_spec("triton"):  # absent from CPU builds of PyTorch
     import triton
     import triton.language as tl
@@ -215,207 +359,6 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
     return out
 
 
-# ------------------------------------------- Optimizer -------------------------------------------
-# a, b, c per step, each optimal for the range that the one before leaves (arXiv 2505.16932)
-POLAR_EXPRESS = [
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-]
-
-
-def polar_express(matrices, dtype, use_triton=False):
-    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
-
-    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and map singular values in
-    [0.001, 1] to about [0.86, 1.14].
-    """
-    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
-    for a, b, c in POLAR_EXPRESS:
-        A = symmetric_product(X, use_triton=use_triton)  # XX'
-        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
-        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
-    return X.view_as(matrices)
-
-
-def even_out(updates, mean_square, beta):
-    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
-
-    NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
-    of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
-    """
-    square = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)
-    mean_square.lerp_(square, 1 - beta)
-    scale = mean_square.clamp(min=1e-10).rsqrt()
-    scaled = (square * scale.square()).sum(2, keepdim=True).clamp(min=1e-20)  # 0 stays 0
-    return updates * (scale * (square.sum(2, keepdim=True) / scaled).sqrt()).to(updates.dtype)
-
-
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
-def join(weights, remainders):
-    """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
-    upper = weights.view(torch.int16).int() << 16
-    return (upper | remainders.int() & 0xFFFF).view(torch.float32)
-
-
-def split(numbers):
-    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
-    bits = numbers.view(torch.int32)
-    return (bits >> 16).short().view(torch.bfloat16), bits.short()
-
-
-def cautious_update(weights, updates, rates, decay, remainders=None):
-    """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
-
-    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
-    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
-    """
-    exact = weights if remainders is None else join(weights, remainders)
-    agree = updates * exact >= 0  # a weight with an update of zero decays, too
-    exact.sub_(rates * (updates + decay * exact * agree))
-    if remainders is not None:
-        upper, lower = split(exact)
-        weights.copy_(upper)
-        remainders.copy_(lower)
-
-
-def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
-    grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
-    mean.lerp_(grad, 1 - beta1)
-    mean_square.lerp_(grad.square(), 1 - beta2)
-    update = rate * mean / (mean_square.sqrt() + eps)
-    param.sub_(update + decay * param * (update * param > 0))  # no update, no decay
-
-
-class ShardedAdam(torch.optim.Optimizer):
-    """Adam: each rank updates its share of a parameter's rows, or all of a small, `whole` one."""
-    def __init__(self, groups, betas, eps, compiled):
-        super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
-        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
-
-    @torch.no_grad()
-    def step(self):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; unless `whole`, each rank gets only its rows' gradient
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is None:
-                    continue  # a tied embedding has none
-                assert group["whole"] or len(param) % world_size == 0, (
-                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
-                if group["whole"]:
-                    grad = param.grad
-                    reduced = dist.all_reduce(grad, async_op=True)
-                else:
-                    grad = torch.empty_like(param.grad[: len(param) // world_size])
-                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
-                sums.append((group, param, grad, reduced))
-        gathers = []  # in flight, like sums, while other parameters are updated
-        for group, param, grad, reduced in sums:
-            reduced.wait()
-            rows = param if group["whole"] else param.chunk(world_size)[rank]
-            state = self.state[param]
-            if not state:
-                zeros = torch.zeros_like(rows, dtype=torch.float32)
-                state.update(mean=zeros, mean_square=zeros.clone(), step=0)
-            state["step"] += 1
-            beta1, beta2 = group["betas"]
-            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
-            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
-            decay = torch.tensor(group["lr"] ** 2 * group["weight_decay"])
-            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, decay, beta1,
-                             beta2, group["eps"])
-            if not group["whole"]:
-                gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
-        for gather in gathers:
-            gather.wait()
-
-    @torch.no_grad()
-    def duplicate(self, source, target):
-        """Copies the values of the parameter `source`, and its state, to `target`."""
-        target.copy_(source)
-        self.state[target] = deepcopy(self.state[source])
-
-
-class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
-
-    NorMuon: the columns of updates are evened out.
-    """
-    def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
-        super().__init__(groups, dict(
-            num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
-            weight_decay=weight_decay))
-        self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-        self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
-        self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group: parameter i is a view of slot i, so a gather fills them all
-        self.lr_factors = []  # likewise, one number per parameter
-        for group in self.param_groups:
-            params, world_size = group["params"], dist.get_world_size()
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            self.weights.append(params[0].new_zeros(world_size * share, *params[0].shape))
-            for param, place in zip(params, self.weights[-1], strict=False):
-                param.data = place.copy_(param.detach())
-            self.lr_factors.append(params[0].new_ones(
-                world_size * share, 1, 1, dtype=torch.float32))
-            self.lr_factors[-1][: len(params), 0, 0] = torch.tensor(group["lr_factors"])
-
-    @torch.no_grad()
-    def step(self):
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # in flight; each rank receives the gradients of its share only
-        for group, weights in zip(self.param_groups, self.weights, strict=True):
-            params = group["params"]
-            stack = torch.empty_like(weights)
-            torch.stack([param.grad for param in params], out=stack[: len(params)])
-            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
-            grads = torch.empty_like(weights[: len(weights) // world_size])
-            scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
-        gathers = []  # in flight, like scatters, while other groups are updated
-        for group, weights, lr_factors, (grads, scatter) in zip(
-                self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
-            scatter.wait()
-            grads = grads.float()  # momenta stay float32
-            state = self.state[group["params"][0]]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(grads)
-                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
-                if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
-                    state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
-            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
-            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
-            squares = state["mean_square"]
-            squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]
-            updates = []
-            for part, square in zip(parts, squares, strict=True):
-                if len(part):
-                    update = self.orthogonalise(part, self.dtype)
-                    update = self.even_out(update, square, group["neuron_beta"])
-                    updates.append(update.view(-1, *momenta.shape[1:]))
-            rates = group["lr"] * lr_factors.chunk(world_size)[rank]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
-            own = weights.chunk(world_size)[rank]
-            self.update(own, torch.cat(updates), rates, decay, state.get("remainders"))
-            gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
-        for gather in gathers:
-            gather.wait()
-
-
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
@@ -426,18 +369,6 @@ def init_uniform(weight, scale=0.5):
     """Fills a weight (..., out, in) uniformly, with standard deviation scale / sqrt(in)."""
     bound = scale * (3 / weight.size(-1)) ** 0.5
     return nn.init.uniform_(weight, -bound, bound)
-
-
-def quantize(x, scale, dtype):
-    """scale * x, clamped to the range of `dtype` and rounded to it."""
-    return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
-
-
-def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
-    inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
-    return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
 class FP8Linear(torch.autograd.Function):
@@ -506,14 +437,6 @@ class Rotary(nn.Module):
     def forward(self, x):  # (B, T, H, D)
         swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
         return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
-
-
-def document_starts(inputs, args):
-    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
-    begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
-    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
-    return starts.flatten().int()
 
 
 def attention_masks(inputs, windows, training, args):
@@ -721,128 +644,205 @@ class GPT(nn.Module):
         return logits if targets is None else cross_entropy(logits, targets, target_weights)
 
 
-# ---------------------------------------------- Data ----------------------------------------------
-def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
-    header = np.fromfile(file, dtype="<i4", count=256)
-    tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
-    assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
-    return tokens
+# ------------------------------------------- Optimizer -------------------------------------------
+# a, b, c per step, each optimal for the range that the one before leaves (arXiv 2505.16932)
+POLAR_EXPRESS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
 
 
-def packed_rows(shard, lengths, args):
-    """Yields rows of next(lengths) + 1 tokens: documents, each cut to max_document_len tokens."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
-    starts = np.flatnonzero(shard == args.bos_id)
-    row, missing = [], next(lengths) + 1
-    for start, end in itertools.pairwise([*starts, len(shard)]):
-        document = shard[start : min(end, start + args.max_document_len, start + missing)]
-        row.append(document)
-        missing -= len(document)
-        if missing == 0:
-            yield np.concatenate(row)
-            row, missing = [], next(lengths) + 1
+def polar_express(matrices, dtype, use_triton=False):
+    """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
-
-def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
-    """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
-
-    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
-    step has the same number of rows.
-    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
-    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    Five steps of X <- aX + b(XX')X + c(XX')^2 X keep singular vectors and map singular values in
+    [0.001, 1] to about [0.86, 1.14].
     """
-    B, T = args.micro_batch_size, seq_len(0)
-    assert step_tokens % (B * T * world_size) == 0, (
-        f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
-    shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    steps = first
-    while True:
-        steps_before = steps
-        for shard in shards:
-            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
-            rows = packed_rows(shard, lengths, args) if packed else (
-                shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-                T = seq_len(steps)
-                steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
-                    assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
-                    if device.type == "cuda":
-                        tokens = tokens.pin_memory()  # lets the copy be asynchronous
-                    tokens = tokens.to(device, non_blocking=True)
-                    yield tokens[:, :-1], tokens[:, 1:]
-        assert steps > steps_before, (
-            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
+    X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values < 1, with a margin
+    for a, b, c in POLAR_EXPRESS:
+        A = symmetric_product(X, use_triton=use_triton)  # XX'
+        B = symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)  # bA + cAA'
+        X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
+    return X.view_as(matrices)
 
 
-def prefetched(batches, args, device):
-    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
-        max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
-    ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
+def even_out(updates, mean_square, beta):
+    """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    def next_batch():
-        ready.append(executor.submit(next, batches))
-        return ready.popleft().result()  # raises here what the thread raised
-
-    return iter(next_batch, None)  # endless: no batch is None
-
-
-# ------------------------------------------- Schedules -------------------------------------------
-STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
+    NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
+    of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
+    """
+    square = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)
+    mean_square.lerp_(square, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    scaled = (square * scale.square()).sum(2, keepdim=True).clamp(min=1e-20)  # 0 stays 0
+    return updates * (scale * (square.sum(2, keepdim=True) / scaled).sqrt()).to(updates.dtype)
 
 
-def stage(step, args):
-    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
-    return min(STAGES, STAGES * step // args.scheduled_steps)
+def nesterov_update(grad, momentum_buffer, momentum):
+    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
+    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
+    return grad.lerp(momentum_buffer, momentum)
 
 
-def train_seq_len(step, args):
-    """Tokens per training sequence; every step has the same number of sequences."""
-    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
+def join(weights, remainders):
+    """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
+    upper = weights.view(torch.int16).int() << 16
+    return (upper | remainders.int() & 0xFFFF).view(torch.float32)
 
 
-def lr_multiplier(step, args):
-    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
-    remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
+def split(numbers):
+    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
+    bits = numbers.view(torch.int32)
+    return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
 
-def target_weights(step, args):
-    """The loss's weights: the next token's, then those of further targets that have not faded."""
-    left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
-    second, third = args.second_target_weight, args.third_target_weight
-    return ([1.0, second, third * left], [1.0, second * left], [1.0], [1.0])[stage(step, args)]
+def cautious_update(weights, updates, rates, decay, remainders=None):
+    """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
+
+    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
+    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
+    """
+    exact = weights if remainders is None else join(weights, remainders)
+    agree = updates * exact >= 0  # a weight with an update of zero decays, too
+    exact.sub_(rates * (updates + decay * exact * agree))
+    if remainders is not None:
+        upper, lower = split(exact)
+        weights.copy_(upper)
+        remainders.copy_(lower)
 
 
-def last_tied_step(args):
-    """The step after which embedding and head separate: the first Adam step from tied_frac on."""
-    step = math.ceil(args.tied_frac * args.scheduled_steps)
-    return step + -(step + 1) % args.adam_every
+def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
+    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
+    grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
+    mean.lerp_(grad, 1 - beta1)
+    mean_square.lerp_(grad.square(), 1 - beta2)
+    update = rate * mean / (mean_square.sqrt() + eps)
+    param.sub_(update + decay * param * (update * param > 0))  # no update, no decay
 
 
-def muon_momentum(step, args):
-    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
-    left = (args.train_steps - step) / args.momentum_cooldown_steps
-    progress = min(1.0, step / args.momentum_warmup_steps, left)
-    return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
+class ShardedAdam(torch.optim.Optimizer):
+    """Adam: each rank updates its share of a parameter's rows, or all of a small, `whole` one."""
+    def __init__(self, groups, betas, eps, compiled):
+        super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
+        self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
+
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        sums = []  # in flight; unless `whole`, each rank gets only its rows' gradient
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue  # a tied embedding has none
+                assert group["whole"] or len(param) % world_size == 0, (
+                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
+                if group["whole"]:
+                    grad = param.grad
+                    reduced = dist.all_reduce(grad, async_op=True)
+                else:
+                    grad = torch.empty_like(param.grad[: len(param) // world_size])
+                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                sums.append((group, param, grad, reduced))
+        gathers = []  # in flight, like sums, while other parameters are updated
+        for group, param, grad, reduced in sums:
+            reduced.wait()
+            rows = param if group["whole"] else param.chunk(world_size)[rank]
+            state = self.state[param]
+            if not state:
+                zeros = torch.zeros_like(rows, dtype=torch.float32)
+                state.update(mean=zeros, mean_square=zeros.clone(), step=0)
+            state["step"] += 1
+            beta1, beta2 = group["betas"]
+            correction = (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
+            rate = torch.tensor(group["lr"] * correction)  # a new Python float would recompile
+            decay = torch.tensor(group["lr"] ** 2 * group["weight_decay"])
+            self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, decay, beta1,
+                             beta2, group["eps"])
+            if not group["whole"]:
+                gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
+        for gather in gathers:
+            gather.wait()
+
+    @torch.no_grad()
+    def duplicate(self, source, target):
+        """Copies the values of the parameter `source`, and its state, to `target`."""
+        target.copy_(source)
+        self.state[target] = deepcopy(self.state[source])
 
 
-def all_windows(args):
-    """The window of each stage, then window_end for the steps after them."""
-    stages = range(STAGES)
-    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
 
+    NorMuon: the columns of updates are evened out.
+    """
+    def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
+        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
+        super().__init__(groups, dict(
+            num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
+            weight_decay=weight_decay))
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        self.orthogonalise = torch.compile(
+            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
+        self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
+        self.weights = []  # per group: parameter i is a view of slot i, so a gather fills them all
+        self.lr_factors = []  # likewise, one number per parameter
+        for group in self.param_groups:
+            params, world_size = group["params"], dist.get_world_size()
+            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
+            self.weights.append(params[0].new_zeros(world_size * share, *params[0].shape))
+            for param, place in zip(params, self.weights[-1], strict=False):
+                param.data = place.copy_(param.detach())
+            self.lr_factors.append(params[0].new_ones(
+                world_size * share, 1, 1, dtype=torch.float32))
+            self.lr_factors[-1][: len(params), 0, 0] = torch.tensor(group["lr_factors"])
 
-def window_size(step, args):
-    """The window of this step's stage."""
-    return all_windows(args)[stage(step, args)]
+    @torch.no_grad()
+    def step(self):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        scatters = []  # in flight; each rank receives the gradients of its share only
+        for group, weights in zip(self.param_groups, self.weights, strict=True):
+            params = group["params"]
+            stack = torch.empty_like(weights)
+            torch.stack([param.grad for param in params], out=stack[: len(params)])
+            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
+            grads = torch.empty_like(weights[: len(weights) // world_size])
+            scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
+        gathers = []  # in flight, like scatters, while other groups are updated
+        for group, weights, lr_factors, (grads, scatter) in zip(
+                self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
+            scatter.wait()
+            grads = grads.float()  # momenta stay float32
+            state = self.state[group["params"][0]]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(grads)
+                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
+                if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
+                    state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
+            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
+            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
+            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
+            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
+            squares = state["mean_square"]
+            squares = squares[:own_attentions].view(-1, 1, n), squares[own_attentions:]
+            updates = []
+            for part, square in zip(parts, squares, strict=True):
+                if len(part):
+                    update = self.orthogonalise(part, self.dtype)
+                    update = self.even_out(update, square, group["neuron_beta"])
+                    updates.append(update.view(-1, *momenta.shape[1:]))
+            rates = group["lr"] * lr_factors.chunk(world_size)[rank]
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
+            own = weights.chunk(world_size)[rank]
+            self.update(own, torch.cat(updates), rates, decay, state.get("remainders"))
+            gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
+        for gather in gathers:
+            gather.wait()
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -124,7 +124,7 @@ def public_table(manifest: Manifest) -> str:
 
     source = manifest.milestones[-1].script.read_text(encoding="utf-8")
     blocks = {block.name: block for block in split_blocks(source)}
-    kernels = blocks["heading: Optimizer"].line - blocks["heading: Kernels"].line
+    kernels = blocks["heading: Model"].line - blocks["heading: Kernels"].line
     composed = len(blocks["composed_heads"].text.splitlines())
     rest = len(source.splitlines()) - kernels - composed
     return markdown(["part", "public", "here", "what ours leaves out"], [

@@ -25,7 +25,7 @@ _READERS = {
 }
 # A hyperparameter whose default depends on the machine, and the script's comment on it.
 _SWITCH = re.compile(
-    r"^    (\w+): (?:bool = (?!True|False)|str = field\(default_factory=(?!lambda))"
+    r"^    (\w+): (?:bool = (?!True|False)|str = field\(default_factory=(?!lambda: time\.))"
     r"[^#\n]+(?:# (.*))?$", re.MULTILINE)
 
 
@@ -108,8 +108,8 @@ def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:
 
 
 def code_hash(script: Path, kernels: bool = True) -> str:
-    """A hash of a script that comments, docstrings, asserts and layout do not change; without
-    `kernels` neither do Triton kernels, which no CPU runs.
+    """A hash of a script that comments, docstrings, asserts, layout and the order of definitions do
+    not change; without `kernels` neither do Triton kernels, which no CPU runs.
 
     Raises SyntaxError if the file is not Python, and OSError if it cannot be read.
     """
@@ -126,6 +126,7 @@ def _code_hash(source, kernels):
         match node:
             case ast.AST(body=[ast.Expr(ast.Constant()), *_]):
                 del node.body[0]
+    tree.body.sort(key=_shape)
     return hashlib.sha256(_shape(tree).encode()).hexdigest()[:16]
 
 
