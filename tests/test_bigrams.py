@@ -151,7 +151,7 @@ def test_how_bigrams_are_trained(milestone, monkeypatch):
     adam = module.make_optimizers(model, args)[0]
     (group,) = [group for group in adam.param_groups if any(
         param is model.bigram_embed.weight for param in group["params"])]
-    assert (group["lr"], group["betas"], group["whole"]) == (0.6, (0.75, 0.95), False)
+    assert (group["lr"], group["betas"], group["replicated"]) == (0.6, (0.75, 0.95), False)
     assert group["weight_decay"] == pytest.approx(5 * 0.005)
     for world_size in (2, 4, 8):
         assert record.bigram_rows % world_size == 0

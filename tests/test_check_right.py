@@ -453,8 +453,8 @@ RIGHT = {
          "from torch.nn.attention import flex_attention as flex\n"),
         ("y = flex_attention(q", "y = flex.flex_attention(q")]),
     "another line in the log": ("09", {}, [
-        ("    log.clock_start = log.now()\n",
-         "    log.clock_start = log.now()\n    log.print0(f'batches:{args.total_batch_size}')\n")]),
+        ("    clock.start()\n",
+         "    clock.start()\n    log.print0(f'batches:{args.total_batch_size}')\n")]),
     "the head's gradient from a product the other way round": ("09", {}, [
         ("x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T",
          "grad8.T.contiguous(), grad_scale, x8.T.contiguous(), x_scale, torch.float32)")]),

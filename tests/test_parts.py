@@ -635,22 +635,22 @@ def test_momentum_table(milestone):
         assert momentum == pytest.approx(expected, rel=1e-6)
 
 
-@where("set_hyperparameters", "lr_multiplier", "train")
+@where("set_schedules", "lr_multiplier", "train")
 def test_a_step_has_the_rate_and_the_momentum_of_its_schedule(
         milestone, shards, tmp_path, monkeypatch):
     module, seen, running = load_snapshot(milestone), [], []
-    set_hyperparameters = module.set_hyperparameters
+    set_schedules = module.set_schedules
 
     def next_step(*arguments):
         seen.append([])
-        set_hyperparameters(*arguments)
+        set_schedules(*arguments)
 
     def begin(optimizer, *_):
         if not running:  # a step may call its parent class's
             seen[-1].extend(dict(group) for group in optimizer.param_groups)
         running.append(optimizer)
 
-    monkeypatch.setattr(module, "set_hyperparameters", next_step)
+    monkeypatch.setattr(module, "set_schedules", next_step)
 
     names = [name for name in default_hyperparameters(milestone.script) if name.endswith("_lr")
              and not name.endswith("_stage_lr")]

@@ -90,7 +90,7 @@ FAULTS = {
     "bfloat16 times float32": (
         "03e", "self.weight.to(x.dtype)", "self.weight", "bfloat16"),
     "an exit without a word": (
-        "01", "    log = Log(args, device)", "    os._exit(0)",
+        "01", "    log, clock = Log(args), Clock(device)", "    os._exit(0)",
         "GPU ended with exit code 0 before its"),
     "a model beyond all memory": (
         "01", "    model_dim: int = 768", "    model_dim: int = 768 * 10**9", "Storage size"),

@@ -267,15 +267,15 @@ def test_a_repeated_token_finds_what_followed_it(milestone, monkeypatch):
 def test_when_value_embeddings_begin_to_move(milestone, shards, tmp_path, monkeypatch):
     # Adam first moves the head, after steps 0 and 1; step 2 then moves attention's outputs.
     module, moving = load_snapshot(milestone), []
-    set_hyperparameters = module.set_hyperparameters
+    set_schedules = module.set_schedules
 
     def noted(optimizers, step, args):
         adam, _ = optimizers
         tables = [param for param in adam.param_groups[0]["params"] if not param.any()]
         moving.append(any(table.grad.any() for table in tables))
-        set_hyperparameters(optimizers, step, args)
+        set_schedules(optimizers, step, args)
 
-    monkeypatch.setattr(module, "set_hyperparameters", noted)
+    monkeypatch.setattr(module, "set_schedules", noted)
     train(module, micro_args(milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=0,
                              total_batch_size=64, val_tokens=32, kernel_warmup_steps=0))
     assert moving == [False, False, False, True]

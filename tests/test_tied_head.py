@@ -108,7 +108,7 @@ def test_a_duplicate_moves_as_its_source(milestone, monkeypatch):
 def test_a_run_parts_the_tables_after_its_last_tied_step(
         milestone, shards, tmp_path, monkeypatch):
     module, models, steps, given = load_snapshot(milestone), [], [], []
-    set_hyperparameters = module.set_hyperparameters
+    set_schedules = module.set_schedules
 
     class Noted(module.GPT):
         def forward(self, inputs, targets=None, tied=False, *more):
@@ -119,10 +119,10 @@ def test_a_run_parts_the_tables_after_its_last_tied_step(
         head, embed = models[0].lm_head.weight, models[0].embed.weight
         states = [deepcopy(optimizers[0].state.get(table)) for table in (head, embed)]
         steps.append((embed.grad is not None, head.equal(embed), states))
-        set_hyperparameters(optimizers, step, args)
+        set_schedules(optimizers, step, args)
 
     monkeypatch.setattr(module, "GPT", lambda args: models.append(Noted(args)) or models[0])
-    monkeypatch.setattr(module, "set_hyperparameters", noted)
+    monkeypatch.setattr(module, "set_schedules", noted)
     args = micro_args(milestone, shards, tmp_path / "log", **SIZES, val_loss_every=1,
                       scheduled_steps=6, train_steps=9, kernel_warmup_steps=0)
     train(module, args)
@@ -204,7 +204,7 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
             found = group["lr"], group["betas"], group["weight_decay"] / 0.005
             rate, betas, decay = expected[name]
             assert found == (rate, betas, pytest.approx(0 if last == "bias" else decay)), name
-            assert group["whole"] == ("embed" not in name and name != "lm_head")
+            assert group["replicated"] == ("embed" not in name and name != "lm_head")
     assert seen == {name for name in names.values() if "blocks." not in name or ".mix." in name}
     assert (tables, values) == ((150, 5) if hasattr(model, "value_gates") else (1, 1))
     assert {names[id(p)].split(".")[-1] for group in muon.param_groups

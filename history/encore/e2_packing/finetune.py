@@ -22,6 +22,7 @@ import os
 import platform
 import time
 from bisect import bisect_left, insort
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -73,7 +74,9 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # anything else is a ValueError
+        if text not in ("False", "True"):
+            raise ValueError  # which argparse reports in one line
+        return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -350,11 +353,10 @@ def load_start(model, args):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args, device):
+    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    def __init__(self, args):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module(device).synchronize
-        self.file = self.clock_start = None  # `train` starts the clock
+        self.file = None  # on the other ranks
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -371,14 +373,29 @@ class Log:
             print(line, flush=True)
             print(line, file=self.file, flush=True)
 
-    def now(self):  # once the device has finished all queued work
-        self.synchronize()
-        return time.perf_counter()
-
-    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
-        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+    def step(self, step, training_time_ms, loss_text):
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+class Clock:
+    """The training time: it starts after the warm-up and pauses during validations."""
+    def __init__(self, device):
+        self.synchronize = torch.get_device_module(device).synchronize
+
+    def start(self, elapsed_ms=0.0):
+        self.synchronize()  # the device has finished all queued work
+        self.start_time = time.perf_counter() - elapsed_ms / 1000
+
+    def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
+        return 1000 * (time.perf_counter() - self.start_time)
+
+    @contextmanager
+    def paused(self):
+        self.synchronize()  # steps may still be running
+        elapsed_ms = self.elapsed_ms()
+        yield
+        self.start(elapsed_ms)
 
 
 def summed_loss(model, inputs, targets):
@@ -405,16 +422,15 @@ def validate(model, batches):
     return (totals[0] / totals[1]).item()
 
 
-def train(model, optimizer, steps, load, val_rows, log, args):
+def train(model, optimizer, steps, load, val_rows, log, clock, args):
     """Takes train_steps optimizer steps; load(rows) yields this rank's micro-batches."""
-    log.clock_start = log.now()
+    clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
-            validation_start = log.now()
-            val_loss = validate(model, load(val_rows))
-            log.clock_start += log.now() - validation_start  # validation is not timed
-            log.step(step, f"val_loss:{val_loss:.4f} ")
+            with clock.paused():
+                val_loss = validate(model, load(val_rows))
+            log.step(step, clock.elapsed_ms(), f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
@@ -434,7 +450,7 @@ def train(model, optimizer, steps, load, val_rows, log, args):
         loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
         if loss_due:
             dist.all_reduce(train_loss)
-        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+        log.step(step + 1, clock.elapsed_ms(), f"train_loss:{train_loss:.4f} " if loss_due else "")
 
 
 def init_distributed():
@@ -452,7 +468,7 @@ def main(args):
     """Fine-tunes the checkpoint's model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args, device)
+    log, clock = Log(args), Clock(device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args)
     load_start(model, args)
@@ -460,8 +476,8 @@ def main(args):
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same buffers
+    model = DistributedDataParallel(  # averages gradients; buffers are computed by every rank
+        model, gradient_as_bucket_view=True, broadcast_buffers=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)
@@ -474,7 +490,7 @@ def main(args):
     warm_up(model, load([[longest]] * args.micro_batch_size * world_size), args)
     gc.collect()
     gc.freeze()  # timed garbage collections skip the compiler's objects
-    train(model, optimizer, step_rows(conversations, args), load, val_rows, log, args)
+    train(model, optimizer, step_rows(conversations, args), load, val_rows, log, clock, args)
     if device.type == "cuda":
         log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
     if args.save_checkpoint and rank == 0:

@@ -42,7 +42,9 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # anything else is a ValueError
+        if text not in ("False", "True"):
+            raise ValueError  # which argparse reports in one line
+        return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)

@@ -23,6 +23,7 @@ import os
 import platform
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -86,7 +87,9 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # anything else is a ValueError
+        if text not in ("False", "True"):
+            raise ValueError  # which argparse reports in one line
+        return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -357,11 +360,10 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args, device):
+    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    def __init__(self, args):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module(device).synchronize
-        self.file = self.clock_start = None  # `train` starts the clock
+        self.file = None  # on the other ranks
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -378,14 +380,29 @@ class Log:
             print(line, flush=True)
             print(line, file=self.file, flush=True)
 
-    def now(self):  # once the device has finished all queued work
-        self.synchronize()
-        return time.perf_counter()
-
-    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
-        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+    def step(self, step, training_time_ms, loss_text):
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+class Clock:
+    """The training time: it starts after the warm-up and pauses during validations."""
+    def __init__(self, device):
+        self.synchronize = torch.get_device_module(device).synchronize
+
+    def start(self, elapsed_ms=0.0):
+        self.synchronize()  # the device has finished all queued work
+        self.start_time = time.perf_counter() - elapsed_ms / 1000
+
+    def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
+        return 1000 * (time.perf_counter() - self.start_time)
+
+    @contextmanager
+    def paused(self):
+        self.synchronize()  # steps may still be running
+        elapsed_ms = self.elapsed_ms()
+        yield
+        self.start(elapsed_ms)
 
 
 def make_optimizers(model, args):
@@ -412,7 +429,7 @@ def make_optimizers(model, args):
     return optimizers
 
 
-def set_hyperparameters(optimizers, step, args):
+def set_schedules(optimizers, step, args):
     """Sets each group's learning rate, and Muon's momentum, for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -445,20 +462,19 @@ def validate(model, batches, micro_steps, window):
     return loss.item()
 
 
-def train(model, optimizers, train_batches, load_val, log, args):
+def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
-    log.clock_start = log.now()
+    clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         # A tensor: a new Python number would recompile the model.
         window = torch.tensor(window_size(step, args))
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
-            validation_start = log.now()
-            val_loss = validate(model, load_val(), args.val_tokens // micro_tokens, window)
-            log.clock_start += log.now() - validation_start  # validation is not timed
-            log.step(step, f"val_loss:{val_loss:.4f} ")
+            with clock.paused():
+                val_loss = validate(model, load_val(), args.val_tokens // micro_tokens, window)
+            log.step(step, clock.elapsed_ms(), f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
@@ -470,14 +486,14 @@ def train(model, optimizers, train_batches, load_val, log, args):
             loss = model(inputs, targets, window)
             (loss / grad_accum_steps).backward()
             train_loss += loss.detach() / grad_accum_steps
-        set_hyperparameters(optimizers, step, args)
+        set_schedules(optimizers, step, args)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
         if loss_due:
             dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
-        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+        log.step(step + 1, clock.elapsed_ms(), f"train_loss:{train_loss:.4f} " if loss_due else "")
 
 
 def init_distributed():
@@ -495,14 +511,14 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args, device)
+    log, clock = Log(args), Clock(device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # every rank computes the same buffers
+    model = DistributedDataParallel(  # averages gradients; buffers are computed by every rank
+        model, gradient_as_bucket_view=True, broadcast_buffers=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -512,7 +528,7 @@ def main(args):
     gc.freeze()  # timed garbage collections skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
-    train(model, optimizers, load_train(), load_val, log, args)
+    train(model, optimizers, load_train(), load_val, log, clock, args)
     if device.type == "cuda":
         log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
     if args.save_checkpoint and rank == 0:

@@ -26,7 +26,7 @@ import time
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -141,7 +141,9 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # anything else is a ValueError
+        if text not in ("False", "True"):
+            raise ValueError  # which argparse reports in one line
+        return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -827,22 +829,22 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam: each rank updates its share of a parameter's rows, or all of a small, `whole` one."""
+    """Adam: each rank updates its share of a parameter's rows, or all of a `replicated` one."""
     def __init__(self, groups, betas, eps, compiled):
-        super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, whole=False))
+        super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0, replicated=False))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; unless `whole`, each rank gets only its rows' gradient
+        sums = []  # in flight; unless replicated, each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue  # a tied embedding has none
-                assert group["whole"] or len(param) % world_size == 0, (
+                assert group["replicated"] or len(param) % world_size == 0, (
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
-                if group["whole"]:
+                if group["replicated"]:
                     grad = param.grad
                     reduced = dist.all_reduce(grad, async_op=True)
                 else:
@@ -852,7 +854,7 @@ class ShardedAdam(torch.optim.Optimizer):
         gathers = []  # in flight, like sums, while other parameters are updated
         for group, param, grad, reduced in sums:
             reduced.wait()
-            rows = param if group["whole"] else param.chunk(world_size)[rank]
+            rows = param if group["replicated"] else param.chunk(world_size)[rank]
             state = self.state[param]
             if not state:
                 zeros = torch.zeros_like(rows, dtype=torch.float32)
@@ -864,7 +866,7 @@ class ShardedAdam(torch.optim.Optimizer):
             decay = torch.tensor(group["lr"] ** 2 * group["weight_decay"])
             self.adam_update(rows, grad, state["mean"], state["mean_square"], rate, decay, beta1,
                              beta2, group["eps"])
-            if not group["whole"]:
+            if not group["replicated"]:
                 gathers.append(dist.all_gather_into_tensor(param, rows, async_op=True))
         for gather in gathers:
             gather.wait()
@@ -948,11 +950,10 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log, in log.txt and on the screen, and its training clock."""
-    def __init__(self, args, device):
+    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    def __init__(self, args):
         self.train_steps = args.train_steps
-        self.synchronize = torch.get_device_module(device).synchronize
-        self.file = self.clock_start = None  # `train` starts the clock
+        self.file = None  # on the other ranks
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -969,14 +970,29 @@ class Log:
             print(line, flush=True)
             print(line, file=self.file, flush=True)
 
-    def now(self):  # once the device has finished all queued work
-        self.synchronize()
-        return time.perf_counter()
-
-    def step(self, step, loss_text):  # unsynchronised: exact only right after a validation
-        training_time_ms = 1000 * (time.perf_counter() - self.clock_start)
+    def step(self, step, training_time_ms, loss_text):
         self.print0(f"step:{step}/{self.train_steps} {loss_text}train_time:{training_time_ms:.0f}ms"
                     f" step_avg:{training_time_ms / max(step, 1):.2f}ms")
+
+
+class Clock:
+    """The training time: it starts after the warm-up and pauses during validations."""
+    def __init__(self, device):
+        self.synchronize = torch.get_device_module(device).synchronize
+
+    def start(self, elapsed_ms=0.0):
+        self.synchronize()  # the device has finished all queued work
+        self.start_time = time.perf_counter() - elapsed_ms / 1000
+
+    def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
+        return 1000 * (time.perf_counter() - self.start_time)
+
+    @contextmanager
+    def paused(self):
+        self.synchronize()  # steps may still be running
+        elapsed_ms = self.elapsed_ms()
+        yield
+        self.start(elapsed_ms)
 
 
 def make_optimizers(model, args):
@@ -991,7 +1007,7 @@ def make_optimizers(model, args):
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
-    small_betas = args.small_beta1, args.small_beta2  # a long memory: their gradients are noisy
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
     lookup_params = [*model.value_embeds.parameters(), model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -1000,12 +1016,12 @@ def make_optimizers(model, args):
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
         dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.head_decay_factor),
-        dict(params=[model.x0_weights], lr=args.scalar_lr, whole=True),
-        dict(params=[model.scalars], lr=args.scalar_lr, betas=small_betas, whole=True),
-        dict(params=[model.smear_gate], lr=args.smear_gate_lr, betas=small_betas, whole=True),
-        dict(params=[model.skip_gate], lr=args.skip_gate_lr, betas=small_betas, whole=True),
-        dict(params=[model.attention_gates, model.value_gates], lr=args.gate_lr, betas=small_betas,
-             whole=True, weight_decay=args.adam_weight_decay),
+        dict(params=[model.x0_weights], lr=args.scalar_lr, replicated=True),
+        dict(params=[model.scalars], lr=args.scalar_lr, **small),
+        dict(params=[model.smear_gate], lr=args.smear_gate_lr, **small),
+        dict(params=[model.skip_gate], lr=args.skip_gate_lr, **small),
+        dict(params=[model.attention_gates, model.value_gates], lr=args.gate_lr, **small,
+             weight_decay=args.adam_weight_decay),
     ]
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
@@ -1022,7 +1038,7 @@ def make_optimizers(model, args):
     return optimizers
 
 
-def set_hyperparameters(optimizers, step, args):
+def set_schedules(optimizers, step, args):
     """Sets each group's learning rate, and Muon's momentum, for this step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -1065,12 +1081,12 @@ def validate(model, batches, micro_steps, tied):
     return loss.item()
 
 
-def train(model, optimizers, train_batches, load_val, log, args):
+def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
-    log.clock_start = log.now()
+    clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
@@ -1078,10 +1094,9 @@ def train(model, optimizers, train_batches, load_val, log, args):
         if window != model.window or last_step:  # for validation, too
             model.set_window(window, last_step)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
-            validation_start = log.now()
-            val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, tied)
-            log.clock_start += log.now() - validation_start  # validation is not timed
-            log.step(step, f"val_loss:{val_loss:.4f} ")
+            with clock.paused():
+                val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, tied)
+            log.step(step, clock.elapsed_ms(), f"val_loss:{val_loss:.4f} ")
         if last_step:
             break
 
@@ -1092,7 +1107,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
-        set_hyperparameters(optimizers, step, args)
+        set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):
             optimizer.step()
             optimizer.zero_grad()
@@ -1102,7 +1117,7 @@ def train(model, optimizers, train_batches, load_val, log, args):
         loss_due = args.train_loss_every > 0 and (step + 1) % args.train_loss_every == 0
         if loss_due:
             dist.all_reduce(train_loss, op=dist.ReduceOp.AVG)
-        log.step(step + 1, f"train_loss:{train_loss:.4f} " if loss_due else "")
+        log.step(step + 1, clock.elapsed_ms(), f"train_loss:{train_loss:.4f} " if loss_due else "")
 
 
 def init_distributed():
@@ -1120,7 +1135,7 @@ def main(args):
     """Trains a model and logs its losses; one process per GPU."""
     device = init_distributed()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    log = Log(args, device)
+    log, clock = Log(args), Clock(device)
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
     if args.compile:
@@ -1137,7 +1152,7 @@ def main(args):
     gc.freeze()  # timed garbage collections skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
-    train(model, optimizers, prefetched(load_train(), args, device), load_val, log, args)
+    train(model, optimizers, prefetched(load_train(), args, device), load_val, log, clock, args)
     if device.type == "cuda":
         log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
     if args.save_checkpoint and rank == 0:
