@@ -311,6 +311,7 @@ def test_a_fault_in_the_glossary(history, old, new, message):
 
 
 @pytest.mark.parametrize("name, id", [
+    ("all_optimizations", "09"), ("09_all_optimizations", "09"),  # its older slug
     ("01", "01"), ("1", "01"), ("01_muon", "01"), ("0", "00"), ("05A", "05a"), (" muon ", "01"),
 ])
 def test_get_takes_every_name_of_a_milestone(name, id):

@@ -456,8 +456,8 @@ def main(args):
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=True)  # one graph for rows of any length
-    model = DistributedDataParallel(  # averages gradients; buffers are computed by every rank
-        model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)

@@ -523,8 +523,8 @@ def main(args):
     if args.compile:
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
         model = torch.compile(model, dynamic=False)
-    model = DistributedDataParallel(  # averages gradients; buffers are computed by every rank
-        model, gradient_as_bucket_view=True, broadcast_buffers=False)
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
+    model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)

@@ -4,7 +4,7 @@
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  09 all optimizations
+Parent:  09 backout
 Changed: a group's parameters are views into one tensor, padded to equal shares; a rank updates
          its share in place, and the gather writes straight into the model
 Record:  part of #61 by @ChrisJMcCormick, 2026-01-18, which stacks the parameters in the model

@@ -73,6 +73,7 @@ class Declared:
     lesson: str | None = None
     ablate: str | None = None
     borrows: Borrows | None = None
+    formerly: Texts = ()
     stated: Pairs = ()
     claimed: dict = field(default_factory=dict)
     tiny: dict = field(default_factory=dict)
@@ -258,6 +259,7 @@ class Manifest:
         names = {}
         for m in self.milestones:
             names |= {m.slug: m, re.sub(r"^0(?=\d)", "", m.id): m}
+            names |= {name: m for old in m.formerly for name in (old, f"{m.id}_{old}")}
         for m in self.milestones:  # the exact names win over a slug that looks like another's id
             names |= {m.id: m, m.name: m}
         return names
@@ -337,12 +339,14 @@ class Manifest:
 
 
 def slug_in(name: str) -> str | None:
-    """Return the slug in what a file calls a milestone: "muon" or, in older files, "01_muon". None
-    for an id alone, because ids change and it may mean another milestone now."""
+    """Return today's slug of what a file calls a milestone: "muon" or, in older files, "01_muon".
+    None for an id alone, because ids change and it may mean another milestone now."""
     if ID.fullmatch(name):
         return None
     whole = NAME.fullmatch(name)
-    return whole[1] if whole else name
+    slug = whole[1] if whole else name
+    today = {old: m.slug for m in load_manifest().milestones for old in m.formerly}
+    return today.get(slug, slug)
 
 
 @cache

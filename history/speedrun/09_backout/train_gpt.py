@@ -1,5 +1,5 @@
 """
-09 all optimizations: a share of a middle layer's output is subtracted before the head
+09 backout: a share of a middle layer's output is subtracted before the head
 
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
