@@ -34,7 +34,6 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -152,56 +151,37 @@ def parse_args(argv=None):
 
 
 # ------------------------------------------- Schedules -------------------------------------------
-class Stage(NamedTuple):
-    """A row of the schedules' table; every step has the same number of sequences."""
-    seq_len: int  # tokens per training sequence
-    peak_lr: float  # of lr_multiplier
-    window: int  # previous tokens that a token sees
-    weights_start: list  # of the loss's targets, the next token's first, when the stage starts ...
-    weights_end: list  # ... and when it ends
-
-
-def stages(args):
-    """Three equal parts of scheduled_steps, then the steps after them."""
-    T, start, growth = args.train_seq_len, args.window_start, args.window_growth
-    second, third = args.second_target_weight, args.third_target_weight
-    return [
-        Stage(1 * T, 1.0, start, [1.0, second, third], [1.0, second, 0.0]),
-        Stage(2 * T, args.second_stage_lr, start + growth, [1.0, second], [1.0, 0.0]),
-        Stage(3 * T, args.third_stage_lr, start + 2 * growth, [1.0], [1.0]),
-        Stage(3 * T, args.final_lr_multiplier, args.window_end, [1.0], [1.0]),
-    ]
+STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
 
 
 def stage(step, args):
-    """The stage of this step."""
-    *scheduled, last = stages(args)
-    if step >= args.scheduled_steps:
-        return last
-    return scheduled[len(scheduled) * step // args.scheduled_steps]
+    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
+    return min(STAGES, STAGES * step // args.scheduled_steps)
+
+
+def train_seq_len(step, args):
+    """Tokens per training sequence; every step has the same number of sequences."""
+    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
 
 
 def lr_multiplier(step, args):
     """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
+    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return stage(step, args).peak_lr * remaining + (1 - remaining) * args.final_lr_multiplier
+    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
 
 
 def target_weights(step, args):
-    """The loss's weights of its targets: linear between those at the stage's start and end."""
-    *scheduled, _ = stages(args)
-    progress = len(scheduled) * step / args.scheduled_steps % 1  # through the stage
-    row = stage(step, args)
-    return [start + (end - start) * progress
-            for start, end in zip(row.weights_start, row.weights_end, strict=True)]
+    """The loss's weights: the next token's, then those of further targets that have not faded."""
+    left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
+    second, third = args.second_target_weight, args.third_target_weight
+    return ([1.0, second, third * left], [1.0, second * left], [1.0], [1.0])[stage(step, args)]
 
 
 def last_tied_step(args):
-    """The last step in which embedding and head are one table: Adam's first from tied_frac on."""
+    """The step after which embedding and head separate: the first Adam step from tied_frac on."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
-    while (step + 1) % args.adam_every:  # Adam rests in this step
-        step += 1
-    return step
+    return step + -(step + 1) % args.adam_every
 
 
 def muon_momentum(step, args):
@@ -211,9 +191,15 @@ def muon_momentum(step, args):
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
 
 
+def all_windows(args):
+    """The window of each stage, then window_end for the steps after them."""
+    stages = range(STAGES)
+    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
+
+
 def window_size(step, args):
     """The window of this step's stage."""
-    return stage(step, args).window
+    return all_windows(args)[stage(step, args)]
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -225,40 +211,39 @@ def open_shard(file):
     return tokens
 
 
-def packed_rows(shard, row_stages, args):
-    """Yields rows of seq_len + 1 tokens: documents, each cut to max_document_len tokens."""
+def packed_rows(shard, lengths, args):
+    """Yields rows of next(lengths) + 1 tokens: documents, each cut to max_document_len tokens."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
-    row = []
+    row, missing = [], next(lengths) + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
-        if not row:
-            missing = next(row_stages).seq_len + 1
         document = shard[start : min(end, start + args.max_document_len, start + missing)]
         row.append(document)
         missing -= len(document)
         if missing == 0:
             yield np.concatenate(row)
-            row = []
+            row, missing = [], next(lengths) + 1
 
 
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Packed rows grow with the stages, from step `first` on: step_tokens and seq_len are step 0's.
+    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
+    step has the same number of rows.
     If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
     of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
-    B, T = args.micro_batch_size, seq_len
+    B, T = args.micro_batch_size, seq_len(0)
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     step_rows = step_tokens // T
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
+    steps = first
     while True:
-        steps = 0
+        steps_before = steps
         for shard in shards:
-            row_stages = (stage(step, args) for step in itertools.count(first + steps)
-                          for _ in range(num_rows))
-            rows = packed_rows(shard, row_stages, args) if packed else (
+            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
+            rows = packed_rows(shard, lengths, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
             while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
                 T = seq_len(steps)
@@ -272,8 +257,8 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no file {pattern} fills the {num_rows} rows of a step"
-        first += steps
+        assert steps > steps_before, (
+            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
 
 
 def prefetched(batches, args, device):
@@ -439,7 +424,7 @@ class Rotary(nn.Module):
     def set_window(self, window, args):
         """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
-        windows = [row.window for row in stages(args) if row.window <= window]
+        windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
             turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
@@ -618,7 +603,7 @@ class GPT(nn.Module):
                                            for name in sorted(set(tables) - {"."})})
         for table in self.value_embeds.values():
             nn.init.zeros_(table.weight)  # adds nothing initially
-        longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
+        longest = max(STAGES * args.train_seq_len, args.val_seq_len)
         # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
@@ -992,7 +977,7 @@ def warm_up(model, optimizers, load_train, args):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -1018,9 +1003,6 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
-    device = next(model.parameters()).device
-    weights = [torch.tensor(target_weights(step, args), device=device)  # no copies while timed
-               for step in range(args.train_steps)]
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
@@ -1037,7 +1019,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            loss = model(inputs, targets, tied, weights[step])
+            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
+            loss = model(inputs, targets, tied, weights)
             # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
@@ -1077,9 +1060,10 @@ def main(args):
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-    load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,
-                         packed=True)
-    load_val = partial(load, args.val_files, args.val_tokens, args.val_seq_len, packed=False)
+    load_train = partial(load, args.train_files, args.total_batch_size,
+                         partial(train_seq_len, args=args), packed=True)
+    load_val = partial(load, args.val_files, args.val_tokens, lambda step: args.val_seq_len,
+                       packed=False)
     warm_up(model, optimizers, load_train, args)
     gc.collect()
     gc.freeze()  # timed garbage collections skip the compiler's objects
