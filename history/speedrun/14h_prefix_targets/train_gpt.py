@@ -34,6 +34,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -170,39 +171,59 @@ def parse_args(argv=None):
 
 
 # ------------------------------------------- Schedules -------------------------------------------
-STAGES = 3  # thirds of scheduled_steps, with one, two and three times the tokens per step
+class Stage(NamedTuple):
+    """A row of the schedules' table; every step has the same number of sequences."""
+    seq_len: int  # tokens per training sequence
+    document_len: int  # tokens kept of a document
+    peak_lr: float  # of lr_multiplier
+    window: int  # previous tokens that a token sees
+    weights_start: list  # of the loss's targets, the next token's first, when the stage starts ...
+    weights_end: list  # ... and when it ends
+
+
+def stages(args):
+    """Three equal parts of scheduled_steps, then the steps after them."""
+    T, start, growth = args.train_seq_len, args.window_start, args.window_growth
+    first, later = args.first_document_len, args.max_document_len
+    second, third = args.second_target_weight, args.third_target_weight
+    prefix = args.prefix_weight  # its column stays, at weight 0
+    return [
+        Stage(1 * T, first, 1.0, start, [1, second, third, prefix], [1, second, 0, prefix]),
+        Stage(2 * T, later, args.second_stage_lr, start + growth, [1, second, prefix], [1, 0, 0]),
+        Stage(3 * T, later, args.third_stage_lr, start + 2 * growth, [1, 0], [1, 0]),
+        Stage(3 * T, later, args.final_lr_multiplier, args.window_end, [1, 0], [1, 0]),
+    ]
 
 
 def stage(step, args):
-    """0, 1, 2 in the three stages; 3 in the steps after scheduled_steps."""
-    return min(STAGES, STAGES * step // args.scheduled_steps)
-
-
-def train_seq_len(step, args):
-    """Tokens per training sequence; every step has the same number of sequences."""
-    return args.train_seq_len * min(STAGES, 1 + stage(step, args))
+    """The stage of this step."""
+    *scheduled, last = stages(args)
+    if step >= args.scheduled_steps:
+        return last
+    return scheduled[len(scheduled) * step // args.scheduled_steps]
 
 
 def lr_multiplier(step, args):
     """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
-    peaks = 1.0, args.second_stage_lr, args.third_stage_lr, 0.0  # 0.0 has no effect: remaining = 0
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return peaks[stage(step, args)] * remaining + (1 - remaining) * args.final_lr_multiplier
+    return stage(step, args).peak_lr * remaining + (1 - remaining) * args.final_lr_multiplier
 
 
 def target_weights(step, args):
-    """Loss weights: the next token's, then further targets' until they fade, then the prefix's."""
-    left = 1 - STAGES * step / args.scheduled_steps % 1  # share of the stage
-    second, third = args.second_target_weight, args.third_target_weight
-    prefix = args.prefix_weight
-    return ([1.0, second, third * left, prefix], [1.0, second * left, prefix * left],
-            [1.0, 0.0], [1.0, 0.0])[stage(step, args)]  # the prefix's column stays, at weight 0
+    """The loss's weights of its targets: linear between those at the stage's start and end."""
+    *scheduled, _ = stages(args)
+    progress = len(scheduled) * step / args.scheduled_steps % 1  # through the stage
+    row = stage(step, args)
+    return [start + (end - start) * progress
+            for start, end in zip(row.weights_start, row.weights_end, strict=True)]
 
 
 def last_tied_step(args):
-    """The step after which embedding and head separate: the first Adam step from tied_frac on."""
+    """The last step in which embedding and head are one table: Adam's first from tied_frac on."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
-    return step + -(step + 1) % args.adam_every
+    while (step + 1) % args.adam_every:  # Adam rests in this step
+        step += 1
+    return step
 
 
 def muon_momentum(step, args):
@@ -212,15 +233,14 @@ def muon_momentum(step, args):
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
 
 
-def all_windows(args):
-    """The window of each stage, then window_end for the steps after them."""
-    stages = range(STAGES)
-    return [args.window_start + i * args.window_growth for i in stages] + [args.window_end]
-
-
 def window_size(step, args):
     """The window of this step's stage."""
-    return all_windows(args)[stage(step, args)]
+    return stage(step, args).window
+
+
+def long_window_size(step, args):
+    """The window of layers with a long window; it differs in the last validation."""
+    return args.long_window_end if step == args.train_steps else window_size(step, args)
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -230,11 +250,6 @@ def open_shard(file):
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
     return tokens
-
-
-def document_len(T, args):
-    """Tokens kept per document in training rows of T tokens; the first stage keeps the fewest."""
-    return args.first_document_len if T == args.train_seq_len else args.max_document_len
 
 
 def load_prefixes(args):
@@ -248,56 +263,54 @@ def load_prefixes(args):
     return prefixes
 
 
-def packed_rows(shard, lengths, args):
-    """Yields rows of next(lengths) + 1 tokens: documents, each cut to document_len tokens."""
+def packed_rows(shard, row_stages, args):
+    """Yields rows of seq_len + 1 tokens: documents, each cut to document_len tokens."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
-    row, T = [], next(lengths)
-    missing = T + 1
+    row, row_stage = [], next(row_stages)
+    missing = row_stage.seq_len + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
-        document = shard[start : min(end, start + document_len(T, args), start + missing)]
+        document = shard[start : min(end, start + row_stage.document_len, start + missing)]
         row.append(document)
         missing -= len(document)
         if missing == 0:
             yield np.concatenate(row)
-            row, T = [], next(lengths)
-            missing = T + 1
+            row, row_stage = [], next(row_stages)
+            missing = row_stage.seq_len + 1
 
 
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    T = seq_len(step); the first batch is of step `first`. Step 0 has step_tokens tokens, and every
-    step has the same number of rows.
+    Packed rows grow with the stages, from step `first` on: step_tokens and seq_len are step 0's.
     If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
     of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
-    B, T = args.micro_batch_size, seq_len(0)
+    B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
+    num_rows = step_tokens // T  # of a step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    steps = first
     while True:
-        steps_before = steps
+        steps = 0
         for shard in shards:
-            lengths = (seq_len(step) for step in itertools.count(steps) for _ in range(step_rows))
-            rows = packed_rows(shard, lengths, args) if packed else (
+            row_stages = (stage(step, args) for step in itertools.count(first + steps)
+                          for _ in range(num_rows))
+            rows = packed_rows(shard, row_stages, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-                T = seq_len(steps)
+            while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
                 steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                for i in range(rank * B, num_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
+                        f"{shard.filename} has too many documents in {B} rows")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps > steps_before, (
-            f"no file {pattern} has {step_rows} rows of {seq_len(steps)} tokens")
+        assert steps, f"no file {pattern} fills the {num_rows} rows of a step"
+        first += steps
 
 
 def prefetched(batches, args, device):
@@ -543,7 +556,7 @@ class Rotary(nn.Module):
     def set_window(self, window, args):
         """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
-        windows = [size for size in all_windows(args) if size <= window]
+        windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
             turns = old * frequencies.abs() / (2 * math.pi)  # full turns within the old window
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1 from 32 turns on, 0 up to one turn
@@ -567,7 +580,8 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = slots * document_starts(inputs, args)
-        longest = slots * document_len(inputs.size(1), args) if training else T  # packed_rows cuts
+        kept = {row.seq_len: row.document_len for row in stages(args)}  # by packed_rows
+        longest = slots * kept[inputs.size(1)] if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
@@ -936,7 +950,7 @@ class GPT(nn.Module):
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         self.value_embeds = ValueEmbeds(args)
         self.bigram_embed = BigramEmbed(args)
-        longest = max(STAGES * args.train_seq_len, args.val_seq_len)
+        longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
         # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
         last = args.num_layers - 1
@@ -960,12 +974,12 @@ class GPT(nn.Module):
         if args.bf16:
             for module in self.children():  # makes the residual stream bfloat16, too
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
-        self.set_window(args.window_end, last=True)
+        self.set_window(args.window_end, args.long_window_end)
 
-    def set_window(self, window, last=False):
+    def set_window(self, window, long_window):
         # Python numbers are constant for the compiler: one compilation per stage.
         self.window = window  # also that of the rotary tables; long layers may see further
-        self.long_window = self.args.long_window_end if last else window
+        self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
     def split_scalars(self):  # each layer's by name, then the model's
@@ -1352,8 +1366,8 @@ def warm_up(model, optimizers, load_train, prefixes, args):
     for i in range(1, args.kernel_warmup_steps + 1):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
-        model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
+        model.set_window(window_size(step, args), long_window_size(step, args))
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device)
         tied = step <= last_tied_step(args)
         model(inputs, targets, tied, weights, prefixes[targets]).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
@@ -1380,13 +1394,16 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, clock, args
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
+    device = next(model.parameters()).device
+    weights = [torch.tensor(target_weights(step, args)).to(device)  # before the clock starts
+               for step in range(args.train_steps)]
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
-        window = window_size(step, args)
-        if window != model.window or last_step:  # for validation, too
-            model.set_window(window, last_step)
+        windows = window_size(step, args), long_window_size(step, args)
+        if windows != (model.window, model.long_window):  # validation uses them too
+            model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
                 val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, tied)
@@ -1396,8 +1413,7 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, clock, args
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            weights = torch.tensor(target_weights(step, args)).to(inputs.device, non_blocking=True)
-            loss = model(inputs, targets, tied, weights, prefixes[targets])
+            loss = model(inputs, targets, tied, weights[step], prefixes[targets])
             # Summed over tokens: logit gradients lie in [-1.54, 1.54] for any layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
@@ -1437,10 +1453,9 @@ def main(args):
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
-    load_train = partial(load, args.train_files, args.total_batch_size,
-                         partial(train_seq_len, args=args), packed=True)
-    load_val = partial(load, args.val_files, args.val_tokens, lambda step: args.val_seq_len,
-                       packed=False)
+    load_train = partial(load, args.train_files, args.total_batch_size, args.train_seq_len,
+                         packed=True)
+    load_val = partial(load, args.val_files, args.val_tokens, args.val_seq_len, packed=False)
     prefixes = load_prefixes(args).to(device)
     warm_up(model, optimizers, load_train, prefixes, args)
     gc.collect()
