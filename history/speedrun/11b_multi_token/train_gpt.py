@@ -105,7 +105,7 @@ class Hyperparameters:
     scheduled_steps: int = 1880  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5, as in the record, though the second is 2^0.6
-    cooldown_frac: float = 0.5  # of scheduled_steps, so that it scales with the run
+    cooldown_frac: float = 0.55  # of scheduled_steps, so that it scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start

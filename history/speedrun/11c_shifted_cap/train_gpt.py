@@ -6,7 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  11b multi token
 Changed: the cap is 23 sigmoid((logits + 5) / 7.5) instead of 15 tanh(logits / 15): a slope of 0.69
-         instead of 1 at 0, and logits saturate earlier above 0 than below; fewer steps
+         instead of 1 at 0, and logits saturate earlier above 0 than below; a shorter cooldown;
+         fewer steps
 Record:  #54 by @classiclarryd, 2025-12-26: mean val loss of 9 runs 3.2788 after 0.50B tokens in
          1.94 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
