@@ -254,12 +254,14 @@ def path(module, flex):
 
 
 def set_window(model, size):
-    """Gives the model another window, window_end as the last validation has it; before 05 it has
-    none."""
+    """Gives the model another window, window_end with the long window of the last validation;
+    before 05 it has none."""
     forward = type(model).forward
     if hasattr(model, "set_window"):
-        asked = inspect.signature(model.set_window).parameters
-        model.set_window(size, **{"last": size == model.args.window_end} if "last" in asked else {})
+        last = size == model.args.window_end
+        longs = [model.args.long_window_end if last else size]
+        model.set_window(size, *longs if "long_window" in inspect.signature(
+            model.set_window).parameters else [])
     elif "window" in inspect.signature(forward).parameters:
         exact = hasattr(model.args, "window_growth")  # then it is a number
         model.forward = partial(forward, model, window=size if exact else torch.tensor(size))
@@ -274,18 +276,12 @@ def open_shard(module, file):
     return module.open_shard(file, **{k: v for k, v in told.items() if k in asked})
 
 
-def _always(length, step):
-    return length
-
-
 def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,
                   aligned=False):
     """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`.
     aligned: rows begin with documents."""
     length = getattr(args, length_names(vars(args))[validating])
     parameters = inspect.signature(module.token_batches).parameters
-    if "first" in parameters:  # the length is a function of the step
-        length = partial(_always, length)
     told = dict(seq_len=length, aligned=aligned, packed=aligned)
     return module.token_batches(
         pattern, step_tokens, args=args, rank=rank, world_size=world_size,
@@ -305,10 +301,26 @@ def aligned_starts(tokens, T, bos_id):
     return starts
 
 
+def row_stages(module, lengths, args):
+    """The stages of rows of these lengths, for packed_rows; other lengths have a stage as well."""
+    first, *later = module.stages(args)
+    for length in lengths:
+        row = first if length == first.seq_len else later[-1]
+        yield row._replace(seq_len=length)
+
+
 def pack(module, tokens, lengths, args):
     """The rows of the module's packed_rows; all have the first of the lengths before 10d."""
-    grows = "lengths" in inspect.signature(module.packed_rows).parameters
-    return module.packed_rows(tokens, lengths if grows else next(lengths), args)
+    grows = "row_stages" in inspect.signature(module.packed_rows).parameters
+    told = row_stages(module, lengths, args) if grows else next(lengths)
+    return module.packed_rows(tokens, told, args)
+
+
+def windows_of(module, args):
+    """The windows of the stages and of what follows them, in order."""
+    if hasattr(module, "stages"):
+        return [row.window for row in module.stages(args)]
+    return module.all_windows(args)
 
 
 def packed_rows(tokens, lengths, bos_id, longest):

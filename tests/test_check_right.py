@@ -545,9 +545,9 @@ def test_a_validation_in_training_mode_shows_as_such_and_in_eight_bits(ask):
 
 
 def test_a_warm_up_of_all_windows_is_right_and_one_of_fewer_is_not(ask):
-    some = "set_window(window_size(step, args))\n        model(inputs, targets).backward()"
+    some = "set_window(window_size(step, args), long_window_size(step, args))\n"
     found = ask(id="09", jobs=["training"], texts=[
-        edited("09", (some, some.replace("window_size(step, args)", f"all_windows(args)[{which}]")))
+        edited("09", (some, f"set_window(*2 * [all_windows(args)[{which}]])\n"))
         for which in ("i - 1", "0")])
     words = "sets of numbers in the model's calls that training has and the warm-up has not"
     assert found == [None, ["training", f"{words}: 0", "3"]]

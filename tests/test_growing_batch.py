@@ -26,11 +26,11 @@ from speedrun.history.tokens import tokens_after
 # ---- stages ----
 
 
-@where("stage", "STAGES", "train_seq_len", "Hyperparameters", known="stages")
+@where("stage", "stages", "Hyperparameters", known="stages")
 def test_rows_and_tokens_of_a_run(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)
     args = module.Hyperparameters()
-    lengths = [module.train_seq_len(step, args) for step in range(args.train_steps)]
+    lengths = [module.stage(step, args).seq_len for step in range(args.train_steps)]
     first = [step for step, length in enumerate(lengths) if length not in lengths[:step]]
     assert first == known["stages"]["changes"]
     assert [lengths[step] for step in first] == known["stages"]["rows"] and lengths[-1] == 49_152
@@ -38,7 +38,8 @@ def test_rows_and_tokens_of_a_run(milestone):
     assert rows == 8 and rows * sum(lengths) == known["tokens"]
     for steps in (0, 1, *first, first[1] + 1, args.train_steps - 1, args.train_steps):
         assert tokens_after(asdict(args), steps) == rows * sum(lengths[:steps])
-    stages = [module.stage(step, args) for step in range(args.train_steps + 1)]
+    table = module.stages(args)
+    stages = [table.index(module.stage(step, args)) for step in range(args.train_steps + 1)]
     assert stages == [3 * step // args.scheduled_steps if step < args.scheduled_steps else 3
                       for step in range(args.train_steps + 1)]
 
@@ -92,7 +93,9 @@ def test_the_warm_up_visits_every_stage(milestone, shards, tmp_path, monkeypatch
 @pytest.mark.parametrize("milestone", declaring("stage")[:1], ids=by_id)
 def test_equal_stages_have_the_parents_losses(milestone, shards, tmp_path, monkeypatch):
     module, parent = load_snapshot(milestone), MANIFEST.get(milestone.parent)
-    monkeypatch.setattr(module, "train_seq_len", lambda step, args: args.train_seq_len)
+    stages = module.stages
+    monkeypatch.setattr(module, "stages", lambda args: [
+        row._replace(seq_len=args.train_seq_len) for row in stages(args)])
     sizes = dict(total_batch_size=128, val_tokens=64, cooldown_frac=0.5)
     expected = train(load_snapshot(parent), micro_args(
         parent, shards, tmp_path / "parent", **sizes))
@@ -149,9 +152,12 @@ def expected_steps(folder, first, count):
 def found_steps(module, folder, first, count, world_size=1):
     """The same of the module's loader; ranks hold blocks of one row in turn."""
     args = module.Hyperparameters(
-        micro_batch_size=1, max_document_len=LONGEST, bos_id=BOS, vocab_size=64)
+        micro_batch_size=1, max_document_len=LONGEST, bos_id=BOS, vocab_size=64,
+        train_seq_len=length_of(0), scheduled_steps=9)
+    if hasattr(args, "first_document_len"):
+        args.first_document_len = LONGEST
     ranks = [module.token_batches(
-        f"{folder}/*.bin", ROWS * length_of(0), length_of, packed=True, args=args, rank=rank,
+        f"{folder}/*.bin", ROWS * length_of(0), length_of(0), packed=True, args=args, rank=rank,
         world_size=world_size, device=torch.device("cpu"), first=first)
         for rank in range(world_size)]
     rows = []

@@ -386,12 +386,13 @@ def test_window_is_never_empty(milestone):
 @where("window_size", "warm_up", known="small_windows")
 def test_the_warm_up_meets_all_that_the_run_needs(milestone):
     module, seen, settlings = load_snapshot(milestone), [], []
-    grows = hasattr(module, "train_seq_len")  # then the warm-up loads the batch of a step itself
+    grows = hasattr(module, "stages")  # then the warm-up loads the batch of a step itself
     prefixes = [torch.zeros(1)] if hasattr(module, "load_prefixes") else []
 
     class Model(torch.nn.Linear):
-        def set_window(self, window):
+        def set_window(self, window, long_window=None):
             self.window = window
+            assert long_window in (None, window)  # it differs in the last validation only
 
         def quantize_weights(self, delayed):
             settlings.append(delayed)
@@ -414,10 +415,10 @@ def test_the_warm_up_meets_all_that_the_run_needs(milestone):
             yield len(module.target_weights(step, args))
         if prefixes:
             yield 1
-        yield module.train_seq_len(step, args) if grows else 1
+        yield module.stage(step, args).seq_len if grows else 1
 
     def batches(args, first=0):
-        length = module.train_seq_len(first, args) if grows else 1
+        length = module.stage(first, args).seq_len if grows else 1
         return itertools.repeat((torch.empty(1, length), None))
 
     model = Model(1, 1)

@@ -29,6 +29,7 @@ from snapshots import (
     summing,
     train,
     where,
+    windows_of,
 )
 from speedrun.history.fields import default_hyperparameters
 from speedrun.scripts.sizes import length_names
@@ -356,7 +357,7 @@ def test_all_layers_share_one_rotary_table_that_is_not_saved(milestone):
     module = load_snapshot(milestone)
     model = module.GPT(micro_sizes(module, num_layers=4))
     tables = [tuple(buffer.shape) for name, buffer in model.named_buffers() if "rotary" in name]
-    rows = 32 * getattr(module, "STAGES", 1)  # of the longest sequence
+    rows = 32 * (3 if hasattr(module, "stages") else 1)  # of the longest sequence
     rows *= 2 if hasattr(module, "pair_heads") else 1  # a token of paired heads has two positions
     assert tables == 2 * [(rows, 1, 16)]  # cos and sin
     kept = {name for name, _ in model.named_buffers() if name.endswith((".signs", ".post_max"))}
@@ -531,7 +532,7 @@ def test_parameters_and_gradients_are_contiguous(milestone, fresh):
 # ---- from 06b on: rotary angles that follow the window, one vector of scalars ----
 
 
-@where("Rotary", "all_windows", known="yarn")
+@where("Rotary", "stages", "all_windows", known="yarn")
 def test_turns_and_scale_in_each_window(milestone, monkeypatch):
     module, known = load_snapshot(milestone), known_values(milestone.id)["yarn"]
     rotary, args = module.Rotary(head_dim=128, seq_len=2), module.Hyperparameters()
@@ -548,7 +549,8 @@ def test_turns_and_scale_in_each_window(milestone, monkeypatch):
     if hasattr(args, "window_stages"):  # from the first window to the last in one step
         args.window_stages = 1
     else:
-        monkeypatch.setattr(module, "STAGES", 1)
+        first, *_, last = module.stages(args)
+        monkeypatch.setattr(module, "stages", lambda args: [first, last])
     jump = set_window(known["windows"][-1][0])[known["pairs"]]
     assert jump.tolist() == pytest.approx(known["jump"], rel=1e-5)
 
@@ -558,7 +560,7 @@ def test_rotary_tables_stay_where_they_are(milestone):
     module = load_snapshot(milestone)
     rotary = make_rotary(module, 16, 8)
     first, addresses = rotary.cos.clone(), [rotary.cos.data_ptr(), rotary.sin.data_ptr()]
-    windows = module.all_windows(args := module.Hyperparameters())
+    windows = windows_of(module, args := module.Hyperparameters())
     for window in (windows[-1], windows[-1], windows[0]):  # also back, as warming up does
         rotary.set_window(window, args)
         assert [rotary.cos.data_ptr(), rotary.sin.data_ptr()] == addresses

@@ -65,8 +65,8 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
     # Products take 6 FLOPs for each weight of a linear map and token, and 12 for each number of the
     # width and score that an unfused attention computes; Newton-Schulz comes on top.
     module, tokens = load_snapshot(milestone), milestone.tokens_per_step / 8
-    if hasattr(module, "train_seq_len"):  # of two steps, with the smallest and the largest batch
-        tokens *= (1 + module.STAGES) / 2
+    if hasattr(module, "stages"):  # of two steps, with the smallest and the largest batch
+        tokens *= (1 + 3) / 2
     with torch.device("meta"):
         model = module.GPT(module.Hyperparameters())
     head = model.lm_head.weight.numel()

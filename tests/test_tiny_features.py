@@ -6,7 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_tiny_features.py
 import pytest
 
 import builtin_corpus
-from snapshots import MANIFEST, MILESTONES, by_id, load_snapshot
+from snapshots import MANIFEST, MILESTONES, by_id, load_snapshot, windows_of
 from speedrun.history.fields import default_hyperparameters
 
 SHAPED = [m for m in MILESTONES
@@ -19,10 +19,10 @@ def windows(module, args):
     def short(window):
         return max(1, window // args.tile_size // 2) * args.tile_size
 
-    sizes = module.all_windows(args)
-    grown = hasattr(module, "train_seq_len")
-    stages = [(args.train_seq_len * (min(3, number + 1) if grown else 1), size, short(size))
-              for number, size in enumerate(sizes)]
+    sizes = windows_of(module, args)
+    rows = [row.seq_len for row in module.stages(args)] if hasattr(module, "stages") else (
+        [args.train_seq_len] * len(sizes))
+    stages = [(row, size, short(size)) for row, size in zip(rows, sizes, strict=True)]
     return [*stages, (args.val_seq_len, args.long_window_end, short(sizes[-1]))]
 
 
@@ -146,7 +146,7 @@ def of_steps(module, args):
         momenta[0] < momenta[1] and momenta.count(args.muon_momentum) > 10
         and momenta[-1] < momenta[-2])
     if hasattr(module, "stage"):
-        stages = [module.stage(step, args) for step in steps]
+        stages = [module.stages(args).index(module.stage(step, args)) for step in steps]
         yield "there are three stages and an end", set(stages) == {0, 1, 2, 3}
         yield "a stage begins with a jump of the rate", (
             rates[stages.index(1)] > rates[stages.index(1) - 1])

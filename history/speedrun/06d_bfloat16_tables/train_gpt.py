@@ -175,25 +175,25 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
+    num_rows = step_tokens // T  # of a step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
         for shard in shards:
             rows = packed_rows(shard, T, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+            while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
                 steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                for i in range(rank * B, num_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
+                        f"{shard.filename} has too many documents in {B} rows")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} fills the {num_rows} rows of a step"
 
 
 def document_starts(inputs, args):

@@ -146,6 +146,11 @@ def window_size(step, args):
     return all_windows(args)[-1 if step == args.train_steps else stage]
 
 
+def long_window_size(step, args):
+    """The window of layers with a long window; it differs in the last validation."""
+    return args.long_window_end if step == args.train_steps else window_size(step, args)
+
+
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
     """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
@@ -178,25 +183,25 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
+    num_rows = step_tokens // T  # of a step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
         for shard in shards:
             rows = packed_rows(shard, T, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
+            while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
                 steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                for i in range(rank * B, num_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
+                        f"{shard.filename} has too many documents in {B} rows")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no file {pattern} has {step_rows} rows of {T} tokens"
+        assert steps, f"no file {pattern} fills the {num_rows} rows of a step"
 
 
 def prefetched(batches, args, device):
@@ -494,12 +499,12 @@ class GPT(nn.Module):
             self.value_embeds.bfloat16()
             self.lm_head.bfloat16()  # half the bytes to keep and to send
             self.rotary.bfloat16()  # its tables, and so the rotation
-        self.set_window(window_size(args.train_steps, args))
+        self.set_window(args.window_end, args.long_window_end)
 
-    def set_window(self, window):
+    def set_window(self, window, long_window):
         # Python numbers are constant for the compiler: one compilation per stage.
         self.window = window  # also that of the rotary tables; long layers may see further
-        self.long_window = self.args.long_window_end if window == self.args.window_end else window
+        self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
     def forward(self, inputs, targets=None):
@@ -752,7 +757,7 @@ def warm_up(model, optimizers, batches, args):
     for i in range(1, args.kernel_warmup_steps + 1):
         inputs, targets = next(batches)
         step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # every stage occurs
-        model.set_window(window_size(step, args))
+        model.set_window(window_size(step, args), long_window_size(step, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -780,8 +785,9 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        if (window := window_size(step, args)) != model.window:  # for validation, too
-            model.set_window(window)
+        windows = window_size(step, args), long_window_size(step, args)
+        if windows != (model.window, model.long_window):  # validation uses them too
+            model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
                 val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens)

@@ -166,10 +166,10 @@ def stages(args):
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     second, third = args.second_target_weight, args.third_target_weight
     return [
-        Stage(1 * T, 1.0, start, [1.0, second, third], [1.0, second, 0.0]),
-        Stage(2 * T, args.second_stage_lr, start + growth, [1.0, second], [1.0, 0.0]),
-        Stage(3 * T, args.third_stage_lr, start + 2 * growth, [1.0], [1.0]),
-        Stage(3 * T, args.final_lr_multiplier, args.window_end, [1.0], [1.0]),
+        Stage(1 * T, 1.0, start, [1, second, third], [1, second, 0]),
+        Stage(2 * T, args.second_stage_lr, start + growth, [1, second], [1, 0]),
+        Stage(3 * T, args.third_stage_lr, start + 2 * growth, [1], [1]),
+        Stage(3 * T, args.final_lr_multiplier, args.window_end, [1], [1]),
     ]
 
 
@@ -216,6 +216,11 @@ def window_size(step, args):
     return stage(step, args).window
 
 
+def long_window_size(step, args):
+    """The window of layers with a long window; it differs in the last validation."""
+    return args.long_window_end if step == args.train_steps else window_size(step, args)
+
+
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
     """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
@@ -229,16 +234,14 @@ def packed_rows(shard, row_stages, args):
     """Yields rows of seq_len + 1 tokens: documents, each cut to max_document_len tokens."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
-    row = []
+    row, missing = [], next(row_stages).seq_len + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
-        if not row:
-            missing = next(row_stages).seq_len + 1
         document = shard[start : min(end, start + args.max_document_len, start + missing)]
         row.append(document)
         missing -= len(document)
         if missing == 0:
             yield np.concatenate(row)
-            row = []
+            row, missing = [], next(row_stages).seq_len + 1
 
 
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
@@ -251,7 +254,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    step_rows = step_tokens // T
+    num_rows = step_tokens // T  # of a step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -260,14 +263,13 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                           for _ in range(num_rows))
             rows = packed_rows(shard, row_stages, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
-            while len(step := list(itertools.islice(rows, step_rows))) == step_rows:
-                T = seq_len(steps)
+            while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
                 steps += 1
-                for i in range(rank * B, step_rows, world_size * B):
-                    tokens = torch.from_numpy(np.stack(step[i : i + B]).astype(np.int64))
+                for i in range(rank * B, num_rows, world_size * B):
+                    tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    assert document_starts(tokens[:, :-1], args)[-1] == B * T, (
-                        f"{shard.filename} has too many documents in {B} x {T} tokens")
+                    assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
+                        f"{shard.filename} has too many documents in {B} rows")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
@@ -637,12 +639,12 @@ class GPT(nn.Module):
         if args.bf16:
             for module in self.children():  # makes the residual stream bfloat16, too
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
-        self.set_window(args.window_end, last=True)
+        self.set_window(args.window_end, args.long_window_end)
 
-    def set_window(self, window, last=False):
+    def set_window(self, window, long_window):
         # Python numbers are constant for the compiler: one compilation per stage.
         self.window = window  # also that of the rotary tables; long layers may see further
-        self.long_window = self.args.long_window_end if last else window
+        self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
     def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
@@ -991,8 +993,8 @@ def warm_up(model, optimizers, load_train, args):
     for i in range(1, args.kernel_warmup_steps + 1):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
         inputs, targets = next(load_train(first=step))
-        model.set_window(window_size(step, args))
-        weights = torch.tensor(target_weights(step, args), device=inputs.device)
+        model.set_window(window_size(step, args), long_window_size(step, args))
+        weights = torch.tensor(target_weights(step, args)).to(inputs.device)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
@@ -1019,15 +1021,15 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     device = next(model.parameters()).device
-    weights = [torch.tensor(target_weights(step, args), device=device)  # no copies while timed
+    weights = [torch.tensor(target_weights(step, args)).to(device)  # before the clock starts
                for step in range(args.train_steps)]
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
-        window = window_size(step, args)
-        if window != model.window or last_step:  # for validation, too
-            model.set_window(window, last_step)
+        windows = window_size(step, args), long_window_size(step, args)
+        if windows != (model.window, model.long_window):  # validation uses them too
+            model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
                 val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, tied)

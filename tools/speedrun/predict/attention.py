@@ -102,8 +102,9 @@ def keys_per_query(module, args, step: int) -> float | None:
           patch.object(module, "window_size", window_of_step, create=True), torch.no_grad()):
         seq_len = getattr(args, length_names(vars(args))[0])
         model = module.GPT(narrow).eval()
-        if hasattr(model, "set_window"):
-            model.set_window(window_size(step, args))  # since 10d a model begins with wider ones
+        if hasattr(model, "set_window"):  # since 08a with the window of long layers
+            sizes = window_size, getattr(module, "long_window_size", None)
+            model.set_window(*(size(step, args) for size in sizes if size is not None))
         model(torch.zeros((1, seq_len), dtype=torch.int64))
     return sum(keys) / len(keys) if keys else None
 
