@@ -215,6 +215,34 @@ def test_stopping_cuts_what_own_streams_draws():
     assert read == {"e4": [1, *[16] * 11], "e4a": known["rows_read"]}
 
 
+@every_rung
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # in bfloat16 many are equal
+@pytest.mark.parametrize("top_k, temperature", [(0, 0), (0, 1), (1, 1), (7, 2), (60, 1), (999, 1)])
+def test_a_draw_is_one_from_all_ids_in_order(milestone, dtype, top_k, temperature):
+    """Sorts everything in float64, as draw need not."""
+    module = MODULES[milestone.id]
+    args = module.Hyperparameters(top_k=top_k, temperature=temperature)
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1)).to(dtype).float()
+
+    def source():
+        generators = [torch.Generator().manual_seed(i) for i in range(len(logits))]
+        return generators if hasattr(module, "random_stream") else generators[0]
+
+    found, ids = module.draw(logits, source(), args), logits.double().argsort(
+        descending=True, stable=True)
+    if temperature == 0:
+        assert torch.equal(found, ids[:, 0])
+        return
+    ids = ids[:, : top_k or None]
+    probabilities = (logits.double().gather(1, ids) / temperature).softmax(-1)
+    if hasattr(module, "random_stream"):
+        ranks = torch.stack([torch.multinomial(row, 1, generator=stream) for row, stream in zip(
+            probabilities, source(), strict=True)])
+    else:
+        ranks = torch.multinomial(probabilities, 1, generator=source())
+    assert torch.equal(found, ids.gather(1, ranks)[:, 0])
+
+
 def test_drawing_keeps_exactly_k_and_cuts_unused_ids():
     module = MODULES["e0a"]
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]]).expand(200, -1)

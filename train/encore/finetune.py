@@ -164,8 +164,10 @@ def row_batches(rows, args, device):
     a step has the same rows for any number of ranks."""
     B = args.micro_batch_size
     for start in range(dist.get_rank() * B, len(rows), dist.get_world_size() * B):
-        inputs, targets = pad(rows[start : start + B], args)
-        yield inputs.to(device), targets.to(device)
+        tokens = torch.stack(pad(rows[start : start + B], args))  # (2, B, T): inputs, targets
+        if device.type == "cuda":
+            tokens = tokens.pin_memory()  # lets the copy be asynchronous
+        yield tokens.to(device, non_blocking=True).unbind()
 
 
 def step_rows(conversations, args):

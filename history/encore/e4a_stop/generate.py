@@ -250,10 +250,16 @@ def draw(logits, streams, args):
     """A token id (B,) for each row of logits (B, V), by softmax(logits / temperature), each from
     its own random stream."""
     assert logits.isfinite().all(), "logits are not finite: the model's training has diverged"
-    logits, ids = logits.cpu().double().sort(descending=True, stable=True)
     if args.temperature == 0:
-        return ids[:, 0]
-    logits = logits[:, : args.top_k or None]  # exactly k, also where logits are equal
+        return logits.argmax(-1).cpu()
+    ids = torch.arange(logits.size(1), device=logits.device)
+    if args.top_k:  # only ids that are among the k most probable of a row need to be sorted
+        least = logits.topk(min(args.top_k, len(ids))).values[:, -1:]  # (B, 1), the k-th largest
+        ids = ids[(logits >= least).any(0)]
+    logits, order = logits[:, ids].sort(descending=True, stable=True)  # equal logits: lower id first
+    # Exactly k, even where logits are equal. Only these go to the CPU, whose random numbers and
+    # float64 sums draw the same tokens whatever the device.
+    logits, ids = logits[:, : args.top_k or None].cpu().double(), ids[order].cpu()
     probabilities = ((logits - logits[:, :1]) / args.temperature).softmax(-1)
     ranks = [torch.multinomial(row, 1, generator=stream)
              for row, stream in zip(probabilities, streams, strict=True)]

@@ -369,9 +369,8 @@ class GPT(nn.Module):
             self.value_embeds.bfloat16()
 
     def forward(self, inputs, targets=None, window=None):
-        if window is None:
-            window = torch.tensor(window_size(self.args.train_steps, self.args))
-        window = window.to(inputs.device, torch.int32, non_blocking=True)
+        if window is None:  # the last one, with which the trained model is sampled
+            window = torch.tensor(window_size(self.args.train_steps, self.args)).to(inputs.device)
         mask = attention_mask(inputs, window, self.args)  # for all layers
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
         value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
@@ -546,8 +545,8 @@ def set_schedules(optimizers, step, args):
 def warm_up(model, optimizers, batches, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
-    window = torch.tensor(window_size(args.train_steps, args))
     for inputs, targets in itertools.islice(batches, args.kernel_warmup_steps):
+        window = inputs.new_full((), window_size(args.train_steps, args), dtype=torch.int32)
         model(inputs, targets, window).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -569,13 +568,14 @@ def validate(model, batches, micro_steps, window):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
+    device = next(model.parameters()).device
     micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        # A tensor: a new Python number would recompile the model.
-        window = torch.tensor(window_size(step, args))
+        # A number would recompile the model; a copy would wait for the device; a fill does neither.
+        window = torch.full((), window_size(step, args), dtype=torch.int32, device=device)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
                 val_loss = validate(model, load_val(), args.val_tokens // micro_tokens, window)

@@ -1045,6 +1045,7 @@ class Muon(torch.optim.Optimizer):
             grads = grads.float()  # momenta stay float32
             state = self.state[group["params"][0]]
             if not state:
+                # warm_up restores an empty state; load_state_dict would cast a full one to bfloat16
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
