@@ -531,9 +531,9 @@ def test_a_switch_without_its_kernel_is_not_enough(ask):
     forgotten = edited("09", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
                               "symmetric_product(A, A, alpha=c, beta=b)"))
     found = ask(id="09", texts=[without, forgotten], jobs=["precision"])
-    launches = "launches of Triton's kernels by the optimizers with use_triton=True: 50"
+    launches = "launches of Triton's kernels by the optimizers with use_triton=True: 30"
     assert found == [["precision", launches, "nothing of the kind"],
-                     ["precision", f"{launches}, or not much less", "25"]]
+                     ["precision", f"{launches}, or not much less", "15"]]
 
 
 def test_a_validation_in_training_mode_shows_as_such_and_in_eight_bits(ask):

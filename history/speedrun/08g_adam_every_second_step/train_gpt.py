@@ -258,15 +258,15 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
     import triton
     import triton.language as tl
 
-    @triton.autotune(key=["M", "K"], configs=[
-        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=depth), warps, stages)
-        for rows, columns in ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256))
-        for depth in (64, 128) for warps, stages in ((4, 3), (8, 3), (4, 4))])
+    @triton.autotune(key=["M", "K"], configs=[  # few matrices: larger tiles leave the GPU idle
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), warps, stages)
+        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
+        for stages in (3, 4)])
     @triton.jit
-    def symmetric_kernel(x, addend, out, M, K, alpha: tl.constexpr, beta: tl.constexpr,
+    def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of out = alpha x x' + beta addend, and its mirror image."""
-        # x (N, M, K), addend and out (N, M, M) are contiguous; sums are in float32.
+        """Stores a tile (ROWS, COLUMNS) of out, a symmetric_product of x, and its mirror image."""
+        # x (N, M, K), addend and out (N, M, M) are contiguous; factors are alpha and beta.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
         tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
@@ -283,28 +283,30 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
-        total *= alpha
 
         inside = (i < M) & (j < M)
         square = matrix * M * M
         if addend is not None:
-            total += beta * tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+            summand = tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+            total = tl.load(factors) * total + tl.load(factors + 1) * summand
         total = total.to(out.dtype.element_ty)
         tl.store(out + square + i * M + j, total, mask=inside)
         tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
 
 
-def symmetric_product(x, addend=None, alpha=1.0, beta=0.0, use_triton=False):
-    """alpha x x' + beta addend, for x (N, M, K) and symmetric addend (N, M, M)."""
-    if not use_triton and addend is None:
-        return alpha * (x @ x.mT)
-    if not use_triton:
-        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
+    """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
+    if not use_triton or M < 64:  # a tile has at least 64 rows
+        if addend is None:
+            return x @ x.mT
+        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
+    # A tensor, because as numbers they would be compiled in: a kernel to tune for every pair.
+    factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # float32
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
-    symmetric_kernel[grid](x.contiguous(), addend, out, M, K, alpha, beta)
+    symmetric_kernel[grid](x.contiguous(), addend, factors, out, M, K)
     return out
 
 

@@ -161,9 +161,10 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
                      for name, size in form.items()}
             rows, batch, *rest = counts(sizes | values)
             copies = {name: tensor.clone() for name, tensor in before.items()}
-            if all(tensor.shape[:1] == (batch,) for tensor in before.values()):
+            if all(len(tensor) == batch for tensor in before.values() if tensor.ndim > 1):
                 batch = min(batch, 2)
-                copies = {name: tensor[:batch] for name, tensor in copies.items()}
+                copies = {name: tensor[:batch] if tensor.ndim > 1 else tensor
+                          for name, tensor in copies.items()}
             run(self.function, (rows, batch, *rest), values | copies, sizes)
             return all(_close(copy, values[name][: len(copy)] if copy.ndim else values[name])
                        for name, copy in copies.items())

@@ -21,6 +21,7 @@ SEEDS = 16  # from which weights are drawn, so that small tensors have a distrib
 SIZE = 0.02  # of gradients from outside
 SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
 STAGED = 7  # steps of a kernel warm-up: in all stages, and the last ones without an Adam step
+WIDE = 64  # channels at least: kernels in Triton are for large matrices
 SCALED = 3  # steps in which scales depend on passes before; in more of them rounding adds up
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
@@ -294,6 +295,7 @@ def _switched(module, values, note, folder, machine):
         del sys.modules[module.__name__]
         module = load_snapshot(module.__file__)
     together = {field: True for field in machine if field != "bf16"}
+    values = {**values, "model_dim": max(WIDE, values["model_dim"])}
     for field in machine:
         spy = Spy()
         with note.guard(f"a run with {field}=True"):

@@ -100,7 +100,8 @@ class Observer(TorchDispatchMode):
         """
         double = re.findall(r"'(\w+)': 'fp64'", source)
         if double and not name.startswith("triton_"):
-            raise TypeError(f"{name} takes {', '.join(double)} as float64; use tl.constexpr")
+            raise TypeError(
+                f"{name} takes {', '.join(double)} as float64; use tl.constexpr or a tensor")
         self.sources[source] = name
         return SilentKernel(name, source, self)
 
