@@ -478,7 +478,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
+    vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -490,10 +490,10 @@ def newton_schulz(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
+def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
+    """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
 class Muon(torch.optim.Optimizer):
@@ -503,8 +503,8 @@ class Muon(torch.optim.Optimizer):
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.muon_update = torch.compile(
+            partial(muon_update, use_triton=use_triton), dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
@@ -513,17 +513,18 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            momenta = []
-            for param in params[rank * share : (rank + 1) * share]:
-                state = self.state[param]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(param)
-                momenta.append(nesterov_update(
-                    param.grad, state["momentum_buffer"], group["momentum"]))
+            matrices = params[rank * share : (rank + 1) * share]
             # All ranks send the same size, so shares are zero-padded.
             updates = params[0].new_zeros(share, *params[0].shape, dtype=self.dtype)
-            if momenta:
-                updates[: len(momenta)] = self.orthogonalise(torch.stack(momenta), self.dtype)
+            if matrices:
+                grads = torch.stack([matrix.grad for matrix in matrices])  # (N, ..., m, n)
+                state = self.state[matrices[0]]  # the whole batch's
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(grads)
+                # A tensor: a new Python float would recompile.
+                momentum = torch.tensor(group["momentum"], dtype=torch.float64)
+                updates[: len(matrices)] = self.muon_update(
+                    grads, state["momentum_buffer"], momentum, self.dtype)
             gathered = updates.new_empty(world_size * share, *updates.shape[1:])
             gather = dist.all_gather_into_tensor(gathered, updates, async_op=True)
             gathers.append((group, gathered, gather))
@@ -582,12 +583,11 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim >= 2]
-    embed_params = [model.embed.weight, *model.value_embeds.parameters()]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
-        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr),
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=scalar_params, lr=args.scalar_lr),
     ]

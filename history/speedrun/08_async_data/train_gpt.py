@@ -534,7 +534,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
+    vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -546,17 +546,11 @@ def newton_schulz(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
-    param.sub_(rate * mean / (mean_square.sqrt() + eps))
+    param.sub_(rate * mean / (mean_square.sqrt() + eps))  # eps is added to the uncorrected root
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -595,6 +589,12 @@ class ShardedAdam(torch.optim.Optimizer):
             gather.wait()
 
 
+def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
+    """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
+
+
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
@@ -602,8 +602,8 @@ class Muon(torch.optim.Optimizer):
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.muon_update = torch.compile(
+            partial(muon_update, use_triton=use_triton), dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
@@ -611,33 +611,28 @@ class Muon(torch.optim.Optimizer):
         scatters = []  # in flight; each rank receives the gradients of its share only
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            stack = params[0].grad.new_empty(world_size * share, *params[0].shape)
-            torch.stack([param.grad for param in params], out=stack[: len(params)])
-            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
-            grads = stack.new_empty(share, *params[0].shape)
+            padding = [torch.zeros_like(params[0])] * (-len(params) % world_size)  # equal shares
+            stack = torch.stack([param.grad for param in params] + padding)  # (N, ..., m, n)
+            grads = torch.empty_like(stack[: len(stack) // world_size])
             scatter = dist.reduce_scatter_tensor(grads, stack, async_op=True)
-            scatters.append((group, grads, scatter))
+            scatters.append((group, params + padding, grads, scatter))
         gathers = []  # in flight, like scatters, while other groups are updated
-        for group, grads, scatter in scatters:
+        for group, padded, grads, scatter in scatters:
             scatter.wait()
-            params = group["params"]
-            state = self.state[params[0]]
+            state = self.state[group["params"][0]]  # of this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            updates = self.orthogonalise(momenta, self.dtype)
-            own = torch.zeros_like(grads)
-            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # fewer on the last ranks
-            for slot, param, update in zip(own, own_params, updates, strict=False):
-                torch.sub(param, update, alpha=group["lr"], out=slot)
-            gathered = own.new_empty(world_size * len(own), *own.shape[1:])
-            gather = dist.all_gather_into_tensor(gathered, own, async_op=True)
-            gathers.append((params, gathered, gather))
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
+            updates = self.muon_update(grads, state["momentum_buffer"], momentum, self.dtype)
+            share = slice(rank * len(grads), (rank + 1) * len(grads))
+            weights = torch.stack(padded[share]).sub_(updates, alpha=group["lr"])
+            gathered = weights.new_empty(len(padded), *weights.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, weights, async_op=True)
+            gathers.append((group["params"], gathered, gather))
         for params, gathered, gather in gathers:
             gather.wait()
-            for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # new weights are sent, so each is computed once
+            for param, weight in zip(params, gathered, strict=False):  # gathered has the padding
+                param.copy_(weight)  # new weights are sent, so each is computed once
 
 
 # -------------------------------------------- Training --------------------------------------------
@@ -688,11 +683,10 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     hidden_matrix_params = list(model.blocks.parameters())
-    embed_params = [model.embed.weight, *model.value_embeds.parameters()]
     adam_groups = [
-        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr),
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=[model.scalars], lr=args.scalar_lr),
     ]

@@ -547,7 +547,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors and map singular values in [0.0015, 1] to about [0.68, 1.20]: inexact, but fast.
+    vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -559,17 +559,11 @@ def newton_schulz(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
-    param.sub_(rate * mean / (mean_square.sqrt() + eps))
+    param.sub_(rate * mean / (mean_square.sqrt() + eps))  # eps is added to the uncorrected root
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -608,14 +602,20 @@ class ShardedAdam(torch.optim.Optimizer):
             gather.wait()
 
 
+def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
+    """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
+
+
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
         # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.muon_update = torch.compile(
+            partial(muon_update, use_triton=use_triton), dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
@@ -623,37 +623,33 @@ class Muon(torch.optim.Optimizer):
         scatters = []  # in flight; each rank receives the gradients of its share only
         for group in self.param_groups:
             params = group["params"]
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            stack = params[0].grad.new_empty(world_size * share, *params[0].shape)
-            torch.stack([param.grad for param in params], out=stack[: len(params)])
-            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
-            grads = stack.new_empty(share, *params[0].shape)
+            padding = [torch.zeros_like(params[0])] * (-len(params) % world_size)  # equal shares
+            stack = torch.stack([param.grad for param in params] + padding)  # (N, m, n)
+            grads = torch.empty_like(stack[: len(stack) // world_size])
             scatter = dist.reduce_scatter_tensor(grads, stack, async_op=True)
-            scatters.append((group, grads, scatter))
+            scatters.append((group, params + padding, grads, scatter))
         gathers = []  # in flight, like scatters, while other groups are updated
-        for group, grads, scatter in scatters:
+        for group, padded, grads, scatter in scatters:
             scatter.wait()
-            params = group["params"]
-            state = self.state[params[0]]
+            state = self.state[group["params"][0]]  # of this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
-            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
-            updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
-                                 for part in parts if len(part)])
-            own = torch.zeros_like(grads)
-            own_params = params[rank * len(own) : (rank + 1) * len(own)]  # fewer on the last ranks
-            for slot, param, update in zip(own, own_params, updates, strict=False):
-                torch.sub(param, update, alpha=group["lr"], out=slot)
-            gathered = own.new_empty(world_size * len(own), *own.shape[1:])
-            gather = dist.all_gather_into_tensor(gathered, own, async_op=True)
-            gathers.append((params, gathered, gather))
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
+            share = slice(rank * len(grads), (rank + 1) * len(grads))
+            attentions = len(group["params"][: group["num_attentions"]][share])
+            n = grads.size(1)  # these attentions are four (n, n) each, orthogonalised separately
+            parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
+                     for tensor in (grads, state["momentum_buffer"])]
+            updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
+                       for part in zip(*parts, strict=True) if len(part[0])]
+            weights = torch.stack(padded[share]).sub_(torch.cat(updates), alpha=group["lr"])
+            gathered = weights.new_empty(len(padded), *weights.shape[1:])
+            gather = dist.all_gather_into_tensor(gathered, weights, async_op=True)
+            gathers.append((group["params"], gathered, gather))
         for params, gathered, gather in gathers:
             gather.wait()
-            for param, updated in zip(params, gathered[: len(params)], strict=True):
-                param.copy_(updated)  # new weights are sent, so each is computed once
+            for param, weight in zip(params, gathered, strict=False):  # gathered has the padding
+                param.copy_(weight)  # new weights are sent, so each is computed once
 
 
 # -------------------------------------------- Training --------------------------------------------
@@ -704,20 +700,21 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
-    half = len(matrices) // 2  # 8 ranks share 16 + 16 without padding, unlike 10 attention + 22 MLP
+    # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
+    # Of the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    half = len(matrices) // 2
     muon_groups = [  # smallest first: the wait for the first scatter is idle
         dict(params=[model.smear_gate]),
         dict(params=[attn.gate for attn in attentions]),
         dict(params=matrices[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:]),
     ]
-    embed_params = [model.embed.weight, *model.value_embeds.parameters()]
     adam_groups = [
-        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr),
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=[model.scalars], lr=args.scalar_lr),
     ]

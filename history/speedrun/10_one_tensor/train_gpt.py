@@ -73,7 +73,10 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.06  # roughly an update's singular values, the same for all shapes
+    muon_lr: float = 0.06  # roughly an update's singular values
+    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
+    mlp_in_lr_factor: float = 1.0  # the same for the first matrix of each MLP
+    mlp_out_lr_factor: float = 1.0  # the same for the second one
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -576,17 +579,11 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
-
-
 def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
-    param.sub_(rate * mean / (mean_square.sqrt() + eps))
+    param.sub_(rate * mean / (mean_square.sqrt() + eps))  # eps is added to the uncorrected root
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -625,48 +622,68 @@ class ShardedAdam(torch.optim.Optimizer):
             gather.wait()
 
 
+def padded(stacks, world_size):
+    """The stacks and one of zeros, so that the shares of all ranks have one size."""
+    padding = -sum(map(len, stacks)) % world_size
+    return [*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])]
+
+
+def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
+    """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    return polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
+
+
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
         # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-        self.weights = []  # per group: parameter i is a view of slot i, so a gather fills them all
+        self.muon_update = torch.compile(
+            partial(muon_update, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.weights = []  # per group: its matrices, padded; the parameters are views of these
+        self.lr_factors = []  # per group: a number for each of its matrices
         for group in self.param_groups:
-            params, world_size = group["params"], dist.get_world_size()
-            share = math.ceil(len(params) / world_size)  # parameters per rank, at most
-            self.weights.append(params[0].new_zeros(world_size * share, *params[0].shape))
-            for param, place in zip(params, self.weights[-1], strict=False):
-                param.data = place.copy_(param.detach())
+            stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
+            stacks = padded(stacks, dist.get_world_size())
+            weights = torch.cat(stacks)
+            places = weights.split([len(stack) for stack in stacks])
+            for param, place in zip(group["params"], places, strict=False):  # all but the padding
+                param.data = place.view_as(param)
+            self.weights.append(weights)
+            factors = [*group["lr_factors"], 1.0]
+            self.lr_factors.append(torch.cat([
+                torch.full((len(place), 1, 1), factor, device=place.device)
+                for place, factor in zip(places, factors, strict=True)]))
 
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         scatters = []  # in flight; each rank receives the gradients of its share only
         for group, weights in zip(self.param_groups, self.weights, strict=True):
-            params = group["params"]
-            stack = torch.empty_like(weights)
-            torch.stack([param.grad for param in params], out=stack[: len(params)])
-            stack[len(params) :] = 0  # zero-padded, so that all shares have one size
-            grads = torch.empty_like(weights[: len(weights) // world_size])
+            stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
+            stack = torch.cat(padded(stacks, world_size))  # (N, m, n)
+            grads = torch.empty_like(stack[: len(stack) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # in flight, like scatters, while other groups are updated
-        for group, weights, (grads, scatter) in zip(
-                self.param_groups, self.weights, scatters, strict=True):
+        for group, weights, lr_factors, (grads, scatter) in zip(
+                self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
-            state = self.state[group["params"][0]]
+            state = self.state[group["params"][0]]  # of this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
-            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            own_attentions = max(0, min(group["num_attentions"] - rank * len(grads), len(grads)))
-            n = momenta.size(1)  # own_attentions of them are four (n, n), orthogonalised separately
-            parts = momenta[:own_attentions].view(-1, n, n), momenta[own_attentions:]
-            updates = torch.cat([self.orthogonalise(part, self.dtype).view(-1, *momenta.shape[1:])
-                                 for part in parts if len(part)])
-            own = weights.chunk(world_size)[rank].sub_(updates, alpha=group["lr"])
-            gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
+            share = slice(rank * len(grads), (rank + 1) * len(grads))
+            attentions = len(group["params"][: group["num_attentions"]][share])
+            n = grads.size(1)  # these attentions are four (n, n) each, orthogonalised separately
+            parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
+                     for tensor in (grads, state["momentum_buffer"])]
+            updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
+                       for part in zip(*parts, strict=True) if len(part[0])]
+            rates = group["lr"] * lr_factors[share]
+            weights[share].addcmul_(rates, torch.cat(updates), value=-1)
+            gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
         for gather in gathers:
             gather.wait()
 
@@ -719,20 +736,23 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
-    half = len(matrices) // 2  # 8 ranks share 16 + 16 without padding, unlike 10 attention + 22 MLP
+    lr_factors = [args.attention_lr_factor] * len(attentions)
+    lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
+    # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
+    # Of the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    half = len(matrices) // 2
     muon_groups = [  # smallest first: the wait for the first scatter is idle
-        dict(params=[model.smear_gate]),
-        dict(params=[attn.gate for attn in attentions]),
-        dict(params=matrices[:half], num_attentions=len(attentions)),
-        dict(params=matrices[half:]),
+        dict(params=[model.smear_gate], lr_factors=[1.0]),
+        dict(params=[attn.gate for attn in attentions], lr_factors=[1.0] * len(attentions)),
+        dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
+        dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
-    embed_params = [model.embed.weight, *model.value_embeds.parameters()]
     adam_groups = [
-        dict(params=embed_params, lr=args.embed_lr),
+        dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr),
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=[model.scalars], lr=args.scalar_lr),
     ]

@@ -89,9 +89,9 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the same for the second one; these factors matter little
+    mlp_out_lr_factor: float = 4.0  # the same for the second one; all as in the record
     neuron_beta: float = 0.9  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # times the squared rate and, once, the matrix's factor
+    muon_weight_decay: float = 1.2  # a step removes rate^2 x factor x this share of a weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6  # for the bigrams, too
@@ -902,23 +902,18 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def even_out(updates, mean_square, beta):
+def even_out(updates, running, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): mean_square (N, 1, n), updated in place, is a column's running mean
-    of squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
+    NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
+    squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
     """
-    square = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)
-    mean_square.lerp_(square, 1 - beta)
-    scale = mean_square.clamp(min=1e-10).rsqrt()
-    scaled = (square * scale.square()).sum(2, keepdim=True).clamp(min=1e-20)  # 0 stays 0
-    return updates * (scale * (square.sum(2, keepdim=True) / scaled).sqrt()).to(updates.dtype)
-
-
-def nesterov_update(grad, momentum_buffer, momentum):
-    """buffer <- lerp(grad, buffer, momentum), in place; returns lerp(grad, buffer, momentum)."""
-    momentum_buffer.lerp_(grad, 1 - momentum)  # a mean: Muon's updates do not depend on its size
-    return grad.lerp(momentum_buffer, momentum)
+    current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
+    running.lerp_(current, 1 - beta)
+    scale = running.clamp(min=1e-10).rsqrt()
+    norm, norm_after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
+    norm_ratio = (norm / norm_after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
+    return updates * (scale * norm_ratio).to(updates.dtype)
 
 
 def join(weights, remainders):
@@ -940,7 +935,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
     bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
     """
     exact = weights if remainders is None else join(weights, remainders)
-    agree = updates * exact >= 0  # a weight with an update of zero decays, too
+    agree = updates * exact >= 0  # >= here and > in Adam: as in the record
     exact.sub_(rates * (updates + decay * exact * agree))
     if remainders is not None:
         upper, lower = split(exact)
@@ -949,11 +944,11 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` has the bias correction; eps is added before it."""
+    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction."""
     grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
-    update = rate * mean / (mean_square.sqrt() + eps)
+    update = rate * mean / (mean_square.sqrt() + eps)  # eps is added to the uncorrected root
     param.sub_(update + decay * param * (update * param > 0))  # no update, no decay
 
 
@@ -1007,34 +1002,43 @@ class ShardedAdam(torch.optim.Optimizer):
         self.state[target] = deepcopy(self.state[source])
 
 
-class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n.
+def padded(stacks, world_size):
+    """The stacks and one of zeros, so that the shares of all ranks have one size."""
+    padding = -sum(map(len, stacks)) % world_size
+    return [*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])]
 
-    NorMuon: the columns of updates are evened out.
-    """
+
+def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
+    """The orthogonalised Nesterov momentum of matrices (..., m, n), evened out."""
+    grads = grads.to(momentum_buffer.dtype)  # float32, as Adam's means
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
+    return even_out(updates, mean_square, beta)
+
+
+class Muon(torch.optim.Optimizer):
+    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
         # Each parameter is a matrix or a stack of them; a group's matrices share one shape.
         super().__init__(groups, dict(
             neuron_beta=neuron_beta, lr=lr, momentum=momentum, weight_decay=weight_decay))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(polar_express, use_triton=use_triton), dynamic=False, disable=not compiled)
-        self.even_out = torch.compile(even_out, dynamic=False, disable=not compiled)
-        self.update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
-        self.weights = []  # per group: its matrices, then padding; parameters become views
-        self.lr_factors = []  # likewise, one number per matrix
+        self.muon_update = torch.compile(
+            partial(muon_update, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.cautious_update = torch.compile(cautious_update, dynamic=False, disable=not compiled)
+        self.weights = []  # per group: its matrices, padded; the parameters are views of these
+        self.lr_factors = []  # per group: a number for each of its matrices
         for group in self.param_groups:
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
-            counts = [len(stack) for stack in stacks]
-            padding = -sum(counts) % dist.get_world_size()  # so that all shares have one size
-            weights = torch.cat([*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])])
-            places = weights.split([*counts, padding])
-            for param, place in zip(group["params"], places, strict=False):
+            stacks = padded(stacks, dist.get_world_size())
+            weights = torch.cat(stacks)
+            places = weights.split([len(stack) for stack in stacks])
+            for param, place in zip(group["params"], places, strict=False):  # all but the padding
                 param.data = place.view_as(param)
             self.weights.append(weights)
             factors = [*group["lr_factors"], 1.0]
             self.lr_factors.append(torch.cat([
-                torch.full((len(place), 1, 1), factor, device=weights.device)
+                torch.full((len(place), 1, 1), factor, device=place.device)
                 for place, factor in zip(places, factors, strict=True)]))
 
     @torch.no_grad()
@@ -1043,30 +1047,29 @@ class Muon(torch.optim.Optimizer):
         scatters = []  # in flight; each rank receives the gradients of its share only
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
-            filled = sum(len(stack) for stack in stacks)
-            stack = torch.cat([*stacks, weights[filled:]])  # the padding: weights that stay zero
-            grads = torch.empty_like(weights[: len(weights) // world_size])
+            stack = torch.cat(padded(stacks, world_size))  # (N, m, n)
+            grads = torch.empty_like(stack[: len(stack) // world_size])
             scatters.append((grads, dist.reduce_scatter_tensor(grads, stack, async_op=True)))
         gathers = []  # in flight, like scatters, while other groups are updated
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
-            grads = grads.float()  # momenta stay float32
-            state = self.state[group["params"][0]]
+            state = self.state[group["params"][0]]  # of this rank's share
             if not state:
                 # warm_up restores an empty state; load_state_dict would cast a full one to bfloat16
-                state["momentum_buffer"] = torch.zeros_like(grads)
-                state["mean_square"] = torch.zeros_like(grads[:, :1])  # one per column
+                state["momentum_buffer"] = torch.zeros_like(grads, dtype=torch.float32)
+                state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
-            momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
-            updates = self.orthogonalise(momenta, self.dtype)
-            updates = self.even_out(updates, state["mean_square"], group["neuron_beta"])
-            rates = group["lr"] * lr_factors.chunk(world_size)[rank]
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
+            share = slice(rank * len(grads), (rank + 1) * len(grads))
+            updates = self.muon_update(
+                grads, state["momentum_buffer"], state["mean_square"], momentum,
+                group["neuron_beta"], self.dtype)
+            rates = group["lr"] * lr_factors[share]
             decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
-            own = weights.chunk(world_size)[rank]
-            self.update(own, updates, rates, decay, state.get("remainders"))
-            gathers.append(dist.all_gather_into_tensor(weights, own, async_op=True))
+            self.cautious_update(weights[share], updates, rates, decay, state.get("remainders"))
+            gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
         for gather in gathers:
             gather.wait()
 
@@ -1131,7 +1134,7 @@ def muon_groups(model, args):
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
