@@ -256,7 +256,7 @@ def draw(logits, streams, args):
     if args.top_k:  # only ids that are among the k most probable of a row need to be sorted
         least = logits.topk(min(args.top_k, len(ids))).values[:, -1:]  # (B, 1), the k-th largest
         ids = ids[(logits >= least).any(0)]
-    logits, order = logits[:, ids].sort(descending=True, stable=True)  # equal logits: lower id first
+    logits, order = logits[:, ids].sort(descending=True, stable=True)  # of equals, lower id first
     # Exactly k, even where logits are equal. Only these go to the CPU, whose random numbers and
     # float64 sums draw the same tokens whatever the device.
     logits, ids = logits[:, : args.top_k or None].cpu().double(), ids[order].cpu()
