@@ -301,6 +301,12 @@ def aligned_starts(tokens, T, bos_id):
     return starts
 
 
+def loader_args(module, **values):
+    """Hyperparameters with those of these values that the milestone has."""
+    fields = vars(module.Hyperparameters())
+    return module.Hyperparameters(**{k: v for k, v in values.items() if k in fields})
+
+
 def row_stages(module, lengths, args):
     """The stages of rows of these lengths, for packed_rows; other lengths have a stage as well."""
     first, *later = module.stages(args)

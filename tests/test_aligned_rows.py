@@ -17,6 +17,7 @@ from snapshots import (
     by_id,
     declaring,
     load_snapshot,
+    loader_args,
     pack,
     packed_rows,
     token_batches,
@@ -59,10 +60,7 @@ def test_rows_follow_the_definition(milestone):
 def rows_of(module, folder, world_size, rows, micro_batch_size=1, aligned=True):
     """The first `rows` rows of 8 tokens, inputs and targets, in the order micro_step * world_size +
     rank, of steps of 8 rows."""
-    fields = vars(module.Hyperparameters())
-    args = module.Hyperparameters(**{
-        name: value for name, value in vars(ARGS).items() if name in fields})
-    args.micro_batch_size = micro_batch_size
+    args = loader_args(module, **vars(ARGS) | dict(micro_batch_size=micro_batch_size))
     ranks = [token_batches(module, f"{folder}/*.bin", 64, args, rank, world_size, aligned=aligned)
              for rank in range(world_size)]
     rounds = rows // world_size // micro_batch_size
@@ -123,10 +121,8 @@ def test_packs_follow_the_definition(milestone):
         tokens = shard(length, documents)
         for T in (1, 8, 30):
             for longest in (1, 5, T, T + 1, T + 2, 100):
-                sizes = dict(first_document_len=3)  # in rows of T tokens
-                args = module.Hyperparameters(
-                    bos_id=BOS, max_document_len=longest, train_seq_len=T,
-                    **{k: v for k, v in sizes.items() if hasattr(module.Hyperparameters, k)})
+                args = loader_args(module, bos_id=BOS, max_document_len=longest, train_seq_len=T,
+                                   first_document_len=3)  # in rows of T tokens
                 lengths = (T, 2 * T) if grows else (T,)
                 rows = pack(module, tokens, itertools.cycle(lengths), args)
                 first = getattr(args, "first_document_len", longest)

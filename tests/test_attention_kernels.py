@@ -18,6 +18,7 @@ import shards as shard_files
 from snapshots import (
     known_values,
     load_snapshot,
+    loader_args,
     micro_sizes,
     pack,
     set_window,
@@ -95,8 +96,8 @@ def test_where_the_documents_of_known_packs_begin(milestone, module):
     tokens = np.full(known["packed"]["tokens"], 5)
     tokens[known["packed"]["documents"]] = BOS
     T, longest = known["packed"]["row"], known["packed"]["longest"]
-    args = SimpleNamespace(bos_id=BOS, max_document_len=longest, first_document_len=longest,
-                           train_seq_len=T)
+    args = loader_args(module, bos_id=BOS, max_document_len=longest, first_document_len=longest,
+                       train_seq_len=T)
     rows = [torch.from_numpy(row)[None, :-1]
             for row in pack(module, tokens, itertools.repeat(T), args)]
     assert [[start for start in module.document_starts(row, args).tolist() if start < T]
@@ -110,8 +111,8 @@ def test_too_many_documents_are_refused(milestone, module, packed, tmp_path):
         rows = np.full((2, 201), 5)
         rows[:, :documents] = BOS
         shard_files.write(tmp_path / "a.bin", rows.flatten())
-        args = SimpleNamespace(bos_id=BOS, vocab_size=64, micro_batch_size=1, train_seq_len=200,
-                               first_document_len=200, max_document_len=200)
+        args = loader_args(module, bos_id=BOS, vocab_size=64, micro_batch_size=1,
+                           train_seq_len=200, first_document_len=200, max_document_len=200)
         batches = token_batches(module, f"{tmp_path}/a.bin", 200, args, aligned=packed)
         return next(batches)[0]
 

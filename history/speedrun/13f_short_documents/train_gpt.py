@@ -557,7 +557,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
     if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
         starts = slots * document_starts(inputs, args)
         kept = {row.seq_len: row.document_len for row in stages(args)}  # by packed_rows
-        longest = slots * kept[inputs.size(1)] if training else T
+        longest = slots * kept.get(inputs.size(1), args.max_document_len) if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
