@@ -254,7 +254,7 @@ def test_long_conversations_are_cut_and_counted(milestone, tmp_path):
     assert [len(inputs) for inputs, _ in found] == [8, 8, 5]
     assert found[1][1].tolist() == [*[IGNORED] * 3, *b"bcdef"]  # without its end
     write_conversations(file, [turns("a", "b", "c")])
-    with pytest.raises(AssertionError, match="long.jsonl:1: the roles must take turns"):
+    with pytest.raises(AssertionError, match="long.jsonl:1: the roles must alternate"):
         module.read_conversations(file, args)
 
 
@@ -488,7 +488,7 @@ def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
     refused("no checkpoint '.*'; make one: run_milestone.py 04 --save-checkpoint")
     for name, value in (("num_heads", 1), ("num_layers", 4), ("model_dim", 16)):
         save_start(file)
-        values = refused(f"give --{name}={SIZES[name]}, its own", **{name: value})
+        values = refused(f"the checkpoint needs --{name}={SIZES[name]}", **{name: value})
         with pytest.raises(UserError, match=f"has {name}={SIZES[name]}, and the run {value}; add"
                                             f" --set {name}={SIZES[name]}, or"):
             check_start(values)
@@ -499,7 +499,7 @@ def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
     other = torch.load(folder / "checkpoint.pt")
     del other["model"]["skip_weights"]
     torch.save(other, file)
-    refused("is of another model; start from 04")
+    refused("is not of 04's model; start from 04")
     trace = tmp_path / "trace"
     torch.save(dict(step=1, hyperparameters={}, model=Code(trace)), file)
     with pytest.raises(Exception, match="Weights only load failed"):

@@ -5,7 +5,8 @@ Trains a language model on FineWeb, a corpus of web pages. These scripts make a 
 fast, one cause at a time, on the same tokens.
 
 Parent:  none; it descends from GPT-2's published description
-Changed: nothing yet: LayerNorm, biases, learned positions, a tied head, AdamW tensor by tensor
+Changed: nothing yet; it has LayerNorm, biases, learned positions, a tied head, an AdamW that loops
+         over the tensors
 Record:  none; record #1 of the speedrun trains the same model on the same tokens
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
@@ -94,7 +95,8 @@ def lr_multiplier(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """A shard's uint16 tokens as int64, after 256 int32: magic number, version, count, zeros."""
+    """A shard's tokens as int64. The file holds 256 int32 (magic number, version, number of tokens,
+    zeros), then the tokens as uint16."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.fromfile(file, dtype="<u2", offset=1024).astype(np.int64)  # 8 bytes per token
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -111,8 +113,9 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     files = sorted(glob.glob(pattern))
-    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
-    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    # In tokens of 2 bytes; the header of 1,024 bytes takes the room of 512.
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)
+    assert longest > step_tokens, f"no file {pattern} has more than {step_tokens} tokens"
     for file in itertools.cycle(files):
         shard = open_shard(file)
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
@@ -153,6 +156,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
                    for project in (self.c_q, self.c_k, self.c_v))
         scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
+        # True where a key is later than its query.
         future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
         y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
@@ -198,9 +202,9 @@ class GPT(nn.Module):
         for name, param in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(param)
-            elif param.ndim == 2:  # 2 * num_layers branches add up in the stream, so they are small
-                branches = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
-                nn.init.normal_(param, std=0.02 / branches**0.5)
+            elif param.ndim == 2:  # 2 * num_layers outputs of c_proj add up in the residual stream
+                summands = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(param, std=0.02 / summands**0.5)
 
     def forward(self, inputs, targets=None):
         positions = torch.arange(inputs.size(1), device=inputs.device)  # (T,)
@@ -261,7 +265,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Optimizers of all parameters; every group remembers its initial learning rate."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     embed_params = [model.embed.weight, model.pos_embed.weight]
     scalar_params = [param for param in model.parameters() if param.ndim == 1]

@@ -1,12 +1,12 @@
 """
-e0a recompute: a fine-tuned model answers; every new token reads the whole text again
+e0a recompute: a fine-tuned model answers; for every new token it reads the whole text again
 
 Fine-tuning gave a model that answers. This script draws its answers, token by token; it is the
 second of two programs that use a trained model.
 
 Parent:  none
-Changed: nothing: the model is the milestone's that trained it; new are the chat's format, the draw
-         of a token and the loop. One fault stays: all samples get the first sample's first token
+Changed: against 04, whose model this is: the format of a chat, the draw of a token, the loop. One
+         fault is deliberate: all samples get the first sample's first token
 Record:  none; a nanochat report describes such a loop
 Run:     python tools/run_milestone.py e2a --from RUN   (a model that answers; RUN trained 04)
          python tools/run_milestone.py ID --from RUN    (RUN is the folder that this printed)
@@ -28,12 +28,12 @@ import torch.nn.functional as F
 @dataclass
 class Hyperparameters:
     """Every setting you may want to change; the model's own sizes come with its checkpoint."""
-    checkpoint: str = ""  # of the model that answers
+    checkpoint: str = ""  # file of the fine-tuned model
     prompt: str = "def add(a, b):\n    return a + b"  # what the user says
-    num_samples: int = 4  # answers, drawn side by side
-    max_new_tokens: int = 100  # tokens of an answer
+    num_samples: int = 4  # answers, drawn in one batch
+    max_new_tokens: int = 100  # tokens per answer, at most
     temperature: float = 0.8  # divides the logits; 0 = always the most probable token
-    top_k: int = 0  # draws from this many most probable tokens; 0 = from all
+    top_k: int = 0  # draws from the k most probable tokens; 0 = from all
     seed: int = 0
     bf16: bool = torch.cuda.is_available()
 
@@ -54,22 +54,21 @@ def parse_args(argv=None):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def encode(text, config):
-    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
-    if config.bos_id == 256:
+    """Token ids of a text: its UTF-8 bytes, or GPT-2's tokens; no text can contain a marker."""
+    if config.bos_id == 256:  # the vocabulary is bytes
         return list(text.encode())
     import tiktoken
     return tiktoken.get_encoding("gpt2").encode_ordinary(text)
 
 
 def encode_prompt(text, config):
-    """The ids (T,) of a conversation that the assistant is to continue: start, user, text,
-    assistant."""
+    """Ids (T,) of a conversation for the assistant to continue: start, user, text, assistant."""
     start, user, assistant = range(config.bos_id, config.bos_id + 3)
     return torch.tensor([start, user, *encode(text, config), assistant])
 
 
 def decode(ids, config):
-    """The text of ids, up to the first marker."""
+    """The text that the ids spell, up to the first marker."""
     ids = list(itertools.takewhile(lambda id: id < config.bos_id, ids))
     if config.bos_id == 256:
         return bytes(ids).decode(errors="replace")
@@ -200,8 +199,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Generation -------------------------------------------
 def load_model(args, device):
-    """The checkpoint's model on the device, ready to generate, and the hyperparameters that it was
-    trained with."""
+    """The checkpoint's model on the device, in evaluation mode, and its run's hyperparameters."""
     assert os.path.isfile(args.checkpoint), (
         f"no checkpoint {args.checkpoint!r}; make one: run_milestone.py e2a --from RUN")
     checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
@@ -214,7 +212,7 @@ def load_model(args, device):
 
 
 def draw(logits, generator, args):
-    """A token id (B,) for each row of logits (B, V), by softmax(logits / temperature)."""
+    """Token ids (B,), one for each row of logits (B, V), drawn by softmax(logits / temperature)."""
     assert logits.isfinite().all(), "logits are not finite: the model's training has diverged"
     if args.temperature == 0:
         return logits.argmax(-1).cpu()
@@ -222,9 +220,9 @@ def draw(logits, generator, args):
     if args.top_k:  # only ids that are among the k most probable of a row need to be sorted
         least = logits.topk(min(args.top_k, len(ids))).values[:, -1:]  # (B, 1), the k-th largest
         ids = ids[(logits >= least).any(0)]
-    logits, order = logits[:, ids].sort(descending=True, stable=True)  # of equals, lower id first
-    # Exactly k, even where logits are equal. Only these go to the CPU, whose random numbers and
-    # float64 sums draw the same tokens whatever the device.
+    logits, order = logits[:, ids].sort(descending=True, stable=True)  # equal ones: lower id first
+    # Exactly k, even where logits are equal. They are drawn on the CPU and in float64, so that a
+    # seed gives the same tokens on every device.
     logits, ids = logits[:, : args.top_k or None].cpu().double(), ids[order].cpu()
     probabilities = ((logits - logits[:, :1]) / args.temperature).softmax(-1)
     return ids.gather(1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
@@ -232,24 +230,24 @@ def draw(logits, generator, args):
 
 @torch.inference_mode()
 def generate(model, prompt, config, args):
-    """Ids (num_samples, max_new_tokens) that continue the prompt's (T,)."""
+    """Ids (num_samples, max_new_tokens) that continue the prompt (T,)."""
     length = len(prompt) + args.max_new_tokens
     assert length <= config.seq_len, (
         f"prompt and answer take {length} tokens, the model {config.seq_len}: shorten one")
     device = model.embed.weight.device
     generator = torch.Generator().manual_seed(args.seed)
     num_ids = config.bos_id + 4  # ids from here on are padding
-    tokens = prompt[None]  # the samples begin alike, so one row is read for all
+    tokens = prompt[None]  # (1, T): the samples share the prompt, which is read once
     while tokens.size(1) < length:
         logits = model(tokens.to(device))[:, -1, :num_ids]
         new = draw(logits, generator, args)
-        # The first token of all samples is drawn once, a mistake that own_streams fixes.
+        # One first token is drawn for all samples: a fault that own_streams corrects.
         tokens = torch.cat((tokens, new[:, None]), 1).expand(args.num_samples, -1)
     return tokens[:, len(prompt) :]
 
 
 def main(args):
-    """Prints an answer for each sample, then how fast they came."""
+    """Prints each sample's answer, then the tokens per second."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, config = load_model(args, device)
     prompt = encode_prompt(args.prompt, config)

@@ -40,15 +40,15 @@ from torch.nn.parallel import DistributedDataParallel
 class Hyperparameters:
     """Every setting you may want to change; the defaults fit a model of the record's size."""
     # data
-    checkpoint: str = ""  # of the model to start from
-    train_file: str = "data/builtin/chat_train.jsonl"  # a conversation per line
+    checkpoint: str = ""  # file of the model to start from
+    train_file: str = "data/builtin/chat_train.jsonl"  # one conversation per line
     val_file: str = "data/builtin/chat_val.jsonl"
-    total_batch_size: int = 16_384  # slots for tokens per optimizer step, all ranks
-    seq_len: int = 1024  # slots of a row; longer conversations are cut
+    total_batch_size: int = 16_384  # slots per optimizer step, all ranks; padding fills some
+    seq_len: int = 1024  # slots per row; longer conversations are cut
     micro_batch_size: int = 4  # rows per forward pass per rank
     # model
-    vocab_size: int = 50304  # GPT-2's 50257 tokens and three markers, padded
-    bos_id: int = 50256  # starts a conversation; the markers user, assistant and end follow it
+    vocab_size: int = 50304  # GPT-2's 50257 tokens and three markers, padded to a multiple of 128
+    bos_id: int = 50256  # starts a conversation; the next three ids are user, assistant, end
     num_layers: int = 12
     num_heads: int = 6
     model_dim: int = 768
@@ -58,14 +58,14 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
     train_steps: int = 38  # one epoch of the built-in conversations
-    cooldown_steps: int = 38  # all of them: the rate falls from the first step on
+    cooldown_steps: int = 38  # all steps: the learning rate falls from the first one on
     # run
     val_loss_every: int = 50  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = True
     seed: int = 0
-    kernel_warmup_steps: int = 3  # untimed micro-batches to compile the kernels, undone afterwards
+    kernel_warmup_steps: int = 3  # untimed micro-batches that compile the kernels; weights stay
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
 
@@ -91,25 +91,25 @@ def lr_multiplier(step, args):
 
 
 # ---------------------------------------------- Data ----------------------------------------------
-IGNORED = -100  # the target of a token that is not trained: cross_entropy leaves it out
+IGNORED = -100  # stands for a target that does not count; F.cross_entropy skips it by default
 
 
 def encode(text, args):
-    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
-    if args.bos_id == 256:
+    """Token ids of a text: its UTF-8 bytes, or GPT-2's tokens; no text can contain a marker."""
+    if args.bos_id == 256:  # the vocabulary is bytes
         return list(text.encode())
     import tiktoken
     return tiktoken.get_encoding("gpt2").encode_ordinary(text)
 
 
 def tokenize(messages, args):
-    """A conversation's inputs and targets, each (T,) int64, of start, then per turn user, text, or
-    assistant, text, end. Only the answers' text and ends count as targets."""
+    """A conversation's inputs and targets, each (T,) int64. The tokens are start, then `user` and
+    text, or `assistant`, text and `end`, for each turn; only an answer's text and `end` count."""
     start, user, assistant, end = range(args.bos_id, args.bos_id + 4)
     ids, counts, system = [start], [False], ""
     for message in messages:
         if message["role"] == "system":
-            system = message["content"] + "\n\n"  # opens the first question
+            system = message["content"] + "\n\n"  # is put before the first question
             continue
         is_answer = message["role"] == "assistant"
         tokens = encode(system + message["content"], args) + [end] * is_answer
@@ -122,14 +122,14 @@ def tokenize(messages, args):
 
 def read_conversations(file, args):
     """The conversations of a JSONL file, each (inputs, targets) cut to seq_len tokens, and how many
-    were read, cut, and dropped because nothing of an answer was left."""
+    were read, cut, and dropped because the cut left no target that counts."""
     found = []
     for number, line in enumerate(Path(file).read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
             messages = json.loads(line)["messages"]
             roles = [message["role"] for message in messages if message["role"] != "system"]
             assert roles == ["user", "assistant"] * (len(roles) // 2), (
-                f"{file}:{number}: the roles must take turns, from a user to an assistant")
+                f"{file}:{number}: the roles must alternate, user first and assistant last")
             found.append(tokenize(messages, args))
     cut = [(inputs[: args.seq_len], targets[: args.seq_len]) for inputs, targets in found]
     kept = [conversation for conversation in cut if count_targets([[conversation]])]
@@ -143,9 +143,9 @@ def count_targets(rows):
 
 
 def pack(conversations, capacity):
-    """Rows of conversations with at most `capacity` tokens, by best-fit decreasing: the longest
-    first, each into the fullest row that still holds it."""
-    rows, space = [], []  # space: (slots left, row), ascending
+    """Packs conversations into rows of at most `capacity` tokens, by best-fit decreasing: longest
+    first, each into the fullest row that still has room for it."""
+    rows, space = [], []  # space: (slots left, number of the row), ascending
     for conversation in sorted(conversations, key=lambda c: len(c[0]), reverse=True):
         size = len(conversation[0])
         fullest = bisect_left(space, (size, 0))
@@ -167,8 +167,8 @@ def epoch_rows(conversations, args, epoch=0):
 
 
 def pad(rows, args):
-    """Inputs and targets (B, T) of the rows; the padding has no effect: it is causally after a
-    row's tokens, and its targets do not count."""
+    """Inputs and targets (B, T) of the rows, padded at the end. Padding has no effect: causal
+    attention hides it from the tokens before it, and its targets do not count."""
     shape = args.micro_batch_size, args.seq_len  # always, so that the model is compiled once
     inputs, targets = torch.full(shape, args.bos_id), torch.full(shape, IGNORED)
     for i, row in enumerate(rows):
@@ -190,7 +190,8 @@ def row_batches(rows, args, device):
 
 
 def step_rows(conversations, args):
-    """Yields the rows of each optimizer step without end; an epoch's tail is skipped."""
+    """Yields the rows of each optimizer step without end; an epoch's tail that is too short for a
+    step is skipped."""
     micro_slots = args.micro_batch_size * args.seq_len * dist.get_world_size()
     assert args.total_batch_size % micro_slots == 0, (
         f"total_batch_size is not a multiple of {micro_slots}, a micro-batch on each rank")
@@ -203,8 +204,8 @@ def step_rows(conversations, args):
 
 
 def count_slots(rows, args):
-    """What the slots of rows hold. waste is the part with padding; waste_alone is that part if each
-    conversation had seq_len slots for itself."""
+    """Counts what the slots of rows hold. waste is the share of padding; waste_alone is the share
+    of padding if each conversation had a row of seq_len slots to itself."""
     B, lengths = args.micro_batch_size, [len(inputs) for row in rows for inputs, _ in row]
     batches = [rows[i : i + B] for i in range(0, len(rows), B)]
     slots = sum(len(batch) * pad(batch, args)[0].size(1) for batch in batches)
@@ -243,10 +244,10 @@ class Rotary(nn.Module):
 
 
 def document_mask(inputs, bos_id):
-    """Whether a query sees a key, (B, 1, T, T): if the key is in its conversation, not after it."""
+    """True where a query sees a key, (B, 1, T, T): in the same conversation and not after it."""
     T = inputs.size(1)
     assert T <= 16_384, f"a dense mask of {T} x {T} slots is too large; lower seq_len"
-    document = (inputs == bos_id).cumsum(1)  # (B, T); padding is bos_id: a document per slot
+    document = (inputs == bos_id).cumsum(1)  # (B, T); each slot of padding is a start
     return (document[:, :, None] == document[:, None]).tril()[:, None]
 
 
@@ -344,19 +345,19 @@ class GPT(nn.Module):
 
 
 def load_start(model, args):
-    """Loads the weights of the checkpoint; markers that it does not have stay as initialised."""
+    """Loads the checkpoint's weights; the rows of markers that it lacks stay as initialised."""
     assert os.path.isfile(args.checkpoint), (
         f"no checkpoint {args.checkpoint!r}; make one: run_milestone.py 04 --save-checkpoint")
     checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
     trained, weights, own = checkpoint["hyperparameters"], checkpoint["model"], model.state_dict()
     for name in ("num_layers", "num_heads", "model_dim"):
-        assert trained[name] == getattr(args, name), f"give --{name}={trained[name]}, its own"
-    assert weights.keys() == own.keys(), f"{args.checkpoint} is of another model; start from 04"
+        assert trained[name] == vars(args)[name], f"the checkpoint needs --{name}={trained[name]}"
+    assert weights.keys() == own.keys(), f"{args.checkpoint} is not of 04's model; start from 04"
     rows = trained["vocab_size"]
     assert rows <= args.vocab_size, f"vocab_size is below the checkpoint's {rows}; raise it"
     for name in ("embed.weight", "lm_head.weight"):
         weights[name] = torch.cat((weights[name].to(own[name]), own[name][rows:]))
-    if "checkpoint" not in trained:  # pretraining made tokens that never came improbable
+    if "checkpoint" not in trained:  # pretraining lowered the logits of ids that never occur
         weights["lm_head.weight"][args.bos_id + 1 : args.bos_id + 4] = 0  # as initialised
     model.load_state_dict(weights)
 
@@ -409,12 +410,12 @@ class Clock:
 
 
 def summed_loss(model, inputs, targets):
-    """The loss summed over the targets that count, so that any number of batches add up."""
+    """The sum of the losses of all targets that count, so that batches can be added up."""
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 def warm_up(model, batches, args):
-    """Runs a few passes to compile the kernels; no optimizer step, so no weight changes."""
+    """Compiles the kernels with a few forward and backward passes; the weights do not change."""
     for inputs, targets in itertools.islice(itertools.cycle(batches), args.kernel_warmup_steps):
         summed_loss(model, inputs, targets).backward()
     model.zero_grad()
@@ -424,6 +425,7 @@ def warm_up(model, batches, args):
 def validate(model, batches):
     """The mean loss over all targets that count in the batches of every rank."""
     model.eval()
+    # The sum of the losses and the number of targets.
     totals = torch.zeros(2, dtype=torch.float64, device=next(model.parameters()).device)
     for inputs, targets in batches:
         totals += torch.stack((summed_loss(model, inputs, targets), (targets != IGNORED).sum()))
@@ -450,9 +452,9 @@ def train(model, optimizer, steps, load, val_rows, log, clock, args):
         for micro_step, (inputs, targets) in enumerate(batches):
             # Gradients accumulate locally; only the last micro-step averages them over the ranks.
             model.require_backward_grad_sync = micro_step == len(batches) - 1
-            # Every target weighs the same, however many its micro-batch has: sums, divided once.
+            # All targets of a step weigh the same: their losses are summed and divided once.
             loss = summed_loss(model, inputs, targets) / step_targets
-            (loss * dist.get_world_size()).backward()  # so that the ranks' average is their sum
+            (loss * dist.get_world_size()).backward()  # DDP's average is then the ranks' sum
             train_loss += loss.detach()
         optimizer.param_groups[0]["lr"] = args.adam_lr * lr_multiplier(step, args)
         optimizer.step()

@@ -1,12 +1,12 @@
 """
-e4a stop: a sample that has ended leaves the batch, so none of its later tokens is computed
+e4a stop: a sample that has ended leaves the batch, so no further token of it is computed
 
 Fine-tuning gave a model that answers. This script draws its answers, token by token; it is the
 second of two programs that use a trained model.
 
 Parent:  e4 own streams
-Changed: a marker ends its sample, whose row leaves the tokens and the caches; answers have their
-         own lengths, and those that max_new_tokens cut are counted
+Changed: a sample ends at its first marker, and its row leaves the tokens and the caches; answers
+         differ in length; those that max_new_tokens cut are counted
 Record:  none; a nanochat report names no rule for stopping
 Run:     python tools/run_milestone.py e2a --from RUN   (a model that answers; RUN trained 04)
          python tools/run_milestone.py ID --from RUN    (RUN is the folder that this printed)
@@ -29,12 +29,12 @@ import torch.nn.functional as F
 @dataclass
 class Hyperparameters:
     """Every setting you may want to change; the model's own sizes come with its checkpoint."""
-    checkpoint: str = ""  # of the model that answers
+    checkpoint: str = ""  # file of the fine-tuned model
     prompt: str = "def add(a, b):\n    return a + b"  # what the user says
-    num_samples: int = 4  # answers, drawn side by side
-    max_new_tokens: int = 100  # tokens of an answer
+    num_samples: int = 4  # answers, drawn in one batch
+    max_new_tokens: int = 100  # tokens per answer, at most
     temperature: float = 0.8  # divides the logits; 0 = always the most probable token
-    top_k: int = 0  # draws from this many most probable tokens; 0 = from all
+    top_k: int = 0  # draws from the k most probable tokens; 0 = from all
     seed: int = 0
     bf16: bool = torch.cuda.is_available()
 
@@ -55,22 +55,21 @@ def parse_args(argv=None):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def encode(text, config):
-    """Token ids of a text: its UTF-8 bytes, below the markers, or GPT-2's. None is a marker."""
-    if config.bos_id == 256:
+    """Token ids of a text: its UTF-8 bytes, or GPT-2's tokens; no text can contain a marker."""
+    if config.bos_id == 256:  # the vocabulary is bytes
         return list(text.encode())
     import tiktoken
     return tiktoken.get_encoding("gpt2").encode_ordinary(text)
 
 
 def encode_prompt(text, config):
-    """The ids (T,) of a conversation that the assistant is to continue: start, user, text,
-    assistant."""
+    """Ids (T,) of a conversation for the assistant to continue: start, user, text, assistant."""
     start, user, assistant = range(config.bos_id, config.bos_id + 3)
     return torch.tensor([start, user, *encode(text, config), assistant])
 
 
 def decode(ids, config):
-    """The text of ids, up to the first marker."""
+    """The text that the ids spell, up to the first marker."""
     ids = list(itertools.takewhile(lambda id: id < config.bos_id, ids))
     if config.bos_id == 256:
         return bytes(ids).decode(errors="replace")
@@ -112,18 +111,18 @@ class KVCache:
     """One layer's keys and values of the tokens so far: slots [0, filled) of (B, H, length, D)."""
     def __init__(self, config, length, like):
         heads, width = config.num_heads, config.model_dim // config.num_heads
-        self.keys, self.values = like.new_empty(2, 1, heads, length, width)
+        self.keys, self.values = like.new_empty(2, 1, heads, length, width)  # (1, H, length, D)
         self.filled = 0
 
     def append(self, k, v):
-        """Stores k and v (B, H, T, D) of new tokens; returns those of all tokens so far."""
+        """Stores k and v (B, H, T, D) of new tokens; returns the keys and values of all tokens."""
         start, self.filled = self.filled, self.filled + k.size(2)
         self.keys[:, :, start : self.filled] = k
         self.values[:, :, start : self.filled] = v
         return self.keys[:, :, : self.filled], self.values[:, :, : self.filled]
 
     def take(self, rows):
-        """Keeps copies of the rows with these numbers, in this order."""
+        """Replaces the rows, one per sample, by copies of those with these numbers, in order."""
         self.keys, self.values = self.keys[rows], self.values[rows]
 
 
@@ -149,7 +148,7 @@ class CausalSelfAttention(nn.Module):
         first_v = v if first_v is None else first_v  # the first layer's own v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         start = cache.filled if cache else 0
-        assert start == 0 or T == 1, "a filled cache takes one token at a time: no mask is made"
+        assert start == 0 or T == 1, "a filled cache takes one token at a time: more need a mask"
         q, k = (self.rotary(norm(t), start) for t in (q, k))  # unit RMS: |scores| <= sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
         if cache:
@@ -227,8 +226,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Generation -------------------------------------------
 def load_model(args, device):
-    """The checkpoint's model on the device, ready to generate, and the hyperparameters that it was
-    trained with."""
+    """The checkpoint's model on the device, in evaluation mode, and its run's hyperparameters."""
     assert os.path.isfile(args.checkpoint), (
         f"no checkpoint {args.checkpoint!r}; make one: run_milestone.py e2a --from RUN")
     checkpoint = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
@@ -241,14 +239,14 @@ def load_model(args, device):
 
 
 def random_stream(seed, sample):
-    """A generator for one sample, independent of those of other samples and seeds."""
+    """A sample's random generator, independent of other samples' and other seeds' generators."""
     mixed = np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(mixed[0]))
 
 
 def draw(logits, streams, args):
-    """A token id (B,) for each row of logits (B, V), by softmax(logits / temperature), each from
-    its own random stream."""
+    """Token ids (B,), one for each row of logits (B, V), drawn by softmax(logits / temperature)
+    from the row's own random stream."""
     assert logits.isfinite().all(), "logits are not finite: the model's training has diverged"
     if args.temperature == 0:
         return logits.argmax(-1).cpu()
@@ -256,9 +254,9 @@ def draw(logits, streams, args):
     if args.top_k:  # only ids that are among the k most probable of a row need to be sorted
         least = logits.topk(min(args.top_k, len(ids))).values[:, -1:]  # (B, 1), the k-th largest
         ids = ids[(logits >= least).any(0)]
-    logits, order = logits[:, ids].sort(descending=True, stable=True)  # of equals, lower id first
-    # Exactly k, even where logits are equal. Only these go to the CPU, whose random numbers and
-    # float64 sums draw the same tokens whatever the device.
+    logits, order = logits[:, ids].sort(descending=True, stable=True)  # equal ones: lower id first
+    # Exactly k, even where logits are equal. They are drawn on the CPU and in float64, so that a
+    # seed gives the same tokens on every device.
     logits, ids = logits[:, : args.top_k or None].cpu().double(), ids[order].cpu()
     probabilities = ((logits - logits[:, :1]) / args.temperature).softmax(-1)
     ranks = [torch.multinomial(row, 1, generator=stream)
@@ -268,7 +266,7 @@ def draw(logits, streams, args):
 
 @torch.inference_mode()
 def generate(model, prompt, config, args):
-    """Each sample's ids that continue the prompt's (T,), up to a marker or max_new_tokens."""
+    """Each sample's ids that continue the prompt (T,), up to a marker or max_new_tokens."""
     length = len(prompt) + args.max_new_tokens
     assert length <= config.seq_len, (
         f"prompt and answer take {length} tokens, the model {config.seq_len}: shorten one")
@@ -276,12 +274,13 @@ def generate(model, prompt, config, args):
     streams = [random_stream(args.seed, sample) for sample in range(args.num_samples)]
     num_ids = config.bos_id + 4  # ids from here on are padding
     caches = [KVCache(config, length, model.embed.weight) for _ in model.blocks]
+    # active: the number of the sample in each row of tokens
     answers, active = [None] * args.num_samples, list(range(args.num_samples))
-    tokens = prompt[None]  # the samples begin alike, so one row is read for all
+    tokens = prompt[None]  # (1, T): the samples share the prompt, which is read once
     while active:
-        unread = tokens[:, caches[0].filled :]  # the prompt, then one token
+        unread = tokens[:, caches[0].filled :]  # the prompt, later one token per sample
         logits = model(unread.to(device), caches=caches)[:, -1, :num_ids]
-        if len(unread) < len(active):
+        if len(unread) < len(active):  # the prompt was one row; now each sample has its own
             for cache in caches:
                 cache.take([0] * len(active))
         logits, tokens = (t.expand(len(active), -1) for t in (logits, tokens))
@@ -299,7 +298,7 @@ def generate(model, prompt, config, args):
 
 
 def main(args):
-    """Prints an answer for each sample, then how fast they came."""
+    """Prints each sample's answer, then the tokens per second."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, config = load_model(args, device)
     prompt = encode_prompt(args.prompt, config)

@@ -73,13 +73,13 @@ class Hyperparameters:
     # gains, each with a flag that turns it off
     bf16: bool = torch.cuda.is_available()  # matrix products in bfloat16
     fused_attention: bool = True  # one kernel that never writes the scores to memory
-    compile: bool = torch.cuda.is_available()  # the model as one graph, not operation by operation
-    adam_backend: str = "auto"  # the first that works of apex, fused, foreach, loop
-    muon: bool = True  # for the layers' matrices, instead of AdamW
+    compile: bool = torch.cuda.is_available()  # one graph instead of one operation at a time
+    adam_backend: str = "auto"  # auto = the first that works of apex, fused, foreach, loop
+    muon: bool = True  # updates the layers' matrices instead of AdamW
     second_moment: bool = True  # divides Muon's update by each neuron's running RMS
     cautious_decay: bool = True  # decays only where Muon's update has the weight's sign
-    stacked_muon: bool = True  # one update for all matrices of a shape; off: one for each
-    sharded: bool = True  # optimizer steps and states are split among the ranks
+    stacked_muon: bool = True  # one update for all matrices of a shape instead of one for each
+    sharded: bool = True  # splits optimizer steps and states among the ranks
     memory_map: bool = True  # reads only the pages of a shard that a batch needs
 
 
@@ -108,7 +108,8 @@ def lr_multiplier(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file, args):
-    """A shard's tokens, uint16 after 256 int32: magic number, version, count, zeros."""
+    """A shard's tokens. The file holds 256 int32 (magic number, version, number of tokens, zeros),
+    then the tokens as uint16."""
     header = np.fromfile(file, dtype="<i4", count=256)
     if args.memory_map:
         tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
@@ -128,8 +129,9 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     files = sorted(glob.glob(pattern))
-    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)  # tokens
-    assert longest > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    # In tokens of 2 bytes; the header of 1,024 bytes takes the room of 512.
+    longest = max((os.path.getsize(file) // 2 - 512 for file in files), default=0)
+    assert longest > step_tokens, f"no file {pattern} has more than {step_tokens} tokens"
     for file in itertools.cycle(files):
         shard = open_shard(file, args)
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
@@ -170,10 +172,11 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         q, k, v = (project(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
                    for project in (self.c_q, self.c_k, self.c_v))
-        if self.fused:  # scores stay on the chip, in tiles, and are recomputed in backward
+        if self.fused:  # computes tiles of scores on the chip, and again in the backward pass
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(2, 3) / self.head_dim**0.5  # (B, H, T, T)
+            # True where a key is later than its query.
             future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
             y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
@@ -220,9 +223,9 @@ class GPT(nn.Module):
         for name, param in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(param)
-            elif param.ndim == 2:  # 2 * num_layers branches add up in the stream, so they are small
-                branches = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
-                nn.init.normal_(param, std=0.02 / branches**0.5)
+            elif param.ndim == 2:  # 2 * num_layers outputs of c_proj add up in the residual stream
+                summands = 2 * args.num_layers if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(param, std=0.02 / summands**0.5)
 
     def forward(self, inputs, targets=None):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
@@ -253,7 +256,7 @@ def adamw_of(backend, groups, args):
 def find_adam_backend(device, args):
     """The first backend that works on this device, or the forced one, and why others were skipped.
 
-    Each is tried with one step, because some can be constructed where they cannot run.
+    Each is tried with one step, because some can be constructed on devices where they cannot run.
     """
     backends, skipped = [args.adam_backend], ""
     if args.adam_backend == "auto":
@@ -297,8 +300,8 @@ def polar_express(matrices, bf16):
     X = matrices.bfloat16() if bf16 else matrices
     tall = X.size(-2) > X.size(-1)
     if tall:
-        X = X.mT  # so that X @ X.mT has the smaller side
-    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # singular values below 1
+        X = X.mT  # X @ X.mT is then the smaller of the two products
+    X = X / (1.02 * X.norm(dim=(-2, -1), keepdim=True) + 1e-6)  # all singular values below 1
     for a, b, c in POLAR_EXPRESS:
         A = X @ X.mT
         B = b * A + c * A @ A
@@ -314,10 +317,10 @@ def even_out(update, second_moment):
     """
     dim = -2 if second_moment.size(-2) == 1 else -1
     square = update.square().mean(dim, keepdim=True)
-    second_moment.lerp_(square, 0.05)
+    second_moment.lerp_(square, 0.05)  # a mean over about 20 steps
     scale = second_moment.clamp_min(1e-10).rsqrt()
     evened = update * scale
-    norms = [t.norm(dim=(-2, -1), keepdim=True) for t in (update, evened)]
+    norms = [t.norm(dim=(-2, -1), keepdim=True) for t in (update, evened)]  # of each matrix
     return evened * (norms[0] / norms[1].clamp_min(1e-10))
 
 
@@ -331,7 +334,7 @@ def muon_update(param, grad, state, lr, args):
     update = polar_express(grad.lerp(momentum, args.muon_momentum), args.bf16).float()
     if args.second_moment:
         update = even_out(update, state["second_moment"])
-    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # RMS 1 / sqrt(columns) for all shapes
+    lr = lr * max(1, param.size(-2) / param.size(-1)) ** 0.5  # updates have RMS 1 / sqrt(columns)
     decay = args.weight_decay * param
     if args.cautious_decay:
         decay = decay * (update * param >= 0)  # cautious decay (arXiv 2510.12402)
@@ -339,7 +342,7 @@ def muon_update(param, grad, state, lr, args):
 
 
 def stacks_of(matrices, args):
-    """Parameter groups: the matrices of a shape, or each alone if not `stacked_muon`."""
+    """Parameter groups: one for each shape of matrix, or for each matrix if not `stacked_muon`."""
     groups = {}
     for number, matrix in enumerate(matrices):
         groups.setdefault(matrix.shape if args.stacked_muon else number, []).append(matrix)
@@ -349,7 +352,7 @@ def stacks_of(matrices, args):
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon), for 2-D parameters.
 
-    A group's matrices share a shape and are updated as one stack; its first one keeps the state.
+    A group's matrices share a shape and are updated as one stack; the first one has its state.
     """
     def __init__(self, params, args):
         super().__init__(params, dict(lr=args.muon_lr))
@@ -420,7 +423,7 @@ class Sharded(torch.optim.Optimizer):
             packs.append(packed)
             scatters.append(
                 dist.reduce_scatter_tensor(grad, packed, op=dist.ReduceOp.AVG, async_op=True))
-        # Then, as each group's gradients arrive, this rank updates its share and sends it.
+        # Then, as the gradients of a group arrive, this rank updates its share and sends it.
         for i, optimizer in enumerate(self.optimizers):
             scatters[i].wait()
             optimizer.param_groups[0]["lr"] = self.param_groups[i]["lr"]
@@ -435,7 +438,7 @@ class Sharded(torch.optim.Optimizer):
             for param, piece in zip(params, packed[: sum(sizes)].split(sizes), strict=True):
                 param.copy_(piece.view_as(param))
 
-    def state_dict(self):
+    def state_dict(self):  # this rank's shares of weights and states
         return dict(shares=self.shares, states=[part.state_dict() for part in self.optimizers])
 
     def load_state_dict(self, saved):
@@ -492,7 +495,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """Optimizers of all parameters; every group remembers its initial learning rate."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     embed_params = [model.embed.weight, model.pos_embed.weight]
     scalar_params = [param for param in model.parameters() if param.ndim == 1]
