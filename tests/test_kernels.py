@@ -148,6 +148,9 @@ def assembled(kernel, types, constants, warps, stages=3, gpu=90):
             options=dict(num_warps=warps, num_stages=stages))
         ptx = compiled.asm["ptx"]  # a NaN is passed on, as by PyTorch's relu and clamp
         assert ".NaN." in ptx or not re.search(r"(min|max)\.(xorsign\.abs\.)?f32", ptx)
+        casts = re.findall(r"cvt\.\S*\.e[45]m[23]x2\.\S+", ptx)
+        assert all(".satfinite." in cast for cast in casts)  # they clamp
+        assert casts or not {"*fp8e5", "*fp8e4nv"} & {types[name] for name in kernel.arg_names[3:]}
         file = Path(folder, "kernel.cubin")
         file.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -304,7 +304,7 @@ def best_attention():
     """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
-        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+        with suppress(ImportError, OSError):  # it is missing, or built for another PyTorch
             import_module("flash_attn_interface")
             return "FA3"
         warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
@@ -323,11 +323,11 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
-if find_spec("triton"):  # absent from CPU builds of PyTorch
+if find_spec("triton"):  # CPU builds of PyTorch come without it
     import triton
     import triton.language as tl
 
-    @triton.autotune(key=["M", "K"], configs=[  # few matrices: larger tiles leave the GPU idle
+    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would not occupy a whole GPU
         triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), warps, stages)
         for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
         for stages in (3, 4)])
@@ -338,11 +338,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; factors are alpha and beta.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows keep x in the cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: tiles below it store this part
+            return  # the tile is above the diagonal: one below it stores this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -351,7 +351,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
-            total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
+            total = tl.dot(a, b, total, input_precision="ieee")  # float32 is not cut to TF32
 
         inside = (i < M) & (j < M)
         square = matrix * M * M
@@ -371,8 +371,8 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor, because as numbers they would be compiled in: a kernel to tune for every pair.
-    factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # float32
+    # Plain numbers would be compiled in, and every pair of them would be a kernel to tune.
+    factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
     symmetric_kernel[grid](x.contiguous(), addend, factors, out, M, K)

@@ -313,7 +313,7 @@ def best_attention():
     """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
-        with suppress(ImportError, OSError):  # not installed, or built for another PyTorch
+        with suppress(ImportError, OSError):  # it is missing, or built for another PyTorch
             import_module("flash_attn_interface")
             return "FA3"
         warnings.warn("FA2 is used: FA3 does not import (see requirements.txt)", stacklevel=2)
@@ -332,11 +332,11 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
 
-if find_spec("triton"):  # absent from CPU builds of PyTorch
+if find_spec("triton"):  # CPU builds of PyTorch come without it
     import triton
     import triton.language as tl
 
-    @triton.autotune(key=["M", "K"], configs=[  # few matrices: larger tiles leave the GPU idle
+    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would not occupy a whole GPU
         triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), warps, stages)
         for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
         for stages in (3, 4)])
@@ -347,11 +347,11 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
         # x (N, M, K), addend and out (N, M, M) are contiguous; factors are alpha and beta.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
-        tile_row, tile_column = tl.swizzle2d(  # in groups of 8 tile rows, so that x stays in cache
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows keep x in the cache
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # above the diagonal: tiles below it store this part
+            return  # the tile is above the diagonal: one below it stores this part
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -360,7 +360,7 @@ if find_spec("triton"):  # absent from CPU builds of PyTorch
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
-            total = tl.dot(a, b, total, input_precision="ieee")  # float32 inputs: no TF32
+            total = tl.dot(a, b, total, input_precision="ieee")  # float32 is not cut to TF32
 
         inside = (i < M) & (j < M)
         square = matrix * M * M
@@ -380,8 +380,8 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor, because as numbers they would be compiled in: a kernel to tune for every pair.
-    factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # float32
+    # Plain numbers would be compiled in, and every pair of them would be a kernel to tune.
+    factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
     symmetric_kernel[grid](x.contiguous(), addend, factors, out, M, K)
@@ -398,7 +398,7 @@ if find_spec("triton"):
         """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post)."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
-        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share cached b
+        tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share what they load of b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         i = tile_row * ROWS + tl.arange(0, ROWS)[:, None]
         j = tile_column * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -434,20 +434,19 @@ def relu2_product(a, b, post=None, use_triton=False):
 
 if find_spec("triton"):
     @triton.autotune(key=["V"], configs=[
-        triton.Config(dict(COLUMNS=columns), warps)  # many warps: few rows are in flight
+        triton.Config(dict(COLUMNS=columns), warps)  # with many warps few rows are in flight
         for columns in (1024, 2048, 4096) for warps in (8, 16, 32)])
     @triton.jit
     def loss_kernel(logits, targets, weights, losses, grads, V,
                     height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
-                    grad_scale: tl.constexpr, limit: tl.constexpr,
-                    K: tl.constexpr, COLUMNS: tl.constexpr):
+                    grad_scale: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
         """Stores the loss of a row of logits and, unless grads is None, its gradients."""
         # logits and grads (N, V), targets (N, K), weights (K,) are contiguous.
         row = tl.program_id(0).to(tl.int64)  # N V may exceed 2^31
         logits += row * V
         targets += row * K
         total = tl.zeros((COLUMNS,), dtype=tl.float32)
-        for start in range(0, V, COLUMNS):  # no maximum is needed: capped, V e^height fit float32
+        for start in range(0, V, COLUMNS):  # needs no maximum: V e^height fits float32
             column = start + tl.arange(0, COLUMNS)
             logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
             capped = height * tl.sigmoid((logit + shift) / width)
@@ -456,7 +455,7 @@ if find_spec("triton"):
 
         loss, total_weight = 0.0, 0.0
         for k in tl.static_range(K):
-            target = tl.load(targets + k)  # -1: none
+            target = tl.load(targets + k)  # -1 stands for no target
             weight = tl.where(target >= 0, tl.load(weights + k), 0.0)
             picked = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
             loss += weight * (log_sum - height * tl.sigmoid((picked + shift) / width))
@@ -471,10 +470,9 @@ if find_spec("triton"):
                 grad = total_weight * tl.exp(height * share - log_sum)
                 for k in tl.static_range(K):
                     grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
-                grad *= height / width * share * (1 - share)  # the cap's slope
-                grad = tl.clamp(grad_scale * grad, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-                tl.store(grads + row * V + column, grad.to(grads.dtype.element_ty),
-                         mask=column < V)
+                grad *= grad_scale * height / width * share * (1 - share)  # the cap's slope
+                # GPUs with FP8 clamp in the cast to it; wider dtypes have room for every gradient.
+                tl.store(grads + row * V + column, grad, mask=column < V)
 
 
 def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
@@ -488,15 +486,16 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
     if use_triton:
         losses = torch.empty(len(logits), device=logits.device)
         grads = torch.empty_like(logits, dtype=grad_dtype) if grad_dtype else None
-        limit = torch.finfo(grad_dtype or logits.dtype).max
-        loss_kernel[(len(logits),)](logits, targets, weights, losses, grads, logits.size(1),
-                                    height, shift, width, grad_scale, limit, targets.size(1))
+        # Targets become int32 because each column of the logits is compared with all of them.
+        loss_kernel[(len(logits),)](
+            logits, targets.int(), weights, losses, grads, V=logits.size(1), height=height,
+            shift=shift, width=width, grad_scale=grad_scale, K=targets.size(1))
         return losses, grads
     dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
     share = torch.sigmoid((logits.to(dtype) + shift) / width)
     weights = weights.to(dtype) * (targets >= 0)  # (N, K)
     targets = targets.clamp(min=0)
-    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # cannot overflow
+    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # the cap rules out overflow
     losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
     if not grad_dtype:
         return losses, None
