@@ -55,17 +55,18 @@ class Heads(Attention):
     """A layer's attention whose heads have random gates, and shares of their own values."""
 
     def __init__(self, module, **sizes):
-        super().__init__(module, **sizes, model_dim=32, num_heads=4)
+        super().__init__(
+            module, **sizes, model_dim=32, num_heads=4, own_value_pattern=12 * "V")
         self.values = torch.randn_like(self.x)  # extra ones
         self.shares, gates = torch.randn(2, 2, 16, 4, dtype=torch.float64)
         self.gates, self.more = gates, {}
         if decided_by_the_stream(module):
-            self.more["stream_gates"] = {("own_value", 0): self.shares, ("gate", 0): gates}
+            self.more["c"] = dict(own_value=self.shares, gate=gates)
             assert gates.min() < -1  # a linear gate may be negative
         else:
             self.shares, self.gate = self.shares[0, 0], torch.randn_like(self.gate)
             self.gates = (self.x[..., : self.gate.size(1)] @ self.gate.T).sigmoid()
-            self.more["scalars"] = dict(qkv=0.5, output=0.7, own_value=self.shares)
+            self.more["c"] = dict(own_value=self.shares, gate=self.gate)
 
     def own_values(self):
         return (0.5 * self.x @ four_matrices(self.attn)[2].T + self.values).unflatten(-1, (4, -1))
@@ -209,7 +210,8 @@ def test_shares_of_the_mixture_are_added_before_the_own_value_is_subtracted(
 
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", attend)
     mix, share = torch.randn(2, 2, 16, 4, dtype=torch.float64)
-    heads.more["stream_gates"] |= {("composed", 0): mix, ("composed_share", 0): share}
+    heads.attn.composes_heads = True
+    heads.more["c"] |= dict(composed=mix, composed_share=share)
     numbers = (documents(16, 0, 3, 11) == 1).cumsum(1).expand(2, -1)
     found = heads(0.5, 0.7, heads.values, **heads.more, documents=numbers)
     y += share[..., None] * dense(*seen, v, numbers, mix, heads.attn.rotary.scale, 5)

@@ -387,7 +387,7 @@ def attentions(model):
 
 def scalars_of(model):
     """Of a model with one vector of scalars a row for each layer, and what follows the rows."""
-    size = len(model.blocks) * len(model.initial_scalars)
+    size = len(model.blocks) * len(model.layer_scalars)
     return model.scalars[:size].view(len(model.blocks), -1), model.scalars[size:]
 
 

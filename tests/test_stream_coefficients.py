@@ -86,7 +86,7 @@ def layer_gates(module, model, seen):
         early, late = model.early_gates, model.late_gates
         found = by_name(early, seen.x0, model.gate_scale)
         found |= by_name(late, seen.block[4][0], model.gate_scale)
-        return found | {("skip", 6): skip * found["skip", 6]}
+        return found | {("skip", 6): skip * found["skip_gate", 6]}
     found = {("x0", i): weight for i, weight in enumerate(model.x0_weights)}
     found |= {("bigrams", i): weight for i, weight in enumerate(model.bigram_weights)}
     gate = 2 * (seen.x0[..., : model.skip_gate.size(1)] @ model.skip_gate.T).sigmoid()
@@ -214,7 +214,7 @@ def test_which_coefficients_there_are_and_what_they_are_at_first(milestone):
             found.setdefault(name, []).append(layer)
             heads = name in ("own_value", "gate", "composed", "composed_share")
             assert values == [known["initial"][name]] * (6 if heads else 1)
-    expected = dict(own_value=[1, 3, 4, 7], gate=[3, 10], skip=[6])
+    expected = dict(own_value=[1, 3, 4, 7], gate=[3, 10], skip_gate=[6])
     expected |= dict.fromkeys(("x0", "bigrams"), [0, 1, 2, 3, 4, 5, 7, 8, 9])
     if "composed" in known["initial"]:
         expected |= dict(composed=[10], composed_share=[10])

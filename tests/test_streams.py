@@ -52,9 +52,9 @@ def watched(model):
 
 def scalars_of(model):
     """Views of a model's scalars by name: a vector for each of those that layers have."""
-    width, L = len(model.initial_scalars), len(model.blocks)
+    width, L = len(model.layer_scalars), len(model.blocks)
     rows = model.scalars.detach()[: width * L].view(L, width)
-    named = dict(zip(model.initial_scalars, rows.unbind(1), strict=True))
+    named = dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
     if hasattr(model, "x0_weights"):
         named["x0"] = model.x0_weights.detach()
     _smear, named["backout"], named["skip"] = model.scalars.detach()[width * L :][:3]
@@ -123,7 +123,7 @@ def test_a_closed_skip_is_no_skip(milestone):
 
 # ---- 10e: scalars on weights ----
 
-SCALED = having('scalars["qkv"]', "CausalSelfAttention", "Block")
+SCALED = having('c["qkv"]', "CausalSelfAttention", "Block")
 scalars_on_weights = pytest.mark.parametrize("milestone", SCALED, ids=by_id)
 
 
@@ -133,6 +133,9 @@ class Attention:
     def __init__(self, module, **sizes):
         torch.manual_seed(0)
         sizes.setdefault("window_pattern", 12 * "S")  # a layer's heads may be paired otherwise
+        for pattern, letter in (("gate_pattern", "G"), ("own_value_pattern", ".")):
+            if hasattr(module.Hyperparameters, pattern):
+                sizes.setdefault(pattern, 12 * letter)
         self.attn = module.GPT(args := micro_sizes(module, **sizes)).double().blocks[0].attn
         for weights in four_matrices(self.attn):
             torch.nn.init.normal_(weights, std=0.2)
@@ -145,9 +148,10 @@ class Attention:
         if values is not None:
             values = values.unflatten(-1, (self.attn.num_heads, -1))
         gates = torch.full((*self.x.shape[:2], self.attn.num_heads), 0.5, dtype=torch.float64)
-        named = dict(x=self.x, value_embed=values, extra_values=values, gate=self.gate,
-                     scalars=dict(qkv=qkv, output=output, own_value=None), mask=self.mask,
-                     stream_gates={("gate", 0): gates}, documents=None) | more
+        gate = gates if hasattr(self.attn, "has_gates") else self.gate
+        coefficients = dict(qkv=qkv, output=output, gate=gate) | more.pop("c", {})
+        named = dict(x=self.x, value_embed=values, extra_values=values, c=coefficients,
+                     mask=self.mask, documents=None) | more
         asked = inspect.signature(self.attn.forward).parameters
         return self.attn(**{name: named[name] for name in asked})
 

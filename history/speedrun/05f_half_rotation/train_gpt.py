@@ -291,10 +291,10 @@ class GPT(nn.Module):
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
+                                           for name in sorted(set(pattern) - {"."})})
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary, i) for i in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
@@ -309,7 +309,7 @@ class GPT(nn.Module):
             window = torch.tensor(window_size(self.args.train_steps, self.args)).to(inputs.device)
         mask = attention_mask(inputs, window, self.args)  # for all layers
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         skips = []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
         half = len(self.blocks) // 2

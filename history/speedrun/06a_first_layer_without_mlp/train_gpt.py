@@ -345,9 +345,9 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
+    """{kind: mask, or (starts, longest, window)}: a token sees `window` back in its document."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+    if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -384,8 +384,8 @@ class CausalSelfAttention(nn.Module):
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
         q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
         if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
             starts, longest, window = mask
@@ -440,10 +440,10 @@ class GPT(nn.Module):
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
+                                           for name in sorted(set(pattern) - {"."})})
         longest = max(args.train_seq_len, args.val_seq_len)
         rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary, i) for i in range(args.num_layers))
@@ -460,7 +460,7 @@ class GPT(nn.Module):
         windows = dict(L=window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         skips = []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them.
         half = len(self.blocks) // 2

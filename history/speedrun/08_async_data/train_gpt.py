@@ -382,9 +382,9 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
+    """{kind: mask, or (starts, longest, window)}: a token sees `window` back in its document."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+    if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -410,18 +410,18 @@ class CausalSelfAttention(nn.Module):
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, value_embed, scalars, mask):
+    def forward(self, x, value_embed, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype)
         qkv = F.linear(x, weights[:3].flatten(0, 1))
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
-        v = scalars["value"] * v
+        v = c["value"] * v
         if value_embed is not None:
-            v = v + scalars["value_embed"] * value_embed.view_as(v)
+            v = v + c["value_embed"] * value_embed.view_as(v)
         q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
         if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
             starts, longest, window = mask
@@ -455,11 +455,11 @@ class Block(nn.Module):
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args) if layer != args.layer_without_mlp else None
 
-    def forward(self, x, value_embeds, x0, scalars, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
+    def forward(self, x, value_embeds, x0, c, masks):  # c: coefficients by name
+        x = c["x"] * x + c["x0"] * x0  # each layer mixes in the embedding, too
         if self.attn is not None:
             value_embed = value_embeds.get(self.value_table)
-            x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
+            x = x + self.attn(norm(x), value_embed, c, masks[self.window_kind])
         if self.mlp is not None:
             x = x + self.mlp(norm(x))
         return x
@@ -476,15 +476,15 @@ class GPT(nn.Module):
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
+                                           for name in sorted(set(pattern) - {"."})})
         longest = max(args.train_seq_len, args.val_seq_len)
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
-        self.initial_scalars = dict(skip=-1.5, x=1.0, x0=0.0, value=0.5, value_embed=0.5)
-        scalars = [*self.initial_scalars.values()] * args.num_layers
+        self.layer_scalars = dict(skip=-1.5, x=1.0, x0=0.0, value=0.5, value_embed=0.5)
+        scalars = [*self.layer_scalars.values()] * args.num_layers
         self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
         self.lm_head = Head(args)
         if args.bf16:
@@ -499,25 +499,29 @@ class GPT(nn.Module):
         self.window = window
         self.rotary.set_window(window, self.args)
 
+    def named_coefficients(self):
+        """Coefficients by name: a dict for each layer."""
+        L, width = len(self.blocks), len(self.layer_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        return [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
+
     def forward(self, inputs, targets=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
+        coefficients = self.named_coefficients()
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         skips = []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them,
         # each times a weight between 0 and 1, which starts at sigmoid(-1.5) = 0.18.
         half = len(self.blocks) // 2
-        for block, scalars in zip(self.blocks[:half], layer_scalars[:half], strict=True):
-            x = block(x, value_embeds, x0, scalars, masks)
+        for block, c in zip(self.blocks[:half], coefficients[:half], strict=True):
+            x = block(x, value_embeds, x0, c, masks)
             skips.append(x)
-        for block, scalars in zip(self.blocks[half:], layer_scalars[half:], strict=True):
-            x = x + scalars["skip"].sigmoid() * skips.pop()  # the first popped is x itself
-            x = block(x, value_embeds, x0, scalars, masks)
+        for block, c in zip(self.blocks[half:], coefficients[half:], strict=True):
+            x = x + c["skip"].sigmoid() * skips.pop()  # the first popped is x itself
+            x = block(x, value_embeds, x0, c, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15

@@ -424,9 +424,9 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
+    """{kind: mask, or (starts, longest, window)}: a token sees `window` back in its document."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+    if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -452,17 +452,17 @@ class CausalSelfAttention(nn.Module):
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, value_embed, scalars, mask):
+    def forward(self, x, value_embed, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype).view(4, C, C)
-        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
+        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if value_embed is not None:
             v = v + value_embed.view_as(v)
         q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |q @ k| <= head_dim
         if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
             starts, longest, window = mask
@@ -470,7 +470,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
         y = y * gates[..., None]  # a gate can switch a head off for a token
-        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])  # cheaper than on y
+        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than on y
 
 
 class MLP(nn.Module):
@@ -502,11 +502,11 @@ class Block(nn.Module):
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embeds, x0, scalars, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
+    def forward(self, x, value_embeds, x0, c, masks):  # c: coefficients by name
+        x = c["x"] * x + c["x0"] * x0  # each layer mixes in the embedding, too
         if self.attn is not None:
             value_embed = value_embeds.get(self.value_table)
-            x = x + self.attn(norm(x), value_embed, scalars, masks[self.window_kind])
+            x = x + self.attn(norm(x), value_embed, c, masks[self.window_kind])
         x = x + self.mlp(norm(x))
         return x
 
@@ -523,16 +523,16 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
+                                           for name in sorted(set(pattern) - {"."})})
         longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
-        self.initial_scalars = dict(x=1.1, x0=0.0, qkv=0.5, output=1.0)
-        scalars = [*self.initial_scalars.values()] * args.num_layers
-        scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
+        self.layer_scalars = dict(x=1.1, x0=0.0, qkv=0.5, output=1.0)
+        self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
+        scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
         self.lm_head = Head(args)
         if args.bf16:
@@ -548,24 +548,29 @@ class GPT(nn.Module):
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
+    def named_coefficients(self):
+        """Coefficients by name: a dict for each layer, then one for the model."""
+        L, width = len(self.blocks), len(self.layer_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
+        # What follows the model's scalars is padding.
+        return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=False))
+
     def forward(self, inputs, targets=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
-        smear_weight, backout_weight, skip_weight = self.scalars[width * L :][:3]
-        x = x0 = norm(smear(self.embed(inputs), smear_weight, self.smear_gate))  # (B, T, C)
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        coefficients, scalars = self.named_coefficients()
+        x = x0 = norm(smear(self.embed(inputs), scalars["smear"], self.smear_gate))  # (B, T, C)
+        value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         outputs = []  # one per layer
-        for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
+        for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
             if i == self.args.skip_to:
-                x = x + skip_weight.sigmoid() * outputs[self.args.skip_from]
-            x = block(x, value_embeds, x0, scalars, masks)
+                x = x + scalars["skip"].sigmoid() * outputs[self.args.skip_from]
+            x = block(x, value_embeds, x0, c, masks)
             outputs.append(x)
         # This output helped later layers; the head does not need it.
-        x = x - backout_weight * outputs[self.args.backout_layer]
+        x = x - scalars["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
         # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.

@@ -456,9 +456,9 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask or varlen_attn's arguments}: a token sees `window` back in its document."""
+    """{kind: mask, or (starts, longest, window)}: a token sees `window` back in its document."""
     T = inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+    if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -495,10 +495,10 @@ class CausalSelfAttention(nn.Module):
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, value_embed, scalars, gate, mask):
+    def forward(self, x, value_embed, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype).view(4, C, C)
-        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
+        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if value_embed is not None:
             v = v + value_embed.view_as(v)
@@ -506,16 +506,17 @@ class CausalSelfAttention(nn.Module):
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
+        gate = c["gate"]
         gates = F.linear(x[..., : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T, H)
         y = y * gates[..., None]  # a gate can switch a head off for a token
-        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])  # cheaper than on y
+        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than on y
 
 
 class MLP(nn.Module):
@@ -547,11 +548,11 @@ class Block(nn.Module):
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embeds, x0, scalars, gate, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0  # each layer mixes in the embedding, too
+    def forward(self, x, value_embeds, x0, c, masks):  # c: coefficients by name
+        x = c["x"] * x + c["x0"] * x0  # each layer mixes in the embedding, too
         if self.attn is not None:
             value_embed = value_embeds.get(self.value_table)
-            x = x + self.attn(norm(x), value_embed, scalars, gate, masks[self.window_kind])
+            x = x + self.attn(norm(x), value_embed, c, masks[self.window_kind])
         x = x + self.mlp(norm(x))
         return x
 
@@ -584,25 +585,25 @@ class GPT(nn.Module):
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
         self.lm_head = Head(args)
-        table = self.lm_head.weight.detach().clone()
-        self.embed = nn.Embedding.from_pretrained(table, freeze=False)  # not read while tied
+        head_copy = self.lm_head.weight.detach().clone()
+        self.embed = nn.Embedding.from_pretrained(head_copy, freeze=False)  # not read while tied
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         # Like the value residual (arXiv 2410.17897), but with values from learned tables.
-        tables = args.value_embed_pattern
-        assert len(tables) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        pattern = args.value_embed_pattern
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
-                                           for name in sorted(set(tables) - {"."})})
-        for table in self.value_embeds.values():
-            nn.init.zeros_(table.weight)  # adds nothing initially
+                                           for name in sorted(set(pattern) - {"."})})
+        for embed in self.value_embeds.values():
+            nn.init.zeros_(embed.weight)  # adds nothing initially
         longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
         self.attention_layers = [i for i, block in enumerate(self.blocks) if block.attn is not None]
         self.attention_gates = nn.Parameter(torch.zeros(
             len(self.attention_layers), args.num_heads, args.gate_channels))
-        self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0)
-        scalars = [*self.initial_scalars.values()] * args.num_layers
-        scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
+        self.layer_scalars = dict(x=1.1, qkv=0.5, output=1.0)
+        self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
+        scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
@@ -618,28 +619,33 @@ class GPT(nn.Module):
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
+    def named_coefficients(self):
+        """Coefficients by name: a dict for each layer, then one for the model."""
+        L, width = len(self.blocks), len(self.layer_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layers = [dict(zip(self.layer_scalars, row, strict=True), x0=x0_weight)
+                  for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
+        for i, gate in zip(self.attention_layers, self.attention_gates, strict=True):
+            layers[i]["gate"] = gate
+        return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=True))
+
     def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True), x0=x0_weight)
-                         for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
-        smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
-        attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
-        table = self.lm_head.weight if tied else self.embed.weight
-        x = F.embedding(inputs, table)  # (B, T, C)
-        x = x0 = norm(smear(x, smear_weight, self.smear_gate))
-        value_embeds = {name: table(inputs) for name, table in self.value_embeds.items()}
+        coefficients, scalars = self.named_coefficients()
+        embed_weight = self.lm_head.weight if tied else self.embed.weight
+        x = F.embedding(inputs, embed_weight)  # (B, T, C)
+        x = x0 = norm(smear(x, scalars["smear"], self.smear_gate))
+        value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         outputs = []  # one per layer
-        for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
+        for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
             if i == self.args.skip_to:
-                x = x + skip_weight.sigmoid() * outputs[self.args.skip_from]
-            x = block(x, value_embeds, x0, scalars, attention_gates.get(i), masks)
+                x = x + scalars["skip"].sigmoid() * outputs[self.args.skip_from]
+            x = block(x, value_embeds, x0, c, masks)
             outputs.append(x)
         # This output helped later layers; the head does not need it.
-        x = x - backout_weight * outputs[self.args.backout_layer]
+        x = x - scalars["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
         # A softcap (arXiv 2408.00118), shifted: logits lie between 0 and cap_height.

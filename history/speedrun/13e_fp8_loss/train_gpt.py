@@ -543,12 +543,12 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask, or varlen_attn's arguments}; a token takes `slots` places in a row.
+    """{kind: mask, or (starts, longest, window)}; a token takes `slots` places in a row.
 
     A slot sees its document, at most `window` slots back: with two slots, half as many tokens.
     """
     T = slots * inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+    if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = slots * document_starts(inputs, args)
         longest = slots * args.max_document_len if training else T  # packed_rows cuts documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
@@ -602,10 +602,10 @@ class CausalSelfAttention(nn.Module):
         assert not self.has_paired_heads or args.num_heads % 2 == 0, "a pair needs two heads"
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, extra_values, scalars, gate, mask):
+    def forward(self, x, extra_values, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, scalars["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
+        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
         if extra_values is not None:
             v = v + extra_values
@@ -615,16 +615,16 @@ class CausalSelfAttention(nn.Module):
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         # A gate can switch a head off for a token.
-        y = y.reshape(B, T, self.num_heads, -1) * gates(x, gate)[..., None]
-        return F.linear(y.reshape(B, T, C), scalars["output"] * weights[3])  # cheaper than on y
+        y = y.reshape(B, T, self.num_heads, -1) * gates(x, c["gate"])[..., None]
+        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than on y
 
 
 class SquaredReLUMLP(torch.autograd.Function):
@@ -670,7 +670,7 @@ class ValueEmbeds(nn.Module):
         super().__init__()
         pattern = args.value_embed_pattern
         assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
-        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.layers = [i for i, letter in enumerate(pattern) if letter != "."]
         self.tables = len(self.layers), args.vocab_size
         rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
         self.weight = nn.Parameter(rows)
@@ -704,20 +704,21 @@ class Block(nn.Module):
         super().__init__()
         has_attention = layer != args.layer_without_attention
         self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
+        self.has_value_embed = args.value_embed_pattern[layer] != "."
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embed, x0, bigrams, scalars, gate, value_gate, masks):
-        x = scalars["x"] * x + scalars["x0"] * x0 + scalars["bigram"] * bigrams
+    def forward(self, x, value_embed, sources, c, masks):  # c: coefficients by name
+        x = c["x"] * x + c["x0"] * sources["x0"] + c["bigrams"] * sources["bigrams"]
         if self.attn is not None:
             normed = norm(x)
             extra_values = None
-            if value_gate is not None:  # factors from 0 to 2, initially 1
-                half = value_gate.size(1) // 2  # half come from the table, which the gate scales
+            if self.has_value_embed:
+                half = c["value_gate"].size(1) // 2  # the other half comes from the table
                 channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
-                extra_values = value_embed.unflatten(2, (len(value_gate), -1))
-                extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
-            x = x + self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
+                value_gates = 2 * gates(channels, c["value_gate"])[..., None]  # initially 1
+                extra_values = value_gates * value_embed.unflatten(2, (self.attn.num_heads, -1))
+            x = x + self.attn(normed, extra_values, c, masks[self.window_kind])
         x = x + self.mlp(norm(x))
         return x
 
@@ -793,9 +794,9 @@ class GPT(nn.Module):
         self.value_gates = nn.Parameter(torch.zeros(
             len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        self.initial_scalars = dict(x=1.1, qkv=0.5, output=1.0, bigram=args.bigram_scale)
-        scalars = [*self.initial_scalars.values()] * args.num_layers
-        scalars += [0.0, 0.5, -1.5]  # smear, backout, skip
+        self.layer_scalars = dict(x=1.1, qkv=0.5, output=1.0, bigrams=args.bigram_scale)
+        self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
+        scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
@@ -809,33 +810,38 @@ class GPT(nn.Module):
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
+    def named_coefficients(self):
+        """Coefficients by name: a dict for each layer, then one for the model."""
+        L, width = len(self.blocks), len(self.layer_scalars)
+        rows = self.scalars[: width * L].view(L, width)
+        layers = [dict(zip(self.layer_scalars, row, strict=True), x0=x0_weight)
+                  for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
+        for i, gate in zip(self.attention_layers, self.attention_gates, strict=True):
+            layers[i]["gate"] = gate
+        for i, gate in zip(self.value_embeds.layers, self.value_gates, strict=True):
+            layers[i]["value_gate"] = gate
+        return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=True))
+
     def forward(self, inputs, targets=None, tied=False, target_weights=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        L, width = len(self.blocks), len(self.initial_scalars)
-        rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True), x0=x0_weight)
-                         for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
-        smear_weight, backout_weight, skip_weight = self.scalars[width * L :]
-        attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
-        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
-        table = self.lm_head.weight if tied else self.embed.weight
-        x = F.embedding(inputs, table)  # (B, T, C)
-        x = x0 = norm(smear(x, smear_weight, self.smear_gate))
+        coefficients, scalars = self.named_coefficients()
+        embed_weight = self.lm_head.weight if tied else self.embed.weight
+        x = F.embedding(inputs, embed_weight)  # (B, T, C)
+        x = x0 = norm(smear(x, scalars["smear"], self.smear_gate))
         value_embeds = self.value_embeds(inputs)
-        bigrams = self.bigram_embed(inputs)
+        sources = dict(x0=x0, bigrams=self.bigram_embed(inputs))  # what layers mix in
         outputs = []  # one per layer
-        for i, (block, scalars) in enumerate(zip(self.blocks, layer_scalars, strict=True)):
+        for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
             if i == self.args.skip_to:
                 skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
-                x = x + skip_weight.sigmoid() * skip
-            x = block(x, value_embeds.get(i), x0, bigrams, scalars, attention_gates.get(i),
-                      value_gates.get(i), masks)
+                x = x + scalars["skip"].sigmoid() * skip
+            x = block(x, value_embeds.get(i), sources, c, masks)
             outputs.append(x)
         # This output helped later layers; the head does not need it.
-        x = x - backout_weight * outputs[self.args.backout_layer]
+        x = x - scalars["backout"] * outputs[self.args.backout_layer]
         x = norm(x)
         cap = height, shift, width = self.cap
         if targets is None:

@@ -552,12 +552,12 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask, or varlen_attn's arguments}; a token takes `slots` places in a row.
+    """{kind: mask, or (starts, longest, window)}; a token takes `slots` places in a row.
 
     A slot sees its document, at most `window` slots back: with two slots, half as many tokens.
     """
     T = slots * inputs.size(1)
-    if args.attention_kernel != "dense":  # kernels take document starts instead of a mask
+    if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = slots * document_starts(inputs, args)
         kept = {row.seq_len: row.document_len for row in stages(args)}  # by packed_rows
         longest = slots * kept.get(inputs.size(1), args.max_document_len) if training else T
@@ -613,11 +613,11 @@ class CausalSelfAttention(nn.Module):
         assert args.num_heads % 2 == 0, "heads form pairs, so their number must be even"
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, extra_values, scalars, gate, mask):
+    def forward(self, x, extra_values, c, mask):
         B, T, C = x.shape
-        qk = F.linear(x, scalars["qkv"] * self.c_qk.flatten(0, 1))  # the norm undoes the scalar
+        qk = F.linear(x, c["qkv"] * self.c_qk.flatten(0, 1))  # the norm undoes the scalar
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
-        v = F.linear(x, scalars["qkv"] * self.c_vo[0]).view_as(q)
+        v = F.linear(x, c["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
             v = v + extra_values
         if self.has_paired_heads:
@@ -626,16 +626,16 @@ class CausalSelfAttention(nn.Module):
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.rotary.scale)
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         # A gate can switch a head off for a token.
-        y = y.reshape(B, T, self.num_heads, -1) * gates(x, gate)[..., None]
-        return F.linear(y.reshape(B, T, C), scalars["output"] * self.c_vo[1])
+        y = y.reshape(B, T, self.num_heads, -1) * gates(x, c["gate"])[..., None]
+        return F.linear(y.reshape(B, T, C), c["output"] * self.c_vo[1])
 
 
 class SquaredReLUMLP(torch.autograd.Function):
@@ -681,7 +681,7 @@ class ValueEmbeds(nn.Module):
         super().__init__()
         pattern = args.value_embed_pattern
         assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
-        self.layers = [i for i, table in enumerate(pattern) if table != "."]
+        self.layers = [i for i, letter in enumerate(pattern) if letter != "."]
         self.tables = len(self.layers), args.vocab_size
         rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
         self.weight = nn.Parameter(rows)
@@ -721,7 +721,8 @@ class Coefficients(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        self.bias = nn.Parameter(initial / scale)  # bfloat16, as in the record: 10 hardly moves
+        # Biases are up to 20, where bfloat16's steps are 1/8: they hardly move, as in the record.
+        self.bias = nn.Parameter(initial / scale)
 
     def forward(self, x, scale):
         hidden = F.gelu(F.linear(x, self.c_fc))
@@ -741,24 +742,28 @@ class Block(nn.Module):
         super().__init__()
         has_attention = layer != args.layer_without_attention
         self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
+        self.has_value_embed = args.value_embed_pattern[layer] != "."
         self.window_kind = args.window_pattern[layer]
+        # What the last layers add serves the prediction; attention does better without it.
+        self.reads_cached = layer > args.cached_layer
+        names = ["x0", "bigrams"] if layer > 0 else ["x0"]  # layer 0's input holds bigrams already
+        self.injected = ["skip"] if layer == args.skip_to else names
         self.mlp = MLP(args)
 
-    def forward(self, x, source, injected, value_embed, keep, add, scalars, gate, value_gate,
-                masks):
-        if self.attn is None:
-            x = x + injected  # the skip; keep[0] and add[0] are unused
-        else:
-            normed = norm(source)
+    def forward(self, x, value_embed, sources, c, masks):  # c: coefficients by name
+        if self.attn is not None:
+            normed = norm(sources["cached"] if self.reads_cached else x)
             extra_values = None
-            if value_gate is not None:  # factors from 0 to 2, initially 1
-                half = value_gate.size(1) // 2  # half come from the table, which the gate scales
+            if self.has_value_embed:
+                half = c["value_gate"].size(1) // 2  # the other half comes from the table
                 channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
-                extra_values = value_embed.unflatten(2, (len(value_gate), -1))
-                extra_values = 2 * gates(channels, value_gate)[..., None] * extra_values
-            y = self.attn(normed, extra_values, scalars, gate, masks[self.window_kind])
-            x = keep[0] * x + add[0] * y + injected  # after attention, which does not see it
-        return keep[1] * x + add[1] * self.mlp(norm(x))
+                value_gates = 2 * gates(channels, c["value_gate"])[..., None]  # initially 1
+                extra_values = value_gates * value_embed.unflatten(2, (self.attn.num_heads, -1))
+            y = self.attn(normed, extra_values, c, masks[self.window_kind])
+            x = c["keep"] * x + c["add"] * y
+        # Injected after attention, which does not see it.
+        x = x + sum(c[name] * sources[name] for name in self.injected)
+        return c["keep_mlp"] * x + c["add_mlp"] * self.mlp(norm(x))
 
 
 class LastBlock(Block):
@@ -777,13 +782,14 @@ class LastBlock(Block):
             keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
             keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
 
-    def forward(self, x, start, cached, bigrams, value_embed, scalars, gate, masks):
+    def forward(self, x, value_embed, sources, c, masks):
+        start, cached, bigrams = (sources[name] for name in ("start", "cached", "bigrams"))
         mix, H = self.mix(x, self.scale), self.attn.num_heads
         values = weighted_sum(mix["values"], (start, cached, x)).unflatten(2, (H, -1))
         value_gates = mix["value_gates"].repeat_interleave(H // 2, dim=-1)[..., None]
         values = values + value_gates * value_embed.unflatten(2, (H, -1))
         x = x + weighted_sum(mix["stream"], (start, cached, x))
-        y = self.attn(norm(cached), values, scalars, gate, masks[self.window_kind])
+        y = self.attn(norm(cached), values, c, masks[self.window_kind])
         injected = weighted_sum(mix["injected"], (start, bigrams))
         x = mix["keep"] * x + mix["add"] * y + injected
         return mix["keep_mlp"] * x + mix["add_mlp"] * self.mlp(norm(x))
@@ -863,9 +869,9 @@ class GPT(nn.Module):
         self.value_gates = nn.Parameter(torch.zeros(
             len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        self.initial_scalars = dict(qkv=0.5, output=1.0)
-        scalars = [*self.initial_scalars.values()] * args.num_layers
-        scalars += [0.0, -1.5]  # smear, skip
+        self.layer_scalars = dict(qkv=0.5, output=1.0)
+        self.model_scalars = dict(smear=0.0, skip=-1.5)
+        scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))
         self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
@@ -882,47 +888,47 @@ class GPT(nn.Module):
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
-    def split_scalars(self):  # each layer's by name, then the model's
-        L, width = len(self.blocks), len(self.initial_scalars)
+    def named_coefficients(self):
+        """Coefficients by name: a dict for each layer, then one for the model."""
+        L, width = len(self.blocks), len(self.layer_scalars)
         rows = self.scalars[: width * L].view(L, width)
-        layer_scalars = [dict(zip(self.initial_scalars, row, strict=True)) for row in rows]
-        return layer_scalars, *self.scalars[width * L :]
+        layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
+        for i, c in enumerate(layers):
+            c["keep"], c["keep_mlp"] = self.keep_weights[i]
+            c["add"], c["add_mlp"] = self.add_weights[i]
+            c["x0"], c["bigrams"] = self.x0_weights[i], self.bigram_weights[i]
+        for i, gate in zip(self.attention_layers, self.attention_gates, strict=True):
+            layers[i]["gate"] = gate
+        for i, gate in zip(self.value_embeds.layers, self.value_gates, strict=True):
+            layers[i]["value_gate"] = gate
+        return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=True))
 
     def forward(self, inputs, targets=None, tied=False, target_weights=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        layer_scalars, smear_weight, skip_weight = self.split_scalars()
-        attention_gates = dict(zip(self.attention_layers, self.attention_gates, strict=True))
-        value_gates = dict(zip(self.value_embeds.layers, self.value_gates, strict=True))
-        table = self.lm_head.weight if tied else self.embed.weight
-        x = F.embedding(inputs, table)  # (B, T, C)
-        x = x0 = norm(smear(x, smear_weight, self.smear_gate))
+        coefficients, scalars = self.named_coefficients()
+        embed_weight = self.lm_head.weight if tied else self.embed.weight
+        x = F.embedding(inputs, embed_weight)  # (B, T, C)
+        x = x0 = norm(smear(x, scalars["smear"], self.smear_gate))
         value_embeds = self.value_embeds(inputs)
-        bigrams = self.bigram_embed(inputs)
-        x = start = x + self.bigram_weights[0] * bigrams
-        outputs = []  # one per layer except the last
-        for i, block in enumerate(self.blocks[:-1]):
-            # What the last layers add serves the prediction; attention does better without it.
-            source = outputs[self.args.cached_layer] if i > self.args.cached_layer else x
-            injected = self.x0_weights[i] * x0
+        sources = dict(x0=x0, bigrams=self.bigram_embed(inputs))
+        x = sources["start"] = x + coefficients[0]["bigrams"] * sources["bigrams"]
+        outputs = []  # one per layer
+        for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
             if i == self.args.skip_to:
-                skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
-                injected = skip_weight.sigmoid() * skip  # instead of x0 and bigrams
-            elif i > 0:
-                injected = injected + self.bigram_weights[i] * bigrams
-            x = block(x, source, injected, value_embeds.get(i), self.keep_weights[i],
-                      self.add_weights[i], layer_scalars[i], attention_gates.get(i),
-                      value_gates.get(i), masks)
+                c["skip"] = scalars["skip"].sigmoid()
+                sources["skip"] = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
+            x = block(x, value_embeds.get(i), sources, c, masks)
             outputs.append(x)
-        last, cached, before_last = len(outputs), outputs[self.args.cached_layer], x
-        x = self.blocks[last](x, start, cached, bigrams, value_embeds[last], layer_scalars[last],
-                              attention_gates[last], masks)
-        values = value_embeds[self.value_embeds.layers[0]]  # of the first table
+            if i == self.args.cached_layer:
+                sources["cached"] = x
+        first_values = value_embeds[self.value_embeds.layers[0]]
         # The cached output served attention, so half of it is subtracted initially.
         x = x + weighted_sum(self.final_mix(x, self.args.mix_scale)["outputs"], (
-            start, cached, before_last, values, outputs[self.args.skip_from]))
+            sources["start"], sources["cached"], outputs[-2], first_values,
+            outputs[self.args.skip_from]))
         return self.logits_or_loss(norm(x), targets, target_weights)
 
     def logits_or_loss(self, x, targets, target_weights):
