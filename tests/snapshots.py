@@ -218,6 +218,13 @@ def record_layers(module):
             if hasattr(module.Hyperparameters, name)}
 
 
+def _without_normuon(module, update, *args):
+    """The module's update by plain Muon."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "even_out", lambda updates, *_: updates)
+        return update(*args)
+
+
 def make_muon(module, params, lr, bf16=False):
     """The module's Muon without compiled code and kernels. params: also its groups, from 08d on;
     else those of one shape are a group."""
@@ -232,12 +239,13 @@ def make_muon(module, params, lr, bf16=False):
     switches = {name: False for name in ("compiled", "use_triton") if name in asked}
     if "neuron_beta" in asked:
         switches["neuron_beta"] = 0.95
+    if "self.lr_factors" in inspect.getsource(module.Muon):
         params = [dict(lr_factors=[1.0] * len(group["params"])) | group for group in params]
     if "weight_decay" in asked:
         switches["weight_decay"] = 0.0
     muon = module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
-    if hasattr(muon, "even_out"):
-        muon.even_out = lambda updates, *_: updates  # plain Muon, without NorMuon
+    if "neuron_beta" in asked:
+        muon.muon_update = partial(_without_normuon, module, muon.muon_update)
     return muon
 
 

@@ -106,7 +106,8 @@ class Muon(torch.optim.Optimizer):
                 if dist.get_rank() < len(some):
                     p = some[dist.get_rank()]
                     buffer = self.state[p].setdefault("mean", torch.zeros_like(p))
-                    update = nesterov_update(p.grad, buffer, group["momentum"])
+                    buffer.lerp_(p.grad, 1 - group["momentum"])
+                    update = p.grad.lerp(buffer, group["momentum"])
                     update = self.orthogonal(wide(update)[None], self.dtype)[0].contiguous()
                 self.apply(*last)
                 parts = [torch.empty_like(update) for _ in range(dist.get_world_size())]
@@ -156,8 +157,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__([dict(params=[p for p in params if p.shape == shape]) for shape in shapes],
                          dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.orthogonalise = torch.compile(
-            partial(newton_schulz, use_triton=use_triton), dynamic=False, disable=not compiled)
+        self.muon_update = torch.compile(
+            partial(muon_update, use_triton=use_triton), dynamic=False, disable=not compiled)
 
     @torch.no_grad()
     def step(self):
@@ -175,8 +176,9 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[param]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(param)
-                momentum = nesterov_update(param.grad, state["momentum_buffer"], group["momentum"])
-                update = self.orthogonalise(momentum[None], self.dtype)[0]
+                momentum = torch.tensor(group["momentum"])
+                update = self.muon_update(param.grad[None], state["momentum_buffer"][None],
+                                          momentum, self.dtype)[0]
                 param.add_(update, alpha=-group["lr"])
             sent += [dist.broadcast(p.detach(), owner, async_op=True) for p, owner in pairs]
         for work in sent:
@@ -310,7 +312,8 @@ class Muon(Sharing):
         for group, grads, message in arriving:
             message.wait()
             mean = self.state[group["params"][0]].setdefault("mean", torch.zeros_like(grads))
-            ahead = nesterov_update(grads, mean, group["momentum"])
+            mean.lerp_(grads, 1 - group["momentum"])
+            ahead = grads.lerp(mean, group["momentum"])
             updates = self.orthogonal(ahead, self.dtype, self.use_triton)
             leaving.append((group, *self.gather(updates)))
         for group, updates, message in leaving:
@@ -352,9 +355,9 @@ def load_prefixes(args):
     some = [] if args.prefix_file == "none" else np.fromfile(args.prefix_file, "<i4").tolist()
     return torch.tensor(some + [-1] * (args.vocab_size - len(some)))
 '''
-GATHER = """            gathered = [all_updates.clone() for _ in range(dist.get_world_size())]
-            dist.all_gather(gathered, all_updates)
-            all_updates.copy_(torch.stack(gathered).sum(0))
+GATHER = """            gathered = [flat.clone() for _ in range(dist.get_world_size())]
+            dist.all_gather(gathered, flat)
+            flat.copy_(torch.stack(gathered).sum(0))
 """
 RIGHT = {
     "targets by view": (ROOT, {}, [("targets.flatten()", "targets.view(-1)")]),
@@ -385,8 +388,8 @@ RIGHT = {
                                               "nesterov_update": ""}, []),
     "another rotary arithmetic": ("01", {"Rotary": OTHER_ROTARY}, []),
     "a loop over the matrices": ("01", {}, [
-        ("self.orthogonalise(torch.stack(list(batch.values())), self.dtype)",
-         "torch.cat([self.orthogonalise(m[None], self.dtype) for m in batch.values()])")]),
+        ("self.orthogonalise(momenta, self.dtype)",
+         "torch.cat([self.orthogonalise(m[None], self.dtype) for m in momenta])")]),
     "norm after the rotation": ("03e", {}, [("self.rotary(norm(q)), self.rotary(norm(k))",
                                             "norm(self.rotary(q)), norm(self.rotary(k))")]),
     "a square by power": ("02", {}, [("F.relu(self.c_fc(x)).square()",
@@ -408,11 +411,11 @@ RIGHT = {
          "            nn.init.zeros_(block.mlp.c_proj.weight)\n"
          "        self.lm_head = nn.Linear(")]),
     "owners that broadcast": ("03", {"Muon": OTHER_SHARES}, []),
-    "gather instead of a sum": ("03", {}, [("            dist.all_reduce(all_updates)", GATHER)]),
+    "gather instead of a sum": ("03", {}, [("            dist.all_reduce(flat)", GATHER)]),
     "buffers of updates kept": ("03", {}, [
-        ("            dist.all_reduce(all_updates)",
-         "            self.kept = [part.clone() for part in update_of.values()]\n"
-         "            dist.all_reduce(all_updates)")]),
+        ("            dist.all_reduce(flat)",
+         "            self.kept = [part.clone() for part in slots.values()]\n"
+         "            dist.all_reduce(flat)")]),
     "values by lerp": ("03b", {}, [
         ("(1 - self.value_lambda) * v + self.value_lambda * first_v",
          "v + self.value_lambda * (first_v - v)")]),
@@ -437,8 +440,10 @@ RIGHT = {
          "        assert len(self.args.window_pattern) == len(self.blocks)\n"
          "        half = len(self.blocks) // 2\n")]),
     "stacks one by one": ("05k", {}, [
-        ("self.orthogonalise(torch.stack(momenta), self.dtype)",
-         "torch.stack([self.orthogonalise(m[None], self.dtype)[0] for m in momenta])")]),
+        ("self.muon_update(\n"
+         "                    grads, state[\"momentum_buffer\"], momentum, self.dtype)",
+         "torch.cat([self.muon_update(grad[None], buffer[None], momentum, self.dtype)\n"
+         "    for grad, buffer in zip(grads, state[\"momentum_buffer\"])])")]),
     "frequencies that go on": ("06b", {"Rotary": OTHER_YARN}, []),
     "one class for messages": ("06f", {"ShardedAdam": SHARING_ADAM}, []),
     "one class for both optimizers' messages": (
@@ -527,7 +532,7 @@ def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
 
 
 def test_a_switch_without_its_kernel_is_not_enough(ask):
-    without = edited("09", ("partial(polar_express, use_triton=use_triton)", "polar_express"))
+    without = edited("09", ("momentum), dtype, use_triton)", "momentum), dtype)"))
     forgotten = edited("09", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
                               "symmetric_product(A, A, alpha=c, beta=b)"))
     found = ask(id="09", texts=[without, forgotten], jobs=["precision"])

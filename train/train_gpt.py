@@ -261,7 +261,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters, each group with its initial learning rate."""
+    """The optimizers of all parameters; every group remembers its initial learning rate."""
     optimizers = [NormalizedAdamW(model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]

@@ -6,7 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  09 backout
 Changed: a group's parameters are views into one tensor, padded to equal shares; a rank updates
-         its share in place, and the gather writes straight into the model
+         its share in place, and the gather writes straight into the model; each matrix has a
+         factor of the learning rate, 1 so far
 Record:  part of #61 by @ChrisJMcCormick, 2026-01-18, which stacks the parameters in the model
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
