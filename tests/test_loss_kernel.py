@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -127,7 +128,8 @@ def loss_of(module, x, weight, targets, weights, scales=None, use_triton=False):
     """CappedLoss, with the head inside or in front of it."""
     asked = inspect.signature(module.CappedLoss.forward).parameters
     if "scales" in asked:
-        return module.CappedLoss.apply(x, weight, targets, weights, CAP, scales, use_triton)
+        loss = partial(module.loss_and_grads, cap=CAP, use_triton=use_triton)
+        return module.CappedLoss.apply(x, weight, targets, weights, loss, scales)
     return module.CappedLoss.apply(x @ weight.T, targets, weights, CAP, use_triton)
 
 

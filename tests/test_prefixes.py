@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_prefixes.py
 
 import os
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -108,8 +109,9 @@ def test_known_loss_and_gradient(milestone):
     module, toy = load_snapshot(milestone), known_values(milestone.id)["prefix_toy"]
     model = record_model(module)
     logits = torch.tensor([toy["logits"]]).float().requires_grad_()
-    loss = module.CappedLoss.apply(logits, torch.eye(4), torch.tensor([toy["targets"]]),
-                                   torch.tensor(toy["weights"]), model.cap, None, False)
+    loss = module.CappedLoss.apply(
+        logits, torch.eye(4), torch.tensor([toy["targets"]]), torch.tensor(toy["weights"]),
+        partial(module.loss_and_grads, cap=model.cap), None)
     loss.backward()
     assert loss.item() == pytest.approx(toy["loss"], abs=2e-6)
     torch.testing.assert_close(logits.grad, torch.tensor([toy["gradient"]]), rtol=0, atol=2e-6)

@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_tied_head.py
 
 import math
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -272,7 +273,7 @@ def test_known_losses_and_gradients(milestone, monkeypatch):
             K, V = len(toy["weights"]), rows.size(-1)
             return module.CappedLoss.apply(
                 rows.flatten(0, 1), torch.eye(V), module.next_targets(targets, K),
-                torch.tensor(toy["weights"]), model.cap, None, False)
+                torch.tensor(toy["weights"]), partial(module.loss_and_grads, cap=model.cap), None)
         monkeypatch.setattr(model.lm_head, "forward", lambda x: rows)
         mean = model(inputs[: len(targets), : targets.size(1)], targets,
                      target_weights=torch.tensor(toy["weights"]))

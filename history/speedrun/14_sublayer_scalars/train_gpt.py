@@ -744,7 +744,7 @@ class CappedLoss(torch.autograd.Function):
     FP8: arXiv 2209.05433. The gradients of the logits are computed with the losses.
     """
     @staticmethod
-    def forward(ctx, x, weight, targets, target_weights, cap, scales, use_triton):
+    def forward(ctx, x, weight, targets, target_weights, loss, scales):
         ctx.scales, ctx.dtype = scales, x.dtype
         if scales is None:
             logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
@@ -755,8 +755,8 @@ class CappedLoss(torch.autograd.Function):
             logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
             # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
             grad_dtype = torch.float8_e5m2
-        losses, grads = loss_and_grads(
-            logits, targets, target_weights, cap, grad_dtype, grad_scale, use_triton)
+        losses, grads = loss(
+            logits, targets, target_weights, grad_dtype=grad_dtype, grad_scale=grad_scale)
         ctx.save_for_backward(x, weight, grads)
         return losses.sum()
 
@@ -771,7 +771,7 @@ class CappedLoss(torch.autograd.Function):
                 grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)  # (N, C)
             grad_weight = fp8_product(  # computed transposed, which is faster
                 x.T.contiguous(), x_scale, grads.T.contiguous(), grad_scale, torch.float32).T
-        return grad * grad_x, grad * grad_weight, None, None, None, None, None
+        return grad * grad_x, grad * grad_weight, None, None, None, None
 
 
 class GPT(nn.Module):
@@ -861,18 +861,18 @@ class GPT(nn.Module):
         return self.logits_or_loss(norm(x), targets, target_weights)
 
     def logits_or_loss(self, x, targets, target_weights):
-        cap = height, shift, width = self.cap
+        height, shift, width = self.cap
         if targets is None:
             return height * torch.sigmoid((self.lm_head(x).float() + shift) / width)  # (B, T, V)
         weights = torch.ones(1, device=x.device) if target_weights is None else target_weights
         targets = next_targets(targets, len(weights))
         x = x.flatten(0, 1)  # (B T, C)
+        loss = partial(loss_and_grads, cap=self.cap, use_triton=self.args.use_triton)
         if self.training:
-            total = CappedLoss.apply(x, self.lm_head.weight, targets, weights, cap,
-                                     self.fp8_scales, self.args.use_triton)
+            total = CappedLoss.apply(
+                x, self.lm_head.weight, targets, weights, loss, self.fp8_scales)
             return total / len(x)
-        losses, _ = loss_and_grads(
-            self.lm_head(x), targets, weights, cap, use_triton=self.args.use_triton)
+        losses, _ = loss(self.lm_head(x), targets, weights)
         return losses.mean()
 
 
