@@ -395,10 +395,12 @@ RIGHT = {
     "a square by power": ("02", {}, [("F.relu(self.c_fc(x)).square()",
                                       "self.c_fc(x).clamp(min=0).pow(2)")]),
     "a norm in float32": ("02", {}, [
-        ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too",
+        ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)"
+         "  # not bfloat16's 0.0078",
          "x.float() * (x.float().square().mean(-1, keepdim=True) + 1.19e-7).rsqrt()")]),
     "a norm after the rotation, which autocast leaves in bfloat16": ("02", {}, [
-        ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too",
+        ("F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)"
+         "  # not bfloat16's 0.0078",
          "(x.float() * (x.float().square().mean(-1, keepdim=True) + 1.19e-7).rsqrt()).type_as(x)"),
         ("self.rotary(norm(q)), self.rotary(norm(k))",
          "norm(self.rotary(q)), norm(self.rotary(k))")]),
@@ -432,7 +434,7 @@ RIGHT = {
          "            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
     "queries, keys and values one by one": ("05k", {}, [
         ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))\n"
-         "        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)\n",
+         "        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)\n",
          "        q, k, v = (F.linear(x, w.to(x.dtype)).view(B, T, self.num_heads, -1)\n"
          "                   for w in self.c_qkv)\n")]),
     "a letter for each layer": ("05k", {}, [

@@ -79,7 +79,7 @@ def decode(ids, config):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 class Linear(nn.Linear):
@@ -89,12 +89,12 @@ class Linear(nn.Linear):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos ignores the signs
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even, sin odd
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -102,8 +102,8 @@ class Rotary(nn.Module):
     def forward(self, x, start):  # (B, T, H, D), at positions from `start` on
         end = start + x.size(1)
         cos, sin = self.cos[start:end].to(x.dtype), self.sin[start:end].to(x.dtype)
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
-        return x * cos + swapped * sin
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # halves (x1, x2) become (x2, x1)
+        return x * cos + swapped * sin  # (x1 cos + x2 sin, x2 cos - x1 sin)
 
 
 class KVCache:
@@ -131,7 +131,8 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon orthogonalises each
+        # Three matrices, because Muon orthogonalises each by itself.
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
@@ -142,9 +143,10 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, first_v, cache=None):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, -1)
-                   for linear in (self.c_q, self.c_k, self.c_v))
+                   for linear in (self.c_q, self.c_k, self.c_v))  # (B, T, H, D)
         # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
-        first_v = v if first_v is None else first_v  # the first layer's own v
+        if first_v is None:  # this is the first layer
+            first_v = v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         start = cache.filled if cache else 0
         assert start == 0 or T == 1, "a filled cache takes one token at a time: more need a mask"
@@ -176,10 +178,11 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and the embedding x0
 
     def forward(self, x, first_v, x0, cache=None):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
+        x_weight, embed_weight = self.lambdas
+        x = x_weight * x + embed_weight * x0  # a learned shortcut from the embedding
         y, first_v = self.attn(norm(x), first_v, cache)
         x = x + y
         x = x + self.mlp(norm(x))
@@ -196,9 +199,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)  # all tokens equally likely: a loss of ln(vocab_size)
+        nn.init.zeros_(self.lm_head.weight)  # initially uniform: a loss of ln(vocab_size)
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.embed.bfloat16()  # the residual stream takes its dtype
 
     def forward(self, inputs, targets=None, caches=None):
         caches = iter(caches or [None] * len(self.blocks))  # one per layer
@@ -210,16 +213,16 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0, next(caches))
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first popped is x itself
+            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
             x, first_v = block(x, first_v, x0, next(caches))
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper written as a sigmoid.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
+        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
-        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 

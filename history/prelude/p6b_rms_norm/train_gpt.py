@@ -65,7 +65,7 @@ class Hyperparameters:
     warmup_steps: int = 700
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -603,7 +603,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
         model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     if is_sharded(args):  # all ranks begin with rank 0's weights
         for param in raw_model.parameters():

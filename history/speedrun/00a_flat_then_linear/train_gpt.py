@@ -57,13 +57,13 @@ class Hyperparameters:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    weight_decay: float = 0.1  # on every tensor: all of them are matrices
+    weight_decay: float = 0.1  # applies to every tensor, because all are matrices
     train_steps: int = 24_576
     warmup_steps: int = 256
     cooldown_steps: int = 4096
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -94,7 +94,7 @@ def lr_multiplier(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -111,7 +111,8 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    assert max(map(len, shards), default=0) > step_tokens, (
+        f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
@@ -140,7 +141,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = self.c_qkv(x).view(B, T, 3, self.num_heads, -1).unbind(2)
+        q, k, v = self.c_qkv(x).view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
@@ -176,7 +177,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # autocast of the branches; weights and residual stream stay float32
+        self.bf16 = args.bf16  # bfloat16 matrix products; weights and residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         self.pos_embed = nn.Embedding(args.seq_len, args.model_dim)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.num_layers))
@@ -199,7 +200,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on gradients of unit norm: each tensor's g is replaced by g / (|g| + 1e-6)."""
+    """AdamW on gradients g / (|g| + 1e-6), per tensor: each step counts the same in its means."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -349,7 +350,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)

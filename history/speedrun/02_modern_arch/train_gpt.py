@@ -5,8 +5,8 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  01 muon
-Changed: several small things: matrices that write to the residual stream start at zero, so no
-         attention factor; RMS norm on queries and keys; squared ReLU; 6 heads of 128; a padded
+Changed: matrices that write to the residual stream start at zero, in place of a constant factor on
+         the attention branch; RMS norm on queries and keys; squared ReLU; 6 heads of 128; a padded
          vocabulary; float32's epsilon in the norm; fewer steps
 Record:  #5 by @Grad62304977 and @kellerjordan0, 2024-10-14: val loss 3.2741 after 2.67B tokens in
          15.2 minutes on 8xH100
@@ -53,7 +53,7 @@ class Hyperparameters:
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     num_layers: int = 12
-    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
+    num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     # optimizer and schedules
     muon_lr: float = 3.6e-4  # about the root mean square of an update's entries
@@ -66,7 +66,7 @@ class Hyperparameters:
     cooldown_steps: int = 1450
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -97,7 +97,7 @@ def lr_multiplier(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -114,7 +114,8 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    assert max(map(len, shards), default=0) > step_tokens, (
+        f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
@@ -129,24 +130,24 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos ignores the signs
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even, sin odd
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):  # (B, T, H, D)
         cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
-        return x * cos + swapped * sin
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # halves (x1, x2) become (x2, x1)
+        return x * cos + swapped * sin  # (x1 cos + x2 sin, x2 cos - x1 sin)
 
 
 class CausalSelfAttention(nn.Module):
@@ -155,7 +156,8 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)  # Muon orthogonalises each
+        # Three matrices, because Muon orthogonalises each by itself.
+        self.c_q = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_k = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = nn.Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = nn.Linear(args.model_dim, args.model_dim, bias=False)
@@ -165,7 +167,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, -1)
-                   for linear in (self.c_q, self.c_k, self.c_v))
+                   for linear in (self.c_q, self.c_k, self.c_v))  # (B, T, H, D)
         q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |scores| <= sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # scale 1 / sqrt(head_dim)
@@ -202,7 +204,7 @@ class GPT(nn.Module):
     """Token ids to next-token logits, or to the mean loss if targets are given."""
     def __init__(self, args):
         super().__init__()
-        self.bf16 = args.bf16  # autocast of the branches; weights and residual stream stay float32
+        self.bf16 = args.bf16  # bfloat16 matrix products; weights and residual stream stay float32
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
@@ -227,14 +229,14 @@ def newton_schulz(matrices, dtype):
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
     vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrices.to(dtype)
+    a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
+    X = matrices.to(dtype)  # (N, m, n)
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     tall = X.size(-2) > X.size(-1)
     if tall:
         X = X.mT  # so that XX' is the smaller Gram matrix
     for _ in range(5):
-        A = X @ X.mT
+        A = X @ X.mT  # (N, m, m)
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
         X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
     return X.mT if tall else X
@@ -416,7 +418,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated

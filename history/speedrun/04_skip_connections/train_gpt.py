@@ -5,8 +5,8 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  03e bfloat16
-Changed: U-net skips with learned weights, from the first layer to the last and so on inwards;
-         learning rates doubled, the head's quadrupled; fewer steps
+Changed: U-net skips: each layer of the second half adds its mirror image's output, times a learned
+         weight; learning rates doubled, the head's quadrupled; fewer steps
 Record:  #11 by @brendanh0gan, 2024-11-10: val loss 3.2753 after 1.57B tokens in 7.2 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -52,10 +52,10 @@ class Hyperparameters:
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     num_layers: int = 12
-    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
+    num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     # optimizer and schedules
-    muon_lr: float = 0.04  # roughly an update's singular values; twice that for tall c_fc
+    muon_lr: float = 0.04  # roughly the singular values of an update, doubled for the tall c_fc
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -69,7 +69,7 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -106,7 +106,7 @@ def muon_momentum(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -123,7 +123,8 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    assert max(map(len, shards), default=0) > step_tokens, (
+        f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
@@ -138,7 +139,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 class Linear(nn.Linear):
@@ -148,20 +149,20 @@ class Linear(nn.Linear):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos ignores the signs
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even, sin odd
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):  # (B, T, H, D)
         cos, sin = self.cos[: x.size(1)].to(x.dtype), self.sin[: x.size(1)].to(x.dtype)
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
-        return x * cos + swapped * sin
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # halves (x1, x2) become (x2, x1)
+        return x * cos + swapped * sin  # (x1 cos + x2 sin, x2 cos - x1 sin)
 
 
 class CausalSelfAttention(nn.Module):
@@ -170,7 +171,8 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon orthogonalises each
+        # Three matrices, because Muon orthogonalises each by itself.
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
@@ -181,9 +183,10 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, first_v):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, -1)
-                   for linear in (self.c_q, self.c_k, self.c_v))
+                   for linear in (self.c_q, self.c_k, self.c_v))  # (B, T, H, D)
         # Value residual (arXiv 2410.17897): each layer mixes in the first layer's values.
-        first_v = v if first_v is None else first_v  # the first layer's own v
+        if first_v is None:  # this is the first layer
+            first_v = v
         v = (1 - self.value_lambda) * v + self.value_lambda * first_v
         q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS: |scores| <= sqrt(head_dim)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, T, D), as the kernels need
@@ -210,10 +213,11 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and the embedding x0
 
     def forward(self, x, first_v, x0):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
+        x_weight, embed_weight = self.lambdas
+        x = x_weight * x + embed_weight * x0  # a learned shortcut from the embedding
         y, first_v = self.attn(norm(x), first_v)
         x = x + y
         x = x + self.mlp(norm(x))
@@ -230,9 +234,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)  # all tokens equally likely: a loss of ln(vocab_size)
+        nn.init.zeros_(self.lm_head.weight)  # initially uniform: a loss of ln(vocab_size)
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.embed.bfloat16()  # the residual stream takes its dtype
 
     def forward(self, inputs, targets=None):
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
@@ -243,16 +247,16 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first popped is x itself
+            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(logits / 30), cheaper written as a sigmoid.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
+        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
-        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
@@ -263,14 +267,14 @@ def newton_schulz(matrices, dtype):
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
     vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrices.to(dtype)
+    a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
+    X = matrices.to(dtype)  # (N, m, n)
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     tall = X.size(-2) > X.size(-1)
     if tall:
         X = X.mT  # so that XX' is the smaller Gram matrix
     for _ in range(5):
-        A = X @ X.mT
+        A = X @ X.mT  # (N, m, m)
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
         X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
     return X.mT if tall else X
@@ -297,7 +301,7 @@ class Muon(torch.optim.Optimizer):
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)  # all updates
             slots = dict(zip(params, flat.split(sizes), strict=True))
             matrices_of_shape = defaultdict(list)  # one batch per shape
-            # Rank i mod world_size owns matrix i: only it keeps momentum and computes the update.
+            # Rank i mod world_size owns matrix i: only this rank keeps its momentum and updates it.
             for matrix in params[dist.get_rank() :: dist.get_world_size()]:
                 matrices_of_shape[matrix.shape].append(matrix)
             for (rows, cols), matrices in matrices_of_shape.items():
@@ -311,7 +315,7 @@ class Muon(torch.optim.Optimizer):
                 updates = scale * self.orthogonalise(momenta, self.dtype)
                 for matrix, update in zip(matrices, updates, strict=True):
                     slots[matrix].copy_(update.flatten())
-            dist.all_reduce(flat)  # exact: only the owner's term is not zero
+            dist.all_reduce(flat)  # exact, because all terms but the owner's are zero
             for param, update in slots.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
@@ -469,7 +473,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # splits at DDP's buckets: to send early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated

@@ -54,16 +54,16 @@ class Hyperparameters:
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    layer_without_attention: int = 7  # counted from 0: an MLP only; attention helps little there
-    value_embed_pattern: str = "012......012"  # value tables; . = none, where they help little
+    layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
+    value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
     fp8_x_scale: float = 2.0  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 2.0**5  # scales the head's weights
     fp8_grad_scale: float = 2.0**13  # scales the gradients of the logits
-    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
+    num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values; twice that for tall c_fc
+    muon_lr: float = 0.05  # roughly the singular values of an update, doubled for the tall c_fc
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -71,17 +71,17 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 1e-8 * 524_288  # 1e-8 for means: gradients are sums over a step's tokens
+    adam_eps: float = 1e-8 * 524_288  # times a step's tokens, because gradients are sums over them
     train_steps: int = 1395
-    scheduled_steps: int = 1395  # where the learning rate's and the window's schedules end
-    cooldown_frac: float = 0.4  # of scheduled_steps, so that it scales with the run
+    scheduled_steps: int = 1395  # the step at which the schedules of rate and window end
+    cooldown_frac: float = 0.4  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -128,7 +128,7 @@ def window_size(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -145,7 +145,8 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
-    assert max(map(len, shards), default=0) > step_tokens, f"no {pattern} of >{step_tokens} tokens"
+    assert max(map(len, shards), default=0) > step_tokens, (
+        f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
         end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
         for start in range(rank * B * T, end, world_size * B * T):
@@ -165,7 +166,7 @@ def quantize(x, scale, dtype):
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    # Tensor cores need both operands contiguous along K; fast accumulation keeps fewer bits.
     inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
@@ -173,7 +174,7 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight):
@@ -195,7 +196,7 @@ class FP8Linear(torch.autograd.Function):
     """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
@@ -205,7 +206,7 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, grad):
         x8, weight8 = ctx.saved_tensors
         x_scale, weight_scale, grad_scale = ctx.scales
-        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+        # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
             grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
@@ -229,20 +230,20 @@ class Head(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others do not rotate at all.
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
+        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); cos ignores the signs
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); cos is even, sin odd
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):  # (B, T, H, D); computed in float32, like the tables
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # halves (x1, x2) become (x2, x1)
         return (x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]).type_as(x)
 
 
@@ -259,7 +260,7 @@ def attention_mask(inputs, window, args):
         "uncompiled FlexAttention ignores the tiles, so the window: add --use_flex_attention=False")
     assert args.use_flex_attention or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
-    inputs = F.pad(inputs, (0, -T % tile))  # to N whole tiles
+    inputs = F.pad(inputs, (0, -T % tile))  # (B, N * tile), N whole tiles
     documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
 
     def visible(b, h, q_idx, k_idx):
@@ -267,7 +268,7 @@ def attention_mask(inputs, window, args):
         return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
 
     # Testing all T x T pairs is slow. Document numbers never decrease, so those at the ends of two
-    # tiles show whether any of their pairs, or all, share a document.
+    # tiles show whether any of their pairs of tokens, or all pairs, share a document.
     first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
     k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
     q_tile = k_tile[:, None]
@@ -276,7 +277,7 @@ def attention_mask(inputs, window, args):
     near = (q_tile - k_tile) * tile < window
 
     def listed(tiles):
-        """Per row, how many tiles are near (B, 1, N), and the indices of all, near ones first."""
+        """Each row's count of near tiles (B, 1, N) and its tiles (B, 1, N, N), near ones first."""
         nearest_first = torch.where(tiles, k_tile, -1).sort(descending=True).values.clamp(min=0)
         return (tiles & near).sum(-1, dtype=torch.int32)[:, None], nearest_first[:, None]
 
@@ -294,19 +295,20 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         assert args.model_dim % args.num_heads == 0, "model_dim is not a multiple of num_heads"
         self.num_heads = args.num_heads
-        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)  # Muon orthogonalises each
+        # Three matrices, because Muon orthogonalises each by itself.
+        self.c_q = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_k = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_v = Linear(args.model_dim, args.model_dim, bias=False)
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
-        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # of v and the value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
 
     def forward(self, x, value_embed, mask):
         B, T, C = x.shape
         q, k, v = (linear(x).view(B, T, self.num_heads, -1)
-                   for linear in (self.c_q, self.c_k, self.c_v))
+                   for linear in (self.c_q, self.c_k, self.c_v))  # (B, T, H, D)
         v = self.value_lambdas[0] * v
         if value_embed is not None:
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
@@ -340,10 +342,11 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(args, rotary) if has_attention else None
         self.value_table = args.value_embed_pattern[layer]
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and the embedding x0
 
     def forward(self, x, value_embeds, x0, mask):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
+        x_weight, embed_weight = self.lambdas
+        x = x_weight * x + embed_weight * x0  # a learned shortcut from the embedding
         if self.attn is not None:
             x = x + self.attn(norm(x), value_embeds.get(self.value_table), mask)
         x = x + self.mlp(norm(x))
@@ -357,7 +360,7 @@ class GPT(nn.Module):
         assert args.num_layers % 2 == 0, "num_layers must be even: skips pair up its two halves"
         self.args = args
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
+        # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
         assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
@@ -367,7 +370,7 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Head(args)
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.embed.bfloat16()  # the residual stream takes its dtype
             self.value_embeds.bfloat16()
 
     def forward(self, inputs, targets=None, window=None):
@@ -383,16 +386,16 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, mask)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first popped is x itself
+            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
             x = block(x, value_embeds, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
+        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
-        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
@@ -403,11 +406,11 @@ def newton_schulz(matrices, dtype):
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
     vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    X = matrices.to(dtype)
+    a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
+    X = matrices.to(dtype)  # (N, m, n)
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     for _ in range(5):
-        A = X @ X.mT
+        A = X @ X.mT  # (N, m, m)
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # bA + cAA
         X = torch.baddbmm(X, B, X, beta=a)  # aX + BX
     return X
@@ -427,7 +430,7 @@ def muon_update(grads, momentum_buffer, momentum, dtype):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr sqrt(max(1, rows / cols)) times the orthogonalised Nesterov momentum."""
     def __init__(self, params, lr, momentum, bf16, compiled):
-        sizes = dict.fromkeys(param.numel() for param in params)  # one batch each
+        sizes = dict.fromkeys(param.numel() for param in params)  # one batch per size
         groups = [dict(params=[p for p in params if p.numel() == size]) for size in sizes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -436,7 +439,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # in flight: one size's updates are sent while the next size's are computed
+        gathers = []  # in flight: updates of one size are sent while the next are computed
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -591,7 +594,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
             # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
-        for param in model.parameters():  # without DDP, whose buckets split the compiled graph
+        for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)
         set_schedules(optimizers, step, args)
         for optimizer in optimizers:
@@ -620,7 +623,7 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log, clock = Log(args), Clock(device)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
+    model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)

@@ -49,27 +49,27 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks: few, so that each teaches more
+    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches use tokens better
     train_seq_len: int = 49_152  # tokens per sequence, an eighth of a step: documents end to end
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
-    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
+    max_document_len: int = 2048  # longer training documents are cut, so that more fit in a batch
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
-    layer_without_attention: int = 7  # counted from 0: an MLP only; attention helps little there
-    value_embed_pattern: str = "012......012"  # value tables; . = none, where they help little
+    layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
+    value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 768**0.5  # scales the head's inputs, at most sqrt(768), to 448
+    fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # scales the head's weights
-    fp8_grad_scale: float = 448.0  # scales the gradients of the logits, at most 1, to 448
-    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
+    fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
+    num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly an update's singular values, c_fc's too: no matrix is tall
+    muon_lr: float = 0.05  # roughly the singular values of every update, as no matrix is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -77,26 +77,26 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
+    adam_eps: float = 8e-10  # 8 times the record's, because gradients are sums over 8 ranks
     train_steps: int = 1670
-    scheduled_steps: int = 1670  # where the learning rate's and the window's schedules end
-    cooldown_frac: float = 0.45  # of scheduled_steps, so that it scales with the run
+    scheduled_steps: int = 1670  # the step at which the schedules of rate and window end
+    cooldown_frac: float = 0.45  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_stages: int = 3  # about equally long; each compiles the model for its window
-    tile_size: int = 128  # short windows are multiples of it
+    window_stages: int = 3  # stages of about equal length; the model is compiled for each window
+    tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 6  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2, dense
+    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2 or dense
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Muon's kernel
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
@@ -130,14 +130,14 @@ def muon_momentum(step, args):
 
 
 def window_size(step, args):
-    """window_start in the first stage, window_growth more in each that follows."""
+    """window_start in the first stage, window_growth more in each later stage."""
     stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
     return args.window_start + stage * args.window_growth
 
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -161,7 +161,7 @@ def packed_rows(shard, T, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    If packed, rows come from `packed_rows`; else each starts where the previous row ends. Blocks
     of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -189,16 +189,16 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 
 def document_starts(inputs, args):
-    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
+    """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
 
 # -------------------------------------------- Kernels --------------------------------------------
 def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
+    """The fastest kernel: FA3 on Hopper if installed, FA2 from Ampere on, else a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # it is missing, or built for another PyTorch
@@ -215,7 +215,7 @@ def quantize(x, scale, dtype):
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    # Tensor cores need both operands contiguous along K; fast accumulation keeps fewer bits.
     inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
@@ -279,7 +279,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight):
@@ -292,7 +292,7 @@ class FP8Linear(torch.autograd.Function):
     """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
-        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+        x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
@@ -302,7 +302,7 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, grad):
         x8, weight8 = ctx.saved_tensors
         x_scale, weight_scale, grad_scale = ctx.scales
-        # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+        # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
             grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
@@ -326,20 +326,20 @@ class Head(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others do not rotate at all.
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
+        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); cos ignores the signs
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); cos is even, sin odd
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x):  # (B, T, H, D); computed in float32, like the tables
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # halves (x1, x2) become (x2, x1)
         return (x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]).type_as(x)
 
 
@@ -352,7 +352,7 @@ def attention_masks(inputs, windows, training, args):
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
+    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
     visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
@@ -370,14 +370,14 @@ class CausalSelfAttention(nn.Module):
         self.c_qkvo = nn.Parameter(weights)  # four matrices in one Muon batch
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
-        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # for v and the value embedding
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # of v and the value embedding
         self.scale, self.attention_kernel = args.attention_scale, args.attention_kernel
 
     def forward(self, x, value_embed, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype)
-        qkv = F.linear(x, weights[:3].flatten(0, 1))
-        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
+        qkv = F.linear(x, weights[:3].flatten(0, 1))  # (B, T, 3 C)
+        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = self.value_lambdas[0] * v
         if value_embed is not None:
             v = v + self.value_lambdas[1] * value_embed.view_as(v)
@@ -417,10 +417,11 @@ class Block(nn.Module):
         self.value_table = args.value_embed_pattern[layer]
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args)
-        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # for x and for the embedding x0
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))  # weights of x and the embedding x0
 
     def forward(self, x, value_embeds, x0, masks):
-        x = self.lambdas[0] * x + self.lambdas[1] * x0  # each layer mixes in the embedding, too
+        x_weight, embed_weight = self.lambdas
+        x = x_weight * x + embed_weight * x0  # a learned shortcut from the embedding
         if self.attn is not None:
             x = x + self.attn(norm(x), value_embeds.get(self.value_table), masks[self.window_kind])
         x = x + self.mlp(norm(x))
@@ -435,9 +436,9 @@ class GPT(nn.Module):
         self.args = args
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
-            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
+            activate_flash_attention_impl("FA3")  # replaces PyTorch's own FA2
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
-        # Like the value residual (arXiv 2410.17897), but with values from learned tables.
+        # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
         assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
@@ -448,7 +449,7 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Head(args)
         if args.bf16:
-            self.embed.bfloat16()  # makes the residual stream bfloat16, too
+            self.embed.bfloat16()  # the residual stream takes its dtype
             self.value_embeds.bfloat16()
 
     def forward(self, inputs, targets=None, window=None):
@@ -466,16 +467,16 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, masks)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first popped is x itself
+            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118), tight for a small model: 15 tanh(logits / 15) as a sigmoid.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # The cap also permits a cheaper cross-entropy: exponentials cannot overflow.
+        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
-        target_logits = torch.where(is_target, logits, 0).sum(-1)
+        target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
 
 
@@ -486,7 +487,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
     vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
     X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value is above 1
     for _ in range(5):
@@ -505,7 +506,7 @@ def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, params, lr, momentum, bf16, compiled, use_triton):
-        shapes = dict.fromkeys(param.shape for param in params)  # few shapes, few batches to send
+        shapes = dict.fromkeys(param.shape for param in params)  # one batch per shape
         groups = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
         super().__init__(groups, dict(lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -515,7 +516,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        gathers = []  # in flight: one shape's updates are sent while the next's are computed
+        gathers = []  # in flight: updates of one shape are sent while the next are computed
         for group in self.param_groups:
             params = group["params"]
             share = math.ceil(len(params) / world_size)  # parameters per rank, at most
@@ -625,7 +626,7 @@ def warm_up(model, optimizers, batches, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         inputs, targets = next(batches)
-        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # every stage occurs
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # reaches all stages
         model(inputs, targets, window_size(step, args)).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -653,7 +654,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        window = window_size(step, args)  # constant for the compiler: one compilation per stage
+        window = window_size(step, args)  # a constant for the compiler: one compilation per stage
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
                 val_loss = validate(model, load_val(), args.val_tokens // val_micro_tokens, window)
@@ -667,7 +668,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
             # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
             (loss * targets.numel()).backward()
             train_loss += loss.detach() / grad_accum_steps
-        for param in model.parameters():  # without DDP, whose buckets split the compiled graph
+        for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)
         set_schedules(optimizers, step, args)
         for optimizer in optimizers:
@@ -696,9 +697,9 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log, clock = Log(args), Clock(device)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
+    model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
+        torch._dynamo.config.recompile_limit = 64  # per window: one to train, one to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

@@ -58,13 +58,13 @@ class Hyperparameters:
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
     first_document_len: int = 896  # the cut in the first stage, whose windows are short
-    max_document_len: int = 2048  # training documents are cut to it, so that a batch holds more
+    max_document_len: int = 2048  # longer training documents are cut, so that more fit in a batch
     prefetched_batches: int = 32  # micro-batches prepared in advance
     # model
     vocab_size: int = 50304  # GPT-2's 50257, padded to a multiple of 128 for the tensor cores
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
-    layer_without_attention: int = 6  # counted from 0: an MLP only; attention helps little there
+    layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
     value_embed_pattern: str = ".01.....234"  # tables; . = none; layer 2's helps more than 0's
     bigram_rows: int = 251_520  # of the table of bigrams: five times the vocabulary's
     bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
@@ -77,7 +77,7 @@ class Hyperparameters:
     fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
     fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
-    num_heads: int = 6  # of 128 dimensions: few and wide, which suits tensor cores
+    num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
     output_init: float = 0.5  # the same for attention's output, which adds from the first step
@@ -107,7 +107,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
     small_beta1: float = 0.9  # for all parameters but the tables
     small_beta2: float = 0.99  # for gates and other scalars
-    adam_eps: float = 8e-10  # 1e-10 in the record, which averages 8 ranks; here they are summed
+    adam_eps: float = 8e-10  # 8 times the record's, because gradients are sums over 8 ranks
     adam_weight_decay: float = 0.005  # times the square of the rate
     value_embed_decay_factor: float = 5.0  # for the bigrams, too
     head_decay_factor: float = 150.0  # for the embedding, too; large, as their rate is small
@@ -118,25 +118,25 @@ class Hyperparameters:
     scheduled_steps: int = 1450  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5, as in the record, though the second is 2^0.6
-    cooldown_frac: float = 0.6  # of scheduled_steps, so that it scales with the run
+    cooldown_frac: float = 0.6  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
-    momentum_cooldown_steps: int = 50  # at the end, back to muon_momentum_start
+    momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_end: int = 1664  # window after the scheduled steps
     long_window_end: int = 2560  # long window of the last validation
-    tile_size: int = 128  # short windows are multiples of it
+    tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between printed train losses; 0 = never: they cost time
+    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
     kernel_warmup_steps: int = 6  # untimed steps that compile the kernels, undone afterwards
     compile: bool = torch.cuda.is_available()
     bf16: bool = torch.cuda.is_available()
-    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2, dense
+    attention_kernel: str = field(default_factory=lambda: best_attention())  # FA3, FA2 or dense
     use_triton: bool = torch.cuda.is_available() and bool(find_spec("triton"))  # Triton kernels
     use_fp8: bool = field(default_factory=lambda: (  # Ada, Hopper and later GPUs multiply in FP8
         torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)))
@@ -230,7 +230,7 @@ def long_window_size(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """The uint16 tokens of a shard, after 256 int32: magic number, version, token count, zeros."""
+    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -257,7 +257,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
     Packed rows grow with the stages, from step `first` on: step_tokens and seq_len are step 0's.
-    If packed, rows come from `packed_rows`; else each starts where the previous one ends. Blocks
+    If packed, rows come from `packed_rows`; else each starts where the previous row ends. Blocks
     of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -295,22 +295,22 @@ def prefetched(batches, args, device):
 
     def next_batch():
         ready.append(executor.submit(next, batches))
-        return ready.popleft().result()  # raises here what the thread raised
+        return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless: no batch is None
+    return iter(next_batch, None)  # endless; a generator would start its thread after the clock
 
 
 def document_starts(inputs, args):
-    """Positions where documents start in flattened `inputs` (B, T): int32, padded with B * T."""
+    """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # static: a start per 300 tokens
+    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: one start per 300 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
 
 # -------------------------------------------- Kernels --------------------------------------------
 def best_attention():
-    """The fastest: FA3 on Hopper with flash_attn_interface, FA2 from Ampere on, or a dense mask."""
+    """The fastest kernel: FA3 on Hopper if installed, FA2 from Ampere on, else a dense mask."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] == 9:
         with suppress(ImportError, OSError):  # it is missing, or built for another PyTorch
@@ -327,7 +327,7 @@ def quantize(x, scale, dtype):
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
     """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
-    # Tensor cores need K contiguous in both. Fast accumulation keeps fewer bits.
+    # Tensor cores need both operands contiguous along K; fast accumulation keeps fewer bits.
     inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
 
@@ -507,7 +507,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -517,11 +517,11 @@ def init_uniform(weight, scale=0.5):
 
 
 class Rotary(nn.Module):
-    """Rotary positions (arXiv 2104.09864): they enter scores only as distances between tokens."""
+    """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]: half of
-        # the pairs by t to t / 1024, in geometric steps; the others do not rotate at all.
+        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
+        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -543,7 +543,7 @@ class Rotary(nn.Module):
         self.sin.copy_(angles.sin())
 
     def forward(self, x):  # (B, T, H, D)
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # each dimension's partner
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # halves (x1, x2) become (x2, x1)
         return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
 
 
@@ -560,7 +560,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers
+    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
     documents = documents.repeat_interleave(slots, dim=1)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
@@ -612,7 +612,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
         qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
-        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)
+        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
         if self.has_paired_heads:
@@ -750,10 +750,10 @@ class CappedLoss(torch.autograd.Function):
             logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
         else:
             x_scale, weight_scale, grad_scale = scales
-            x = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 bits of mantissa, up to 448
+            x = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
             weight = quantize(weight, weight_scale, torch.float8_e4m3fn)
             logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
-            # 2 bits of mantissa, but up to 57,344: gradients spread over more orders of magnitude.
+            # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
             grad_dtype = torch.float8_e5m2
         losses, grads = loss(
             logits, targets, target_weights, grad_dtype=grad_dtype, grad_scale=grad_scale)
@@ -782,7 +782,7 @@ class GPT(nn.Module):
         assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
-            activate_flash_attention_impl("FA3")  # in place of PyTorch's own FA2
+            activate_flash_attention_impl("FA3")  # replaces PyTorch's own FA2
         self.cap = args.cap_height, args.cap_shift, args.cap_width
         scales = args.fp8_x_scale, args.fp8_weight_scale, args.fp8_grad_scale
         self.fp8_scales = scales if args.use_fp8 else None
@@ -812,13 +812,13 @@ class GPT(nn.Module):
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
         if args.bf16:
-            for module in self.children():  # makes the residual stream bfloat16, too
+            for module in self.children():  # the residual stream takes its dtype
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
         self.set_window(args.window_end, args.long_window_end)
 
     def set_window(self, window, long_window):
-        # Python numbers are constant for the compiler: one compilation per stage.
-        self.window = window  # also that of the rotary tables; long layers may see further
+        # The compiler treats Python numbers as constants and compiles once per stage.
+        self.window = window  # the rotary tables follow it; long layers may see further
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
@@ -838,7 +838,7 @@ class GPT(nn.Module):
         return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=True))
 
     def forward(self, inputs, targets=None, tied=False, target_weights=None):
-        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, rounded down to tiles
+        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
@@ -877,7 +877,7 @@ class GPT(nn.Module):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# a, b, c per step, each optimal for the range that the one before leaves (arXiv 2505.16932)
+# a, b, c of each step, optimal for the range that the previous step leaves (arXiv 2505.16932)
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -1019,7 +1019,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # Each group is one batch; its first num_attentions are four (n, n) each, joined as (n, 4n).
+        # A group is one batch; its first num_attentions are four (n, n) each, stored as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -1045,7 +1045,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        scatters = []  # in flight; each rank receives the gradients of its share only
+        scatters = []  # in flight; each rank receives only its share of the gradients
         for group, weights in zip(self.param_groups, self.weights, strict=True):
             stacks = [param.grad.view(-1, *weights.shape[1:]) for param in group["params"]]
             stack = torch.cat(padded(stacks, world_size))  # (N, m, n)
@@ -1201,7 +1201,7 @@ def warm_up(model, optimizers, load_train, args):
         for optimizer in optimizers_due(optimizers, i - 1, args):
             optimizer.step()
             optimizer.zero_grad()
-    model.zero_grad()  # drops what Adam has not used yet
+    model.zero_grad()  # drops gradients that Adam has not used yet
     for part, state in zip((model, *optimizers), initial_states, strict=True):
         part.load_state_dict(state)
 
@@ -1275,9 +1275,9 @@ def main(args):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     log, clock = Log(args), Clock(device)
     torch.manual_seed(args.seed)
-    model = raw_model = GPT(args).to(device)  # one seed: all ranks start equal
+    model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window: once to train, once to validate
+        torch._dynamo.config.recompile_limit = 64  # per window: one to train, one to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
