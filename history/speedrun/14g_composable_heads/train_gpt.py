@@ -886,8 +886,8 @@ class LastBlock(Block):
 
 def next_targets(targets, count):
     """The next `count` targets (B T, count) of each token: -1 for those beyond the end of a row."""
-    padded = F.pad(targets, (0, count - 1), value=-1)
-    return padded.unfold(1, count, 1).flatten(0, 1).contiguous()
+    longer = F.pad(targets, (0, count - 1), value=-1)
+    return longer.unfold(1, count, 1).flatten(0, 1).contiguous()
 
 
 class CappedLoss(torch.autograd.Function):
