@@ -306,7 +306,7 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
@@ -461,10 +461,10 @@ def main(args):
     load_start(model, args)
     model.to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
         model = torch.compile(model, dynamic=True)  # one graph for rows of any length
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; the argument is deprecated
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)
@@ -487,7 +487,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
+    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -187,7 +187,7 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).

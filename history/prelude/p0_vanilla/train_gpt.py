@@ -382,7 +382,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
+    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -599,7 +599,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
         model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     if is_sharded(args):  # all ranks begin with rank 0's weights
         for param in raw_model.parameters():
@@ -629,7 +629,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
+    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

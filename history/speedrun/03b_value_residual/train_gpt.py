@@ -443,10 +443,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; the argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -466,7 +466,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
+    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

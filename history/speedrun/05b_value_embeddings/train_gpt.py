@@ -294,7 +294,7 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, mask)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
             x = block(x, value_embeds, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
@@ -524,10 +524,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket, to send it early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # all ranks compute the same; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; the argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -547,7 +547,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # DDP's reference cycle keeps the group's threads, which can abort the exit
+    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

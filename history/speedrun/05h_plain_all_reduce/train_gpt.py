@@ -321,7 +321,7 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, mask)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
             x = block(x, value_embeds, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a cheaper tanh(u).

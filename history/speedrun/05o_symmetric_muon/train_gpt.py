@@ -240,7 +240,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # Plain numbers would be compiled in, and every pair of them would be a kernel to tune.
+    # A tensor: plain numbers would become constants, and each pair a kernel to tune.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -456,7 +456,7 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, masks)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # x itself is first: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a cheaper tanh(u).

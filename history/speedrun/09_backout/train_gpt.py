@@ -217,7 +217,7 @@ def prefetched(batches, args, device):
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless; a generator would start its thread after the clock
+    return iter(next_batch, None)  # endless; a generator would start its thread too late
 
 
 def document_starts(inputs, args):
@@ -300,7 +300,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # Plain numbers would be compiled in, and every pair of them would be a kernel to tune.
+    # A tensor: plain numbers would become constants, and each pair a kernel to tune.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -633,7 +633,7 @@ def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
-        # A group is one batch; its first num_attentions are four (n, n) each, stored as (n, 4n).
+        # A group is one batch; its first num_attentions are stacks (4, n, n), stored as (n, 4n).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.muon_update = torch.compile(
@@ -849,7 +849,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # per window: one to train, one to validate
+        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

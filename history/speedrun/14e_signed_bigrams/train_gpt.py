@@ -302,7 +302,7 @@ def prefetched(batches, args, device):
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless; a generator would start its thread after the clock
+    return iter(next_batch, None)  # endless; a generator would start its thread too late
 
 
 def document_starts(inputs, args):
@@ -385,7 +385,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # Plain numbers would be compiled in, and every pair of them would be a kernel to tune.
+    # A tensor: plain numbers would become constants, and each pair a kernel to tune.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -615,7 +615,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # heads (0, 1), ... of Q and K
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # pairs of heads of Q, then K
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -1376,7 +1376,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # per window: one to train, one to validate
+        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

@@ -186,7 +186,7 @@ def stages(args):
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     first, later = args.first_document_len, args.max_document_len
     second, third = args.second_target_weight, args.third_target_weight
-    prefix = args.prefix_weight  # its column stays, at weight 0
+    prefix = args.prefix_weight  # its weight fades to 0 in the second stage; its column stays
     return [
         Stage(1 * T, first, 1.0, start, [1, second, third, prefix], [1, second, 0, prefix]),
         Stage(2 * T, later, args.second_stage_lr, start + growth, [1, second, prefix], [1, 0, 0]),
@@ -323,7 +323,7 @@ def prefetched(batches, args, device):
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless; a generator would start its thread after the clock
+    return iter(next_batch, None)  # endless; a generator would start its thread too late
 
 
 def document_starts(inputs, args):
@@ -406,7 +406,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # Plain numbers would be compiled in, and every pair of them would be a kernel to tune.
+    # A tensor: plain numbers would become constants, and each pair a kernel to tune.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -650,7 +650,7 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
     scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
     scores = scores.masked_fill(~visible[:, :, None], -math.inf)
     attention = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)  # composed_share: its size
+    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)  # only its direction
     attention = torch.einsum("bnhij,bnih->bnij", attention, blocks(mix))
     y = torch.einsum("bnij,bnjhd->bnihd", attention, with_previous(v))
     return y.flatten(1, 2)[:, :T]
@@ -665,7 +665,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # heads (0, 1), ... of Q and K
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # pairs of heads of Q, then K
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -1459,7 +1459,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # per window: one to train, one to validate
+        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
