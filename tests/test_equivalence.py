@@ -98,7 +98,7 @@ def expected_blocks(folder, steps, milestone):
     B, T = MICRO["micro_batch_size"], MICRO["seq_len"]
     step_rows = SIZES["total_batch_size"] // T
     args = micro_args(milestone, folder, None)
-    grows = hasattr(load_snapshot(milestone), "train_seq_len")  # in thirds of the schedule
+    grows = hasattr(load_snapshot(milestone), "stages")  # in thirds of the schedule
     lengths = [T * min(3, 1 + 3 * step // args.scheduled_steps) if grows else T
                for step in range(2 * steps)]
     cuts, rounds = [], 0  # the rows of each step, with the last targets

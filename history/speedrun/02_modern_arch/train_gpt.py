@@ -79,7 +79,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():

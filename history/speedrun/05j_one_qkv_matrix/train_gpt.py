@@ -96,7 +96,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -299,7 +299,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)
         self.rotary = rotary
-        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # of v and the value embedding
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # weights of v, value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
 
     def forward(self, x, value_embed, mask):
@@ -420,7 +420,7 @@ def wide(matrix):
 
 def muon_update(grads, momentum_buffer, momentum, dtype):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype)
 
 
@@ -588,8 +588,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)

@@ -57,7 +57,7 @@ class Hyperparameters:
     value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     fp8_x_scale: float = 2.0  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_weight_scale: float = 2.0**9  # the record's; clamps the head's weights beyond 448 / 2^9
     fp8_grad_scale: float = 32 / 3  # the record's 2^19 is for means over 49,152 tokens, not sums
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -97,7 +97,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -300,7 +300,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)
         self.rotary = rotary
-        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # of v and the value embedding
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # weights of v, value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
 
     def forward(self, x, value_embed, mask):
@@ -425,7 +425,7 @@ def wide(matrix):
 
 def muon_update(grads, momentum_buffer, momentum, dtype):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype)
 
 
@@ -594,8 +594,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)

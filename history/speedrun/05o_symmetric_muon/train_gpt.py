@@ -58,7 +58,7 @@ class Hyperparameters:
     value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
-    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_weight_scale: float = 2.0**9  # the record's; clamps the head's weights beyond 448 / 2^9
     fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -99,7 +99,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -160,7 +160,7 @@ def token_batches(pattern, step_tokens, seq_len, aligned, args, rank, world_size
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    num_rows = step_tokens // T  # of a step
+    num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -367,7 +367,7 @@ class CausalSelfAttention(nn.Module):
         weights[3] = 0
         self.c_qkvo = nn.Parameter(weights)  # four matrices in one Muon batch
         self.rotary = rotary
-        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # of v and the value embedding
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # weights of v, value embedding
         self.scale, self.use_flex_attention = args.attention_scale, args.use_flex_attention
 
     def forward(self, x, value_embed, mask):
@@ -488,7 +488,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -655,8 +655,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)

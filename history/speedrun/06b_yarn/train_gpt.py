@@ -65,7 +65,7 @@ class Hyperparameters:
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
-    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_weight_scale: float = 2.0**9  # the record's; clamps the head's weights beyond 448 / 2^9
     fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -88,7 +88,7 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
-    window_end: int = 1664  # window of the last validation; YaRN lets it exceed those of training
+    window_end: int = 1664  # window of the last validation; YaRN lets it exceed training windows
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
@@ -109,7 +109,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -176,7 +176,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    num_rows = step_tokens // T  # of a step
+    num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -392,7 +392,7 @@ class CausalSelfAttention(nn.Module):
         self.c_qkvo = nn.Parameter(weights)  # four matrices in one Muon batch
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
-        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # of v and the value embedding
+        self.value_lambdas = nn.Parameter(torch.tensor([0.5, 0.5]))  # weights of v, value embedding
         self.attention_kernel = args.attention_kernel
 
     def forward(self, x, value_embed, mask):
@@ -526,7 +526,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -694,8 +694,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)

@@ -66,7 +66,7 @@ class Hyperparameters:
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
-    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_weight_scale: float = 2.0**9  # the record's; clamps the head's weights beyond 448 / 2^9
     fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -89,7 +89,7 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
-    window_end: int = 1664  # window of the last validation; YaRN lets it exceed those of training
+    window_end: int = 1664  # window of the last validation; YaRN lets it exceed training windows
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
@@ -110,7 +110,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -177,7 +177,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    num_rows = step_tokens // T  # of a step
+    num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -580,7 +580,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -608,7 +608,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # in flight, like scatters, while other groups are updated
         for group, padded, grads, scatter in scatters:
             scatter.wait()
-            state = self.state[group["params"][0]]  # of this rank's share
+            state = self.state[group["params"][0]]  # the state of this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
@@ -748,8 +748,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers:

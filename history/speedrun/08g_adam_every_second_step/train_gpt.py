@@ -68,7 +68,7 @@ class Hyperparameters:
     window_pattern: str = "SSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
-    fp8_weight_scale: float = 2.0**9  # scales the head's weights
+    fp8_weight_scale: float = 2.0**9  # the record's; clamps the head's weights beyond 448 / 2^9
     fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -93,7 +93,7 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that a token sees in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
-    window_end: int = 1664  # window of the last validation; YaRN lets it exceed those of training
+    window_end: int = 1664  # window of the last validation; YaRN lets it exceed training windows
     long_window_end: int = 2560  # window_end of the layers with a long window (L)
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
@@ -115,7 +115,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -188,7 +188,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    num_rows = step_tokens // T  # of a step
+    num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -520,7 +520,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
-        # What follows the model's scalars is padding.
+        # The entries after the model's scalars are padding.
         return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=False))
 
     def forward(self, inputs, targets=None):
@@ -624,7 +624,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     return polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -651,7 +651,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # in flight, like scatters, while other groups are updated
         for group, padded, grads, scatter in scatters:
             scatter.wait()
-            state = self.state[group["params"][0]]  # of this rank's share
+            state = self.state[group["params"][0]]  # the state of this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
@@ -725,7 +725,7 @@ def make_optimizers(model, args):
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
-    # Of the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     muon_groups = [  # smallest first, because the wait for the first scatter is idle time
         dict(params=[model.smear_gate]),
@@ -803,7 +803,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         windows = window_size(step, args), long_window_size(step, args)
-        if windows != (model.window, model.long_window):  # validation uses them too
+        if windows != (model.window, model.long_window):  # validation also uses them
             model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
@@ -815,8 +815,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):

@@ -5,8 +5,8 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  10f key offset
-Changed: for two thirds of the run the head's table, which starts small and random, is the embedding
-         too; then the embedding becomes its copy, Adam state included; FP8 scales; fewer steps
+Changed: for two thirds of the run the head's table, which starts small and random, is also
+         the embedding, which later becomes a copy, Adam state included; FP8 scales; fewer steps
 Record:  #51 by @varunneal, 2025-12-19: mean val loss of 9 runs 3.2776 after 0.54B tokens in
          2.08 minutes on 8xH100; and part of #53 by @varunneal and @classiclarryd
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
@@ -65,34 +65,34 @@ class Hyperparameters:
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
     value_embed_pattern: str = "12......012"  # each layer's value table; . where one helps little
-    skip_from: int = 3  # counted from 0; a learned share of its output is added ...
-    skip_to: int = 6  # ... to this layer's input
+    skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
+    skip_to: int = 6  # the layer to whose input the skip is added
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 448 / 1.5  # scales the head's weights
-    fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
+    fp8_x_scale: float = 448 / 100  # the record's; head inputs are at most sqrt(768) = 28
+    fp8_weight_scale: float = 448 / 1.5  # the record's; clamps the head's weights beyond 1.5
+    fp8_grad_scale: float = 448 / 0.75  # keeps logit gradients far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
-    mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the same for the second one; all as in the record
+    mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
+    mlp_out_lr_factor: float = 4.0  # the rate's factor for its second matrix; all as in the record
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
     muon_weight_decay: float = 1.2  # a step removes rate^2 x factor x this share of a weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
-    head_lr: float = 0.008  # for the embedding, too
+    head_lr: float = 0.008  # rate of both the head and the embedding
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 8 times the record's, because gradients are sums over 8 ranks
-    adam_weight_decay: float = 0.005  # times the square of the rate; not for scalars
+    adam_weight_decay: float = 0.005  # a step removes rate^2 x this share; 0 for scalars
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     train_steps: int = 2035
     scheduled_steps: int = 1995  # the schedules, and the last of three stages, end here
@@ -126,7 +126,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -140,7 +140,7 @@ def parse_args(argv=None):
 class Stage(NamedTuple):
     """A row of the schedules' table; every step has the same number of sequences."""
     seq_len: int  # tokens per training sequence
-    peak_lr: float  # of lr_multiplier
+    peak_lr: float  # lr_multiplier before the cooldown
     window: int  # previous tokens that a token sees
 
 
@@ -227,7 +227,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    num_rows = step_tokens // T  # of a step
+    num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -476,7 +476,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, value_embed, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype).view(4, C, C)
-        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
+        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # only scales v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if value_embed is not None:
             v = v + value_embed.view_as(v)
@@ -493,7 +493,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
         y = y * gates[..., None]  # a gate can switch a head off for a token
-        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than on y
+        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than scaling y
 
 
 class MLP(nn.Module):
@@ -579,7 +579,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
-        # What follows the model's scalars is padding.
+        # The entries after the model's scalars are padding.
         return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=False))
 
     def forward(self, inputs, targets=None, tied=False):
@@ -714,14 +714,14 @@ class ShardedAdam(torch.optim.Optimizer):
 
 
 def padded(stacks, world_size):
-    """The stacks and one of zeros, so that the shares of all ranks have one size."""
+    """The stacks and one more of zeros, so that all ranks' shares have the same size."""
     padding = -sum(map(len, stacks)) % world_size
     return [*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])]
 
 
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); evened out if beta is given."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return updates if beta is None else even_out(updates, mean_square, beta)
 
@@ -765,7 +765,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
-            state = self.state[group["params"][0]]  # of this rank's share
+            state = self.state[group["params"][0]]  # the state of this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
@@ -779,7 +779,7 @@ class Muon(torch.optim.Optimizer):
                        .view(-1, *grads.shape[1:])
                        for part in zip(*parts, strict=True) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it again
             self.cautious_update(weights[share], torch.cat(updates), rates, decay)
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
         for gather in gathers:
@@ -841,7 +841,7 @@ def make_optimizers(model, args):
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
-    # Of the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     muon_groups = [  # smallest first, because the wait for the first scatter is idle time
         dict(params=[model.smear_gate], lr_factors=[1.0], neuron_beta=None),
@@ -924,7 +924,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
         windows = window_size(step, args), long_window_size(step, args)
-        if windows != (model.window, model.long_window):  # validation uses them too
+        if windows != (model.window, model.long_window):  # validation also uses them
             model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
@@ -936,8 +936,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, tied)
-            # Summed over tokens: logit gradients lie in [-1, 1] for any batch layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):

@@ -65,50 +65,50 @@ class Hyperparameters:
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
     value_embed_pattern: str = "12......012"  # each layer's value table; . where one helps little
-    skip_from: int = 3  # counted from 0; a learned share of its output is added ...
-    skip_to: int = 6  # ... to this layer's input
+    skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
+    skip_to: int = 6  # the layer to whose input the skip is added
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 100  # scales the head's inputs into FP8's range
-    fp8_weight_scale: float = 448 / 1.6  # scales the head's weights
-    fp8_grad_scale: float = 448 / 0.75  # scales the gradients of the logits
+    fp8_x_scale: float = 448 / 100  # the record's; head inputs are at most sqrt(768) = 28
+    fp8_weight_scale: float = 448 / 1.6  # the record's; clamps the head's weights beyond 1.6
+    fp8_grad_scale: float = 448 / 0.75  # keeps logit gradients far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
-    qkv_init: float = 1.0  # initial standard deviation is this / sqrt(model_dim); c_fc's 0.5
+    qkv_init: float = 1.0  # initial standard deviation is this / sqrt(model_dim); c_fc has 0.5
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
-    cap_shift: float = 5.0  # above a logit of 0 there is less room than below
+    cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: only 7.8 lie above
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
-    mlp_in_lr_factor: float = 2.0  # the same for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the same for the second one; all as in the record
+    mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
+    mlp_out_lr_factor: float = 4.0  # the rate's factor for its second matrix; all as in the record
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
     muon_weight_decay: float = 1.2  # a step removes rate^2 x factor x this share of a weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
-    head_lr: float = 0.008  # for the embedding, too
+    head_lr: float = 0.008  # rate of both the head and the embedding
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75
-    head_beta1: float = 0.5  # for the embedding, too; low, or rare tokens' rows keep moving
+    head_beta1: float = 0.5  # shared with the embedding; low, or rare tokens' rows keep moving
     adam_beta1: float = 0.65  # for x0_weights
-    adam_beta2: float = 0.95  # for all of these
+    adam_beta2: float = 0.95  # for the tables and x0_weights
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
     small_beta2: float = 0.99
     adam_eps: float = 8e-10  # 8 times the record's, because gradients are sums over 8 ranks
-    adam_weight_decay: float = 0.005  # times the square of the rate
+    adam_weight_decay: float = 0.005  # a step removes rate^2 x this share of a weight
     value_embed_decay_factor: float = 5.0
-    head_decay_factor: float = 150.0  # for the embedding, too; large, as their rate is small
+    head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
-    second_target_weight: float = 0.5  # of the token after the next; fades in the second stage
-    third_target_weight: float = 0.25  # of the one after that; fades in the first stage
+    second_target_weight: float = 0.5  # weight of the second next token: 0 after the second stage
+    third_target_weight: float = 0.25  # weight of the third next token: 0 after the first stage
     train_steps: int = 1775
     scheduled_steps: int = 1735  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
@@ -141,7 +141,7 @@ def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
         if text not in ("False", "True"):
-            raise ValueError  # which argparse reports in one line
+            raise ValueError  # argparse reports it in one line
         return text == "True"
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
@@ -155,10 +155,10 @@ def parse_args(argv=None):
 class Stage(NamedTuple):
     """A row of the schedules' table; every step has the same number of sequences."""
     seq_len: int  # tokens per training sequence
-    peak_lr: float  # of lr_multiplier
+    peak_lr: float  # lr_multiplier before the cooldown
     window: int  # previous tokens that a token sees
-    weights_start: list  # of the loss's targets, the next token's first, when the stage starts ...
-    weights_end: list  # ... and when it ends
+    weights_start: list  # targets' weights in the loss at the stage's start, the next token's first
+    weights_end: list  # targets' weights at the stage's end
 
 
 def stages(args):
@@ -188,9 +188,9 @@ def lr_multiplier(step, args):
 
 
 def target_weights(step, args):
-    """The loss's weights of its targets: linear between those at the stage's start and end."""
+    """The targets' weights in the loss: linear from the stage's start to its end."""
     *scheduled, _ = stages(args)
-    progress = len(scheduled) * step / args.scheduled_steps % 1  # through the stage
+    progress = len(scheduled) * step / args.scheduled_steps % 1  # share of the stage that is over
     row = stage(step, args)
     return [start + (end - start) * progress
             for start, end in zip(row.weights_start, row.weights_end, strict=True)]
@@ -254,7 +254,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
         f"{step_tokens} tokens do not divide into {B} x {T} on each of {world_size} ranks")
-    num_rows = step_tokens // T  # of a step
+    num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
         steps = 0
@@ -521,7 +521,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, extra_values, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # for v: q, k are normed
+        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # only scales v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
@@ -540,7 +540,7 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         # A gate can switch a head off for a token.
         y = y.reshape(B, T, self.num_heads, -1) * gates(x, c["gate"])[..., None]
-        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than on y
+        return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than scaling y
 
 
 class SquaredReLUMLP(torch.autograd.Function):
@@ -554,7 +554,7 @@ class SquaredReLUMLP(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, w_in, w_out, post = ctx.saved_tensors
-        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of what is stored.
+        # The slope of the square is 2 relu(x w_in), and the ReLU is the root of the stored `post`.
         grad_pre = 2 * (grad @ w_out) * post.sqrt()  # (N, 4C)
         return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post
 
@@ -605,7 +605,7 @@ def cross_entropy(logits, targets, weights):
     """Mean over tokens of the weighted cross-entropies with the next len(weights) tokens.
 
     Multi-token prediction (arXiv 2404.19737), from one head. logits (B, T, V) are capped, so
-    exponentials cannot overflow. targets (B, T): the loss is 0 for those beyond the end of a row.
+    exponentials cannot overflow. targets (B, T): the loss is 0 for targets beyond the end of a row.
     """
     count = len(weights)
     targets = F.pad(targets, (0, count - 1), value=-1).unfold(1, count, 1)  # (B, T, count)
@@ -640,7 +640,7 @@ class GPT(nn.Module):
         for embed in self.value_embeds.values():
             nn.init.zeros_(embed.weight)  # adds nothing initially
         longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
-        # One for all layers; each slot of paired heads has a position.
+        # All layers share it; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
         self.attention_layers = [i for i, block in enumerate(self.blocks) if block.attn is not None]
@@ -832,15 +832,15 @@ class ShardedAdam(torch.optim.Optimizer):
 
 
 def padded(stacks, world_size):
-    """The stacks and one of zeros, so that the shares of all ranks have one size."""
+    """The stacks and one more of zeros, so that all ranks' shares have the same size."""
     padding = -sum(map(len, stacks)) % world_size
     return [*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])]
 
 
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n), evened out."""
-    grads = grads.to(momentum_buffer.dtype)  # float32, as Adam's means
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update does not depend on its size
+    grads = grads.to(momentum_buffer.dtype)  # float32: bfloat16 would round small changes away
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return even_out(updates, mean_square, beta)
 
@@ -884,7 +884,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
-            state = self.state[group["params"][0]]  # of this rank's share
+            state = self.state[group["params"][0]]  # the state of this rank's share
             if not state:
                 # warm_up restores an empty state; load_state_dict would cast a full one to bfloat16
                 state["momentum_buffer"] = torch.zeros_like(grads, dtype=torch.float32)
@@ -901,7 +901,7 @@ class Muon(torch.optim.Optimizer):
                        .view(-1, *grads.shape[1:])
                        for part in zip(*parts, strict=True) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates again
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it again
             self.cautious_update(
                 weights[share], torch.cat(updates), rates, decay, state.get("remainders"))
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
@@ -964,13 +964,13 @@ def make_optimizers(model, args):
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
-    # Of the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     muon_groups = [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
-    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # gradients are noisy
     value_params = [*model.value_embeds.parameters()]
     table_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -1057,7 +1057,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
         windows = window_size(step, args), long_window_size(step, args)
-        if windows != (model.window, model.long_window):  # validation uses them too
+        if windows != (model.window, model.long_window):  # validation also uses them
             model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
@@ -1069,8 +1069,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, tied, weights[step])
-            # Summed over tokens: logit gradients lie in [-1.4, 1.4] for any layout, as FP8 needs.
-            (loss * targets.numel()).backward()
+            # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
+            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):
