@@ -201,7 +201,7 @@ def test_show_diff_shows_the_change(lesson, monkeypatch):
     monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
     lesson.show_diff("02", "03", "Muon")
     assert len(shown) == 1 and shown[0].startswith("**`Muon`**\n```diff\n")
-    assert "+            dist.all_reduce(all_updates)" in shown[0]
+    assert "+            dist.all_reduce(flat)" in shown[0]
     shown.clear()
     lesson.show_diff("02", "03")
     assert [text.split("`")[1] for text in shown][-1] == "Muon"
