@@ -430,10 +430,10 @@ RIGHT = {
         ("weight * skips.pop()  #", "weight * skips[-1]; del skips[-1]  #")]),
     "rounds of updates": ("05c", {"Muon": OTHER_ROUNDS}, []),
     "one message for all gradients": ("05h", {}, [
-        ("        for param in model.parameters():\n"
-         "            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
+        ("        for param in model.parameters():  # by hand: DDP's buckets would split the "
+         "compiled graph\n            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
     "queries, keys and values one by one": ("05k", {}, [
-        ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))\n"
+        ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))  # (B, T, 3 C)\n"
          "        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)\n",
          "        q, k, v = (F.linear(x, w.to(x.dtype)).view(B, T, self.num_heads, -1)\n"
          "                   for w in self.c_qkv)\n")]),
@@ -469,8 +469,9 @@ RIGHT = {
         ("torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)",
          "x + weight * gates(x, gate) * F.pad(x, (0, 0, 1, -1))"),
         ("skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]",
-         "share = skip_weight.sigmoid() * 2 * gates(x0, self.skip_gate)"),
-        ("x = x + skip_weight.sigmoid() * skip", "x = x + share * outputs[self.args.skip_from]")]),
+         "share = scalars[\"skip\"].sigmoid() * 2 * gates(x0, self.skip_gate)"),
+        ("x = x + scalars[\"skip\"].sigmoid() * skip",
+         "x = x + share * outputs[self.args.skip_from]")]),
     "a mixture of heads without blocks": ("14h", {"composed_heads": DENSE_MIXTURE}, []),
     "signs by coins": ("14h", {}, [
         ("torch.randn(args.sign_rows, args.model_dim).sign()",
@@ -562,8 +563,8 @@ def test_a_warm_up_of_all_windows_is_right_and_one_of_fewer_is_not(ask):
 
 # What only one look shows: (milestone, job, edits, the start of what is said).
 SEEN_BY_ONE_LOOK = [
-    ("e2a", "two ranks", [("    model.broadcast_buffers = False  # every rank computes the same "
-                          "buffers\n", "")],
+    ("e2a", "two ranks", [("    model.broadcast_buffers = False  # equal on all ranks; the "
+                          "argument is deprecated\n", "")],
      "buffers that DistributedDataParallel sends from rank 0 before a pass"),
     ("e2a", "two ranks", [("if args.save_checkpoint and rank == 0:", "if args.save_checkpoint:"),
                          ('"checkpoint.partial"', 'f"checkpoint{rank}.partial"')],
@@ -607,8 +608,8 @@ SEEN_BY_ONE_LOOK = [
     (LAST, "training", [("init_uniform(weights[:3], args.qkv_init)", "weights[:3] = init_uniform("
                          "torch.empty_like(weights[0]), args.qkv_init)")],
      "numbers that the initial weights have, each counted once"),
-    (LAST, "more ranks", [("own = weights.chunk(world_size)[rank]",
-                           "own = weights.chunk(world_size)[min(rank, 1)]")],
+    (LAST, "more ranks", [("slice(rank * len(grads), (rank + 1)",
+                           "slice(min(rank, 1) * len(grads), (min(rank, 1) + 1)")],
      "the sum of two moves on 4 ranks, rank 0"),
     ("03", "more ranks", [("params[dist.get_rank() :: dist.get_world_size()]",
                            "params[: len(params) // dist.get_world_size() * dist.get_world_size()]"
