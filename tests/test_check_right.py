@@ -431,7 +431,8 @@ RIGHT = {
     "rounds of updates": ("05c", {"Muon": OTHER_ROUNDS}, []),
     "one message for all gradients": ("05h", {}, [
         ("        for param in model.parameters():  # by hand: DDP's buckets would split the "
-         "compiled graph\n            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n", ONE_MESSAGE)]),
+         "compiled graph\n            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)\n",
+         ONE_MESSAGE)]),
     "queries, keys and values one by one": ("05k", {}, [
         ("        qkv = F.linear(x, self.c_qkv.flatten(0, 1).to(x.dtype))  # (B, T, 3 C)\n"
          "        q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)\n",
