@@ -150,7 +150,7 @@ def stages(args):
         Stage(1 * T, 1.0, start),
         Stage(2 * T, args.second_stage_lr, start + growth),
         Stage(3 * T, args.third_stage_lr, start + 2 * growth),
-        Stage(3 * T, args.final_lr_multiplier, args.window_end),
+        Stage(3 * T, args.final_lr_multiplier, args.window_end),  # the decay is over
     ]
 
 
