@@ -48,6 +48,12 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
         assert slip in slips_of(slip.block, milestone)
 
 
+def test_blocks_that_differ_in_case_have_hints_of_their_own():
+    milestone = MANIFEST.get("10d")
+    assert [find_hint(name, milestone).block for name in ("Stage", "stage", "STAGES")] == [
+        "Stage", "stage", "stages"]
+
+
 def test_help_holds_until_a_descendant_changes_the_block(monkeypatch):
     monkeypatch.setattr("speedrun.check.hints.load_manifest", lambda: MANIFEST)  # once
     for child in MILESTONES:

@@ -251,9 +251,9 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Packed rows grow with the stages, from step `first` on: step_tokens and seq_len are step 0's.
-    If packed, rows come from `packed_rows`; else each starts where the previous row ends. Blocks
-    of B rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If packed, rows come from `packed_rows` and grow with the stages, from step `first` on, where
+    step_tokens and seq_len are step 0's; else each starts where the previous row ends. Blocks of B
+    rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (

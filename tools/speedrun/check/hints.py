@@ -88,20 +88,23 @@ def slips_of(block: str, milestone: Milestone) -> tuple[Slip, ...]:
 def find_hint(name: str, milestone: Milestone) -> Hint | None:
     """The hint to a block, by its name in any case, or to a look, such as syntax: that of the last
     milestone that changed it and has one."""
-    name = name.casefold()
+    known = {hint.block for guide in _guides(None, milestone) for hint in guide.hints}
+    if name not in known:  # Stage and stage are two blocks
+        name = next((block for block in known if block.casefold() == name.casefold()), name)
     found = (hint for guide in _guides(name, milestone) for hint in guide.hints)
-    return next((hint for hint in found if hint.block.casefold() == name), None)
+    return next((hint for hint in found if hint.block == name), None)
 
 
 def _guides(block, milestone) -> Iterator[Guide]:
-    """The guides of the milestones that changed a block, the youngest first; the root's is last,
-    and for a block that it has borrowed come those of the lender."""
+    """The guides of the milestones that changed a block (None: any), the youngest first; the
+    root's is last, and for a block that it has borrowed come those of the lender."""
     for m in load_manifest().lineage(milestone):
-        if m.borrows and block.casefold() in map(str.casefold, m.borrows.blocks):
-            yield from _guides(block, load_manifest().get(m.borrows.lender))
-            return
-        if m.parent is None or block.casefold() in map(str.casefold, m.changes):
-            yield load_guide(m)
+        if block is None or m.parent is None or block in m.changes:
+            borrowed = m.borrows and (block is None or block in m.borrows.blocks)
+            if block is None or not borrowed:
+                yield load_guide(m)
+            if borrowed:
+                yield from _guides(block, load_manifest().get(m.borrows.lender))
 
 
 @cache
