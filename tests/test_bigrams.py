@@ -179,9 +179,6 @@ def test_one_tensor_is_five_tables(milestone):
     sum((one * to).sum() for one, to in zip(found.values(), towards, strict=True)).backward()
     sum((table(tokens) * to).sum() for table, to in zip(tables, towards, strict=True)).backward()
     torch.testing.assert_close(weight.grad, torch.cat([table.weight.grad for table in tables]))
-    # On H100s the compiled gradient of an index is added up in bfloat16, where 256 + 1 is 256.
-    lookup = next(iter(found.values())).grad_fn.next_functions[0][0]
-    assert lookup.name() == "EmbeddingBackward0"
 
 
 @pytest.mark.parametrize("milestone", declaring("ValueEmbeds")[:1], ids=by_id)

@@ -201,7 +201,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: one start per 300 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static size: a start per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 

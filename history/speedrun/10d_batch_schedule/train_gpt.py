@@ -258,7 +258,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: one start per 300 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static size: a start per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -798,8 +798,8 @@ class Clock:
         self.start(elapsed_ms)
 
 
-def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
+def muon_groups(model, args):
+    """Muon's groups; the matrices of one group have one shape."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
@@ -808,13 +808,17 @@ def make_optimizers(model, args):
     # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
     # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
-    muon_groups = [  # smallest first, because the wait for the first scatter is idle time
+    return [  # smallest first, because the wait for the first scatter is idle time
         dict(params=[model.smear_gate], lr_factors=[1.0], neuron_beta=None),
         dict(params=[attn.gate for attn in attentions], lr_factors=[1.0] * len(attentions),
              neuron_beta=None),
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
+
+
+def make_optimizers(model, args):
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     adam_groups = [
         dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr,
              weight_decay=args.adam_weight_decay),
@@ -824,7 +828,7 @@ def make_optimizers(model, args):
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
-        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
              neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
              compiled=args.compile, use_triton=args.use_triton),
     ]

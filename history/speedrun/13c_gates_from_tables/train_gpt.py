@@ -298,7 +298,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 128 * math.ceil(max(1, inputs.numel() // 300) / 128)  # fixed: one start per 300 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static size: a start per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -574,9 +574,10 @@ class CausalSelfAttention(nn.Module):
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
+        q, k = norm(q), norm(k)  # unit RMS, which bounds scores
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
+        q, k = self.rotary(q), self.rotary(k)
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -641,10 +642,7 @@ class ValueEmbeds(nn.Module):
         self.weight = nn.Parameter(rows)
 
     def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
-        count, vocab_size = self.tables
-        rows = inputs + vocab_size * torch.arange(count, device=inputs.device)[:, None, None]
-        # One for all tables. Indexing would sum gradients in bfloat16, F.embedding in float32.
-        return dict(zip(self.layers, F.embedding(rows, self.weight), strict=True))
+        return dict(zip(self.layers, self.weight.unflatten(0, self.tables)[:, inputs], strict=True))
 
 
 def bigram_hashes(inputs, rows):
@@ -1039,8 +1037,8 @@ class Clock:
         self.start(elapsed_ms)
 
 
-def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
+def muon_groups(model, args):
+    """Muon's groups; the matrices of one group have one shape."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     matrices = [attn.c_qkvo for attn in attentions]
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
@@ -1049,10 +1047,14 @@ def make_optimizers(model, args):
     # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
     # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
-    muon_groups = [
+    return [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
         dict(params=matrices[half:], lr_factors=lr_factors[half:]),
     ]
+
+
+def make_optimizers(model, args):
+    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # gradients are noisy
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     table_params = [model.lm_head.weight, model.embed.weight]
@@ -1072,7 +1074,7 @@ def make_optimizers(model, args):
     optimizers = [
         ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
                     compiled=args.compile),
-        Muon(muon_groups, lr=args.muon_lr, momentum=args.muon_momentum,
+        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
              neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
              compiled=args.compile, use_triton=args.use_triton),
     ]

@@ -6,9 +6,9 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  14a cached input
 Changed: Muon's matrices of queries and keys are pairs of heads; the columns' mean squares decay
-         faster; fewer document starts per row; fewer steps
+         faster; fewer steps
 Record:  #80 by @samacqua, 2026-04-08: mean val loss of 10 runs 3.2788 after 0.39B tokens in 1.41
-         minutes on 8xH100 (#78 by @ChrisJMcCormick, the mean squares and document starts: 1.43)
+         minutes on 8xH100 (#78 by @ChrisJMcCormick, the mean squares' decay: 1.43)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
@@ -616,9 +616,10 @@ class CausalSelfAttention(nn.Module):
         v = F.linear(x, c["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
             v = v + extra_values
+        q, k = norm(q), norm(k)  # unit RMS, which bounds scores
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
+        q, k = self.rotary(q), self.rotary(k)
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -683,10 +684,7 @@ class ValueEmbeds(nn.Module):
         self.weight = nn.Parameter(rows)
 
     def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
-        count, vocab_size = self.tables
-        rows = inputs + vocab_size * torch.arange(count, device=inputs.device)[:, None, None]
-        # One for all tables. Indexing would sum gradients in bfloat16, F.embedding in float32.
-        return dict(zip(self.layers, F.embedding(rows, self.weight), strict=True))
+        return dict(zip(self.layers, self.weight.unflatten(0, self.tables)[:, inputs], strict=True))
 
 
 def bigram_hashes(inputs, rows):

@@ -631,9 +631,10 @@ class CausalSelfAttention(nn.Module):
         if extra_values is not None:
             v = v + extra_values
         own_values = v
+        q, k = norm(q), norm(k)  # unit RMS, which bounds scores
         if self.has_paired_heads:
             q, k, v = pair_heads(q), pair_heads(k), pair_heads(v)
-        q, k = self.rotary(norm(q)), self.rotary(norm(k))  # unit RMS, which bounds scores
+        q, k = self.rotary(q), self.rotary(k)
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
@@ -701,10 +702,7 @@ class ValueEmbeds(nn.Module):
         self.weight = nn.Parameter(rows)
 
     def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
-        count, vocab_size = self.tables
-        rows = inputs + vocab_size * torch.arange(count, device=inputs.device)[:, None, None]
-        # One for all tables. Indexing would sum gradients in bfloat16, F.embedding in float32.
-        return dict(zip(self.layers, F.embedding(rows, self.weight), strict=True))
+        return dict(zip(self.layers, self.weight.unflatten(0, self.tables)[:, inputs], strict=True))
 
 
 def bigram_hashes(inputs, rows):
