@@ -6,7 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  06a first layer without mlp
 Changed: when the window grows, slow rotary frequencies slow down and scores are scaled up, so the
-         last validation can use a still longer window; a longer cooldown; fewer steps
+         last validation can use a still longer window; scores start with a smaller scale; a longer
+         cooldown; fewer steps
 Record:  #31 by @classiclarryd, 2025-09-10: val loss 3.2785 after 0.66B tokens in 2.66 minutes on
          8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)

@@ -6,7 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  10c one skip
 Changed: the three stages' steps have one, two and three times as many tokens, in longer rows, at
-         rates of 1, 1.51 and 1.93; the last 40 steps have a wider window; fewer steps
+         rates of 1, 1.51 and 1.93; the last 40 steps have a wider window; Muon's rate is lower, the
+         cooldown longer; fewer steps
 Record:  #46 by @varunneal, 2025-11-29: mean val loss of 9 runs 3.2781 after 0.57B tokens in
          2.20 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)

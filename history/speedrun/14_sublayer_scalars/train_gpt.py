@@ -6,7 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  13f short documents
 Changed: every attention and every MLP has one scalar for the stream and one for its own output;
-         embedding and bigrams are added after attention; a longer cooldown; fewer steps
+         embedding and bigrams are added after attention, with a rate and betas of their own, and
+         in layer 6 the skip in place of both; a longer cooldown; fewer steps
 Record:  #74 by @ChrisJMcCormick, 2026-02-16: val loss 3.2789 after 0.40B tokens in 1.47 minutes on
          8xH100 (#73 by @sisovicm, with the scalars: 1.49)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)

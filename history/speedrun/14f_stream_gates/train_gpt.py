@@ -6,8 +6,8 @@ speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  14e signed bigrams
 Changed: the factors of embedding and bigrams, of the skip, of own values and of gated heads come
-         from two small networks on the stream; two layers have gated heads, four remove own values;
-         fewer steps
+         from two small networks on the stream; gates are linear and start lower; two layers have
+         gated heads, four remove own values; fewer steps
 Record:  part of #85 by @Lisennlp, 2026-05-27
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
