@@ -403,7 +403,7 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
     names = milestone.changes or [b.name for b in split_blocks(source_of(id))
                                   if not b.name.startswith("heading: ") and b.name != "card"]
     for name in names:
-        if name not in hints._blocks(source_of(id)):
+        if name not in hints.blocks_of(source_of(id)):
             continue  # this milestone removes it
         hint = hints.hint_of(name, milestone)
         assert hint.nudge and hint.steps, name

@@ -14,6 +14,7 @@ import pytest
 
 from snapshots import MILESTONES, SCRIPTS, every_script
 from speedrun.base.errors import UserError
+from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import GLOSSARY, load_glossary
 from speedrun.history.manifest import HISTORY, ManifestError, load_manifest
@@ -41,6 +42,13 @@ idea = "Go on."
 kind = "systems"
 changes = ["main"]
 records = [1, 2]
+"""
+EFFECT = """quantity = "seconds"
+before = 9.0
+after = 8.5
+how = "ablation"
+what = "without, then with it"
+source = "README"
 """
 RECORDS = [
     dict(number=n, minutes=50 - n, date=f"2024-06-0{n}", what="x", people=[f"@{n}", "@0"])
@@ -223,6 +231,23 @@ def test_a_chain_whose_first_folder_is_missing(history):
     ("records", 'parent = "01"\nrecords', 'parent "01" comes after it; it must be a folder before'),
     ("records", "tiny = { seed = [2] }\nrecords", '"tiny" must be a table of plain values'),
     ('"systems"', "systems", "Invalid value"),
+    ("records", 'shows = "Muon"\nrecords', 'shows: "Muon" is none of its changes'),
+    ("records", 'exercises = { GPT = "01.1" }\nrecords', 'exercises: "GPT" is none of its changes'),
+    ("records = [1, 2]", '[[succession]]\nblock = "main"\nby = "GPT"', '"GPT" is none of its chang'),
+    ("records = [1, 2]", '[[succession]]\nblock = "main"', 'succession 1: missing key "by"'),
+    *[("records = [1, 2]", f"[[effect]]\n{entry}", message) for entry, message in (
+        (EFFECT.replace('source = "README"\n', ""), 'effect 1: missing key "source"'),
+        (EFFECT.replace('"README"', '" "'), 'effect 1: "source" must be a string, not \' \''),
+        (EFFECT.replace("after = 8.5\n", ""), 'effect 1: it needs "before" and "after", or "delta"'),
+        (EFFECT + 'delta = "-1.5"', 'effect 1: it needs "before" and "after", or "delta"'),
+        (EFFECT.replace('"ablation"', '"belief"'), '"how" must be one of ablation, the record\'s own'),
+        (EFFECT.replace('"seconds"', '"hours"'), '"quantity" must be one of val_loss, seconds, step'),
+        (EFFECT + "runs = [4]", 'effect 1: "runs" must be two whole numbers, before and after'),
+        (EFFECT.replace('"seconds"', '"step_ms"') + "steps = [4, 5]", '"steps" goes with seconds'),
+        (EFFECT + "counts = 1", 'effect 1: "counts" must be true or false, not 1'),
+    )],
+    ("records = [1, 2]", '[incomparable]\nwhat = ["time"]', 'incomparable: missing key "why"'),
+    ("records = [1, 2]", '[incomparable]\nwhat = ["loss"]\nwhy = "x"', "a list of time and tokens"),
 ])
 def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message):
     assert old in NEXT
@@ -356,6 +381,9 @@ def test_a_milestone_is_described_and_has_its_entry(milestone):
     assert len(milestone.idea) <= 110 and milestone.idea.endswith(".")
     steps = [step for step, _ in milestone.curve]
     assert steps == sorted(set(steps)) and len(steps) <= 20
+    names = {block.name for block in split_blocks(milestone.script.read_text(encoding="utf-8"))}
+    assert milestone.shows in milestone.changes or (
+        milestone.parent is None and milestone.shows in names)
     if milestone.curve:
         assert milestone.curve[-1] == (milestone.train_steps, milestone.val_loss)
     known, manifest = FIELDS[milestone], load_manifest()

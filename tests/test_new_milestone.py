@@ -28,6 +28,7 @@ title = "Thrown away"
 idea = "A copy with another number."
 kind = "systems"
 changes = ["Hyperparameters"]
+shows = "Hyperparameters"
 parameters = {LAST.parameters}
 besides = ["It never was a record."]
 lesson = "{LAST.lesson}"

@@ -15,6 +15,9 @@ Tables = tuple[dict, ...]
 Pairs = tuple[tuple[str, str], ...]
 FiguresOf = Annotated[int | str, "a record's number or none"]
 Borrows = Annotated[dict, "from and blocks"]
+Flag = Annotated[bool, "true or false"]
+Entries = Annotated[tuple, "tables that hold lists, which another schema checks"]
+Table = Annotated[dict, "a table that another schema checks"]
 
 
 def build(where: str, cls: type, table: dict):
@@ -104,6 +107,9 @@ TYPES = {
     Pairs: ("a list of pairs of strings", lambda v: _is_pairs(v, str)),
     FiguresOf: ('a record\'s number or "none"', lambda v: v == "none" or type(v) is int),
     Borrows: ("a table with from, an id, and blocks, a list of strings", _is_loan),
+    Flag: ("true or false", lambda v: type(v) is bool),
+    Entries: ("a list of tables", lambda v: _is_list(v, dict)),
+    Table: ("a table", lambda v: type(v) is dict),
     object: ("a plain value", lambda v: type(v) not in (list, dict)),
     dict: ("a table of plain values", _is_flat),
 }
