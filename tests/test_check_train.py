@@ -27,6 +27,7 @@ from speedrun.check.differences import Difference
 from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, slips_of
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
+from speedrun.history.guide import unexplained
 from speedrun.history.manifest import REPOSITORY
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
@@ -46,6 +47,10 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
     for slip in guide.slips:
         assert slip.apply(text), slip.name
         assert slip in slips_of(slip.block, milestone)
+
+
+def test_every_declared_block_says_why_it_changes():
+    assert not {m.name: unexplained(m) for m in MILESTONES if unexplained(m)}
 
 
 def test_blocks_that_differ_in_case_have_hints_of_their_own():
@@ -73,6 +78,7 @@ def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
     for text, message in (
             ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
             ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
+            (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', 'hint 1: "why" has 41 words, at most 40'),
             ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected")):
         load_guide.cache_clear()
         (tmp_path / "guide.toml").write_text(text, encoding="utf-8")

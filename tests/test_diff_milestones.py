@@ -607,7 +607,7 @@ def fake_runs(monkeypatch, tmp_path):
     names = iter(["diff", "diff-2"])
     monkeypatch.setattr("speedrun.run.plan.fresh_out", lambda _: tmp_path / "runs" / next(names))
     monkeypatch.setattr(sys, "argv", ["diff", "03", "04", "--stat", "--time", "--scale", "tiny",
-                                      "--nproc", "1", "--steps", "5"])
+                                      "--nproc", "1", "--train-steps", "5"])
     return made
 
 

@@ -41,42 +41,37 @@ def records():
 # ---- tables and pictures ----
 
 
-def test_a_gain_is_fewer_tokens_times_faster_tokens(manifest):
-    found = causes.gains(manifest)
-    by_slug = {manifest.get(gain.label.split()[0]).slug: gain for gain in found}
-    tokens = math.log(9536 / 6200)  # both take 524,288 tokens a step
-    assert by_slug["muon"][1:] == pytest.approx((22.3, math.log(31.4 / 22.3), tokens,
-                                                 math.log(31.4 / 9536 * 6200 / 22.3)))
-    assert by_slug["muon"].speed < 0 < by_slug["muon"].tokens
-    tokens = math.log(1393 * 524_288 / (1770 * 393_216))  # more steps of a smaller batch
-    assert by_slug["smaller_batch"].tokens == pytest.approx(tokens) and tokens > 0
-    assert by_slug["distributed_muon"].tokens == 0
-    assert by_slug["rotary"].tokens is by_slug["rotary"].speed is None
-    last = manifest.milestones[-1].minutes
-    assert math.prod(causes.totals(found)) == pytest.approx(45 / last)
-    assert sum(gain.whole for gain in found) == pytest.approx(math.log(45 / last))
+def test_a_cause_is_fewer_tokens_times_faster_tokens(manifest):
+    by_id = {cause.label.split()[0]: cause for cause in causes.causes(manifest)}
+    tokens = math.log(9536 / 6200)  # 01's records, both with 524,288 tokens a step
+    assert by_id["01"][1:] == pytest.approx((60 * (31.4 - 22.3), math.log(31.4 / 22.3), tokens,
+                                             math.log(31.4 / 9536 * 6200 / 22.3)))
+    assert by_id["01"].speed < 0 < by_id["01"].tokens
+    assert by_id["14c"][1:] == pytest.approx(  # by the runs of its own folder
+        (2.7893, math.log(84.7039 / 81.9146), math.log(1480 / 1415),
+         math.log(84.7039 / 1480 * 1415 / 81.9146)))
+    assert by_id["03"].tokens == 0 and by_id["05i"].tokens is by_id["05i"].speed is None
+    assert not by_id.keys() & {"00b", "03b", "03d", "05f", "06", "14a", "14g"}  # none is isolated
 
 
-def test_milestones_of_one_record_share_a_gain(manifest):
-    labels = [gain.label for gain in causes.gains(manifest)]
-    records = dict.fromkeys(m.record.number for m in manifest.milestones if m.record)
-    assert len(labels) == len(records) - 1  # the first is measured from
-    for m in manifest.milestones:
-        named = [label for label in labels if m.id in re.split("[ ,]+", label)]
-        assert len(named) == (m.record is not None and m.record != manifest.milestones[0].record)
+def test_all_minutes_are_tokens_times_the_rest(manifest):
+    for last, minutes in (("09", 2.358), ("14i", 1.23)):
+        tokens, speed, first = causes.totals(manifest, last)
+        assert tokens * speed * first == pytest.approx(45 / minutes)
+        assert first == pytest.approx(45 / 31.4) and tokens > speed > 1
+    tokens = 9536 * 524_288 / manifest.get("14i").tokens
+    assert causes.totals(manifest, "14i")[0] == pytest.approx(tokens)
 
 
-def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
-    split = sum(gain.tokens is not None for gain in causes.gains(manifest))
-    before, known = causes.shown_in(manifest), Milestone.tokens
-    monkeypatch.setattr(Milestone, "tokens", property(
-        lambda m: None if m.slug == "untied_head" else known.fget(m)))
-    found = causes.gains(manifest)
-    assert sum(gain.tokens is not None for gain in found) == split - 2  # to it, and from it
+def test_a_cause_without_tokens_is_not_split(manifest, monkeypatch):
+    found = causes.causes(manifest)
+    split = sum(cause.tokens is not None for cause in found)
     axes = pyplot.subplots()[1]
     causes.panel(axes, found)
-    assert len(axes.patches) == len(found) + split - 2  # one bar instead of two
-    assert causes.shown_in(manifest) != before
+    assert 0 < split < len(found) and len(axes.patches) == len(found) + split
+    before = causes.shown_in(manifest)
+    monkeypatch.setattr("speedrun.figures.causes.own_gain", lambda manifest, m: None)
+    assert causes.shown_in(manifest) == [] != before
 
 
 def test_text_between_markers_is_replaced():

@@ -88,9 +88,10 @@ def gained(old: Side, new: Side) -> list[str]:
 
 
 def gained_briefly(m: Milestone) -> str:
-    """What a milestone's idea gained in time, in a few words, or nothing."""
-    gain = own_gain(load_manifest(), m)
-    return gain_words(gain) if gain else ""
+    """What a milestone's idea gained, in a few words: its time, else its first own effect."""
+    if gain := own_gain(load_manifest(), m):
+        return gain_words(gain)
+    return next((f"{e.measured}, {e.how}" for e in m.effect if not e.whole), "")
 
 
 def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:

@@ -76,6 +76,7 @@ TABLES = (
     Table("README.md", "stations", lambda s: readme.station_table(s.manifest)),
     Table("README.md", "excerpt", lambda s: readme.excerpt(s.manifest)),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
+    Table("history/README.md", "saved", lambda s: tables.saved_table(s.manifest)),
     Table("history/README.md", "public", lambda s: tables.public_table(s.manifest)),
     Table("history/prelude/README.md", "rungs", lambda s: tables.rung_table(s.prelude)),
     Table("history/prelude/README.md", "counted", lambda s: prelude.counted_table(

@@ -71,6 +71,8 @@ def _text(node, lines):
 
 def _constant(node):
     """The value of a constant expression such as 8 * 64 * 1024, else None."""
+    if isinstance(node, ast.Constant):  # most are: to compile each takes long
+        return node.value
     if node is None or not all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
         return None
     try:
