@@ -78,7 +78,7 @@ def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
     for text, message in (
             ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
             ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
-            (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', 'hint 1: "why" has 41 words, at most 40'),
+            (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', '"why" has 41 words, at most 40 fit'),
             ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected")):
         load_guide.cache_clear()
         (tmp_path / "guide.toml").write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from speedrun.compare.plot import stored_hash
 from speedrun.figures import attention_cost, causes, readme, tables
 from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
-from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
+from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
 from speedrun.scripts import flops

@@ -44,7 +44,8 @@ def main() -> int:
         check_target(args.html, (old.path, new.path))
     runs = train_in_turn(args) if args.time else None
     if args.view or not args.html:
-        for pair in pairs_between(old, new) if args.steps else [(old, new, comparison)]:
+        pairs = [(old, new, comparison)]
+        for pair in pairs_between(old, new, args.blocks) if args.steps else pairs:
             show(args, *pair)
     if runs:
         from speedrun.compare.table import print_comparison
@@ -58,8 +59,9 @@ def main() -> int:
     return 1 if runs and any(entry.failures for entry in runs.entries) else 0
 
 
-def pairs_between(old, new):
-    """Yields (parent, child, comparison) for each milestone from one side to the other.
+def pairs_between(old, new, blocks):
+    """Yields (parent, child, comparison) for each milestone from one side to the other; with the
+    names of blocks, only for those that change one of them, and only these blocks.
 
     Raises UserError where neither side is an ancestor of the other.
     """
@@ -73,7 +75,10 @@ def pairs_between(old, new):
         raise UserError(f"--steps: {old.name} is not an ancestor of {new.name}", 2)
     for m in steps:
         sides = side_of(load_manifest().get(m.parent)), side_of(m)
-        yield *sides, find_difference(*(side.text for side in sides))
+        comparison = find_difference(*(side.text for side in sides))
+        names = [change.name for change in comparison.changes if change.name in blocks]
+        if names or not blocks:
+            yield *sides, comparison.only(names)
 
 
 def follow(args: argparse.Namespace) -> int:
@@ -124,7 +129,6 @@ def show(args: argparse.Namespace, old, new, comparison) -> None:
     console = terminal.make_console(sys.stdout)
     if args.steps:
         console.rule(style=terminal.FAINT)
-        comparison = comparison.only([name for name in args.blocks if name in comparison.names])
     if args.view == "full":
         changes = comparison.changes if args.blocks else None
         if comparison.changes or (old.text != new.text and not args.blocks):

@@ -55,11 +55,6 @@ class Difference:
     unchanged: tuple[str, ...] = ()
     refused: str | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all blocks."""
-        return (*(change.name for change in self.changes), *self.unchanged)
-
     def lines(self, counted_only: bool = False) -> tuple[int, int]:
         """Lines added and removed; counted_only leaves card, imports and Hyperparameters out."""
         rows = [row for change in self.changes for row in change.rows

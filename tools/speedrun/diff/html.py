@@ -124,11 +124,11 @@ def passages_of(
                     "lr", codes, LOOKS[rows[0].mark if note else kind], strict=True):
                 for i, row in enumerate(rows, start=1):
                     line = row.old if side == "l" else row.new
-                    if line and line.moved:
-                        cells.append((f"{side} moved", i, AWAY if side == "l" else HERE,
-                                      line.number, code[line.number]))
-                    elif line:
-                        cells.append((f"{side} {look}", i, sign, line.number, code[line.number]))
+                    if line:
+                        went = AWAY if side == "l" else HERE
+                        cells.append((f"{side} {look}" + " went" * line.moved, i,
+                                      went if line.moved else sign, line.number,
+                                      code[line.number]))
             yield note, cells, by
             by = []
 

@@ -62,7 +62,7 @@ def owners_between(manifest: Manifest, old: Milestone, new: Milestone) -> Owners
         return None
     line = line[: line.index(old) + 1][::-1]
     texts = [read_script(m) for m in line]
-    from_old = {n: n for n in range(1, texts[0].count("\n") + 2)}  # {line now: line in `old`}
+    from_old = {n: n for n in _numbers(texts[0])}  # {line now: line in `old`}
     added, removed = {}, {}
     for m, before, after in zip(line[1:], texts, texts[1:], strict=False):
         kept = kept_lines(before, after)  # {line after: line before}
@@ -70,7 +70,7 @@ def owners_between(manifest: Manifest, old: Milestone, new: Milestone) -> Owners
         lost = set(from_old.values()) - set(stayed.values())
         removed.update(dict.fromkeys(lost, m))
         added = {n: added[kept[n]] if kept.get(n) in added else m
-                 for n in range(1, after.count("\n") + 2) if n not in stayed}
+                 for n in _numbers(after) if n not in stayed}
         from_old = stayed
     return Owners(added, removed)
 
@@ -104,6 +104,11 @@ def count_lines(origins: Sequence[tuple[str, Milestone]]) -> list[tuple[Mileston
     for _, m in origins:
         counts[m] = counts.get(m, 0) + 1
     return sorted(counts.items(), key=lambda pair: pair[0].name)
+
+
+def _numbers(text):
+    """The numbers of a text's lines."""
+    return range(1, len(text.removesuffix("\n").split("\n")) + 1)
 
 
 def read_script(milestone: Milestone) -> str:

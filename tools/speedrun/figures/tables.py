@@ -51,7 +51,8 @@ MOST_SAVED = 20  # rows of saved_table
 
 
 def saved_table(manifest: Manifest) -> str:
-    """Return the table of the ideas that saved most seconds by themselves, for a file in history/."""
+    """Return the table of the ideas that saved most seconds by themselves, for a file in
+    history/."""
     found = [(m, gain) for m in manifest.milestones if (gain := own_gain(manifest, m))]
     found.sort(key=lambda pair: pair[1].seconds)
     rows = []

@@ -53,8 +53,10 @@ def _fields_of(source):
         if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    kind = field.annotation
                     fields[field.target.id] = Field(
-                        ast.unparse(field.annotation), _constant(field.value),
+                        kind.id if isinstance(kind, ast.Name) else ast.unparse(kind),
+                        _constant(field.value),
                         _text(field.value, lines) if field.value else "no default")
     return fields
 
