@@ -215,7 +215,9 @@ class Site:
             parts = self.parts(name)
             spans = [f"{some[0].milestone.id} to {some[-1].milestone.id}" for _, some in parts]
             around = {"name": name, "count": len(versions), "parts": [
-                (span, path) for span, (path, _) in zip(spans, parts, strict=True)]}
+                (span, path) for span, (path, _) in zip(spans, parts, strict=True)],
+                "successors": [(m, s.by) for m in self.manifest.milestones for s in m.succession
+                               if s.block == name and s.by in self.lives]}
             yield from _in_a_row([
                 Page(path, "block.html",
                      f"The life of {name}" + (f", {span}" if len(parts) > 1 else ""),
