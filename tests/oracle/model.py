@@ -30,7 +30,8 @@ class Model:
     # ---- tensors ----
 
     def layout(self):
-        """(name, *shape) of what is filled, in that order."""
+        """(name, *shape) of what is filled, in that order: embedding, head, then what else a model
+        has, as it lists it."""
         f, L, C, H, V = self.f, self.L, self.C, self.H, self.V
         tables = 1 + max((int(self.tables[i]) for i in self.tabled), default=-1)
         yield "embed", V, C

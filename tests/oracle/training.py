@@ -111,8 +111,7 @@ class Training:
         p.copy_(m.adam(p, g, state, rate, betas, f.adam_eps, decay, f.adam == "early eps"))
 
     def group(self, name, ndim):
-        """Rate, betas and the factor of the decay of a tensor; from 14f networks' biases have
-        none."""
+        """Rate, betas and the factor of the decay of a tensor; biases of networks do not decay."""
         f, small = self.f, (self.f.small_beta1, self.f.small_beta2)
         usual, head, table = ((b, f.adam_beta2) for b in (
             f.adam_beta1, f.betas and f.head_beta1 or f.adam_beta1,
