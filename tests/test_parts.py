@@ -1,4 +1,5 @@
-"""Models, layers and schedules of the snapshots against the values of known.toml.
+"""Models, layers and schedules of the snapshots against the values of known.toml, which tests/oracle
+computes in float64.
 
 Run: .venv/bin/python -m pytest tests/test_parts.py
 """
