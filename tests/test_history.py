@@ -398,6 +398,18 @@ def test_a_milestone_is_described_and_has_its_entry(milestone):
                 assert type(value) is type(known[name]), name
 
 
+def test_eight_ranks_can_share_a_step_of_every_script():
+    alone = {}
+    for milestone in MILESTONES:
+        sizes = default_hyperparameters(milestone.script)
+        if "total_batch_size" in sizes:
+            length = sizes.get("train_seq_len", sizes.get("seq_len"))
+            passes = sizes["total_batch_size"] / (8 * sizes.get("micro_batch_size", 1) * length)
+            if not passes.is_integer():
+                alone[milestone.id] = passes
+    assert not alone
+
+
 def test_a_record_is_covered_by_neighbours():
     for record in RECORDS_HERE:  # one that holds several ideas is shared
         covering = [m for m in MILESTONES if record in m.covered]

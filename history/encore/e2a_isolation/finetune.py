@@ -45,7 +45,7 @@ class Hyperparameters:
     val_file: str = "data/builtin/chat_val.jsonl"
     total_batch_size: int = 16_384  # slots per optimizer step, all ranks; padding fills some
     seq_len: int = 1024  # slots per row; longer conversations are cut
-    micro_batch_size: int = 4  # rows per forward pass per rank
+    micro_batch_size: int = 2  # rows per forward pass per rank
     # model
     vocab_size: int = 50304  # GPT-2's 50257 tokens and three markers, padded to a multiple of 128
     bos_id: int = 50256  # starts a conversation; the next three ids are user, assistant, end
