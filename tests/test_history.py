@@ -400,7 +400,7 @@ def test_a_milestone_is_described_and_has_its_entry(milestone):
 
 def test_eight_ranks_can_share_a_step_of_every_script():
     alone = {}
-    for milestone in MILESTONES:
+    for milestone in SCRIPTS:
         sizes = default_hyperparameters(milestone.script)
         if "total_batch_size" in sizes:
             length = sizes.get("train_seq_len", sizes.get("seq_len"))
