@@ -275,6 +275,7 @@ class Site:
         manifest = self.manifest.of_chain(chain)
         gains = {m: own_gain(self.manifest, m) for m in manifest.milestones}
         return {"milestones": manifest.milestones, "gains": gains, "chain": chain,
+                "has_effects": any(m.effect for m in self.manifest.milestones),
                 "intro": self._intro(chain, f"{chain}/index.html"),
                 "raced": any(m.record for m in manifest.milestones)}
 
