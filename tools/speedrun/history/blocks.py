@@ -41,14 +41,6 @@ class Repair:
     new: str
 
 
-@dataclass(frozen=True)
-class DiffSize:
-    """Added and removed lines, and the blocks that hold them, without those of UNCOUNTED."""
-
-    lines: int
-    blocks: int
-
-
 @cache
 def split_blocks(source: str) -> tuple[Block, ...]:
     """Splits the text of a script into its blocks, in reading order.
@@ -103,17 +95,6 @@ def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
     names = merge_names(list(old), list(new))
     pairs = {name: (old.get(name, ""), new.get(name, "")) for name in names}
     return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
-
-
-def diff_size(parent: str, child: str) -> DiffSize:
-    """The size of the diff from parent to child, see `DiffSize`."""
-    changed = changed_blocks(parent, child)
-    counted = [pair for name, pair in changed.items() if name not in UNCOUNTED]
-    lines = 0
-    for old, new in counted:
-        delta = difflib.ndiff(old.splitlines(), new.splitlines())
-        lines += sum(line.startswith(("+ ", "- ")) for line in delta)
-    return DiffSize(lines, len(counted))
 
 
 def merge_names(old: list[str], new: list[str]) -> list[str]:
