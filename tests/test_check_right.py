@@ -153,19 +153,20 @@ SEEN_BY_ONE_LOOK = [
 def test_names_do_not_depend_on_the_order_in_which_parts_are_made():
     import torch
 
-    from speedrun.check import spy
+    from speedrun.check.spy import Spy
+    from speedrun.check.weights import fill, parameters_of
 
     def made(*names):
         net = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in names})
         net["head"].weight = net["embed"].weight
-        spy.fill(net)
-        watched = spy.Spy()
+        fill(net)
+        watched = Spy()
         watched.models = [net]
         optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
         first = optimizer.param_groups[0]["params"][0]
         optimizer.state[first]["momentum"] = torch.zeros(2, 4, 4)  # of the whole group
         watched.steps[optimizer] = 1
-        return spy.parameters_of(net), [name for name, _ in watched.states()]
+        return parameters_of(net), [name for name, _ in watched.states()]
 
     names = ("embed", "mlp", "head")
     (wanted, states), (seen, others) = made(*names), made(*reversed(names))

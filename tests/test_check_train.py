@@ -23,7 +23,7 @@ from speedrun.base.errors import UserError
 from speedrun.check import command as commands
 from speedrun.check import hints, progress
 from speedrun.check.command import open_learner
-from speedrun.check.differences import Difference
+from speedrun.check.differences import Deviation
 from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, slips_of
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
@@ -319,7 +319,7 @@ def test_whose_time_ran_out_is_told(late, script, monkeypatch):
         monkeypatch.setattr("speedrun.check.examine._judged", stopped)
         monkeypatch.setattr(Examination, "wanted", {})
         monkeypatch.setattr(Examination, "differing", lambda self, text: {
-            "model": [Difference("a loss", "1", "2")]})
+            "model": [Deviation("a loss", "1", "2")]})
     *others, last = commands.check(script, MANIFEST.get(ROOT), 5)
     assert last.name == "time" and last.meaning == "--timeout gives it more time."
     if late == "wanted":

@@ -86,7 +86,7 @@ def start(monkeypatch, tmp_path, shards):
     script = tmp_path / "script" / "train_gpt.py"
     script.parent.mkdir()
     script.write_text(SCRIPT, encoding="utf-8")
-    monkeypatch.setattr(execute, "launch", launched)
+    monkeypatch.setattr(execute, "run_ranks", launched)
     monkeypatch.setattr("speedrun.run.plan.visible_gpus", list)
 
     def call(*settings, data=shards, options=()):

@@ -33,7 +33,7 @@ from speedrun.run.log import RunLog, read_log
 from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
-from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, launch, stop_signals
+from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, run_ranks, stop_signals
 from speedrun.scripts.find import paths_taken
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
@@ -451,7 +451,7 @@ def stand_in(monkeypatch, log="", stderr="", failures=(), report="", exit_code=0
         stop.signum = signum
         return exit_code
 
-    monkeypatch.setattr(execute, "launch", fake_launch)
+    monkeypatch.setattr(execute, "run_ranks", fake_launch)
 
 
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
@@ -495,17 +495,17 @@ def test_a_bad_start_leaves_nothing(monkeypatch, script, shards, tmp_path, exist
 def run_within(monkeypatch, first, second):
     """Carries out two plans, the second while the first one trains."""
     stand_in(monkeypatch, log=LOG.replace("/2", "/1"))
-    trains, outcomes = execute.launch, []
+    trains, outcomes = execute.run_ranks, []
 
-    def launch(*arguments):
-        monkeypatch.setattr(execute, "launch", trains)
+    def trains_twice(*arguments):
+        monkeypatch.setattr(execute, "run_ranks", trains)
         try:
             outcomes.append(execute.run(second, io.StringIO()))
         except UserError as error:
             outcomes.append(error)
         return trains(*arguments)
 
-    monkeypatch.setattr(execute, "launch", launch)
+    monkeypatch.setattr(execute, "run_ranks", trains_twice)
     return execute.run(first, io.StringIO()), outcomes[0]
 
 
@@ -593,7 +593,7 @@ def test_a_run_whose_folder_is_moved_says_so(monkeypatch, script, shards, tmp_pa
         plan.out.rename(tmp_path / "moved")
         return 1
 
-    monkeypatch.setattr(execute, "launch", move)
+    monkeypatch.setattr(execute, "run_ranks", move)
     with pytest.raises(UserError, match=f"^{plan.out} was moved or removed during the run$"):
         execute.run(plan, io.StringIO())
     assert not plan.out.exists()
@@ -622,7 +622,7 @@ def test_a_stopped_run_keeps_its_log(monkeypatch, script, shards, tmp_path):
     assert error.value.status == 128 + 15
     assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
     plan = replace(plan, out=tmp_path / "late")
-    monkeypatch.setattr(execute, "launch", lambda *arguments: arguments[-1].give_up("too late"))
+    monkeypatch.setattr(execute, "run_ranks", lambda *arguments: arguments[-1].give_up("too late"))
     with pytest.raises(UserError, match="^too late$") as error:
         execute.run(plan, io.StringIO())
     assert error.value.status == 1
@@ -820,7 +820,7 @@ def test_what_a_launched_process_is_given(tmp_path, monkeypatch, own, expected):
     monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")
     lines = []
     with stop_signals() as stop:
-        assert launch([sys.executable, "-c", PROBE], tmp_path, lines.append, stop) == 3
+        assert run_ranks([sys.executable, "-c", PROBE], tmp_path, lines.append, stop) == 3
     assert lines == [*expected, "checks are on", "x"] and stop.signum is None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     report = (tmp_path / REPORT).read_text(encoding="utf-8")
@@ -832,7 +832,7 @@ def test_what_a_launched_process_is_given(tmp_path, monkeypatch, own, expected):
 def test_nothing_outlives_the_launcher(tmp_path):
     pids = []
     command, before = [sys.executable, "-c", LEAVES_A_CHILD], time.monotonic()
-    launch(command, tmp_path, lambda line: pids.append(int(line)), Stop())
+    run_ranks(command, tmp_path, lambda line: pids.append(int(line)), Stop())
     assert len(pids) == 1 and gone(pids[0])
     assert time.monotonic() - before < CHILD_S - 10, "the child ended by itself"
 
@@ -841,7 +841,7 @@ def test_nothing_outlives_the_launcher(tmp_path):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        launch([*command, "wait"], tmp_path, broken, Stop())
+        run_ranks([*command, "wait"], tmp_path, broken, Stop())
     assert len(pids) == 2 and gone(pids[1])
     assert time.monotonic() - before < CHILD_S - 10, "the launcher ended by itself"
 

@@ -32,7 +32,7 @@ from speedrun.run.data import (
 )
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
-from speedrun.run.torchrun import Nodes, check_nodes, launcher
+from speedrun.run.torchrun import Nodes, check_nodes, launcher_command
 from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
@@ -87,7 +87,7 @@ class Plan:
             return [sys.executable, short(self.script.path), *options]
         options = {**self.options, "log_dir": short(self.out)}
         return [
-            sys.executable, *launcher(self.nodes), f"--nproc-per-node={self.nproc}",
+            sys.executable, *launcher_command(self.nodes), f"--nproc-per-node={self.nproc}",
             "--redirects=2", f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
             *(f"--{name}={value}" for name, value in options.items()),
         ]
