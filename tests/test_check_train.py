@@ -23,7 +23,7 @@ from speedrun.base.errors import UserError
 from speedrun.check import command as commands
 from speedrun.check import hints, progress
 from speedrun.check.command import open_learner
-from speedrun.check.differences import Difference
+from speedrun.check.differences import Deviation
 from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, slips_of
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
@@ -47,6 +47,7 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
     for slip in guide.slips:
         assert slip.apply(text), slip.name
         assert slip in slips_of(slip.block, milestone)
+    assert [right.name for right in guide.rights if not right.apply(text, text)] == []
 
 
 def test_every_declared_block_says_why_it_changes():
@@ -79,7 +80,8 @@ def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
             ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
             ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
             (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', '"why" has 41 words, at most 40 fit'),
-            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected")):
+            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected"),
+            ('[[right]]\nname = "x"\nedits = ["y"]', 'right 1: "edits" must be a list of pairs')):
         load_guide.cache_clear()
         (tmp_path / "guide.toml").write_text(text, encoding="utf-8")
         with pytest.raises(UserError) as error:
@@ -317,7 +319,7 @@ def test_whose_time_ran_out_is_told(late, script, monkeypatch):
         monkeypatch.setattr("speedrun.check.examine._judged", stopped)
         monkeypatch.setattr(Examination, "wanted", {})
         monkeypatch.setattr(Examination, "differing", lambda self, text: {
-            "model": [Difference("a loss", "1", "2")]})
+            "model": [Deviation("a loss", "1", "2")]})
     *others, last = commands.check(script, MANIFEST.get(ROOT), 5)
     assert last.name == "time" and last.meaning == "--timeout gives it more time."
     if late == "wanted":

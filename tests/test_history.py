@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshots import MILESTONES, SCRIPTS, every_script
+from snapshots import MILESTONES, SCRIPTS, every_script, known_values, own_values
 from speedrun.base.errors import UserError
 from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
@@ -134,6 +134,18 @@ def test_what_differs_is_stated(history):
     assert (found.minutes, found.date, found.authors) == (45, "2024-07-01", ("@9",))
     assert (found.train_steps, found.tokens_per_step, found.tokens_read) == (90, 256, 320)
     assert found.read_ratio == 1.25
+
+
+def test_parameters_are_the_parents_where_they_are_not_stated(history):
+    stated = "parameters = {}\n".format
+    base = history / "main" / "00_base" / "milestone.toml"
+    base.write_text(stated(12) + BASE, encoding="utf-8")
+    add(history, "02_more", stated(15) + NEXT)
+    add(history, "03_same", NEXT)
+    assert [m.parameters for m in load_manifest(history).milestones] == [12, 12, 15, 15]
+    add(history, "04_needless", stated(15) + NEXT)
+    load_manifest.cache_clear()
+    assert "04_needless/milestone.toml: parameters = 15 follows from the" in fault_of(history)
 
 
 def test_a_parent_that_is_not_the_folder_before(history):
@@ -360,6 +372,20 @@ def test_get_suggests_the_nearest_name(name, meant):
 RECORDS_HERE = load_records()
 RECORDED = {m.chain for m in SCRIPTS if m.record}  # chains that repeat records
 FIELDS = {m: default_hyperparameters(m.script) for m in SCRIPTS}
+
+
+def test_known_values_are_stated_once():
+    twice = []
+    for m in (m for m in SCRIPTS if m.parent):
+        before = known_values(m.parent)
+        for name, value in own_values(m.id).items():
+            if value and isinstance(value, dict):
+                old = before.get(name, {})
+                twice += [f"{m.id}: {name}.{key}" for key, entry in value.items()
+                          if entry == old.get(key, "none")]
+            elif value == before.get(name):
+                twice.append(f"{m.id}: {name}")
+    assert not twice
 
 
 def test_the_order_of_the_folders_is_that_of_the_chain():

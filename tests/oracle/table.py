@@ -121,6 +121,11 @@ class Numbers(dict):
         return Numbers(self, **values)
 
 
+def merged(inherited, own):
+    """A parent's table with its child's entries, without those that are "none"."""
+    return {key: value for key, value in (inherited | own).items() if value != "none"}
+
+
 class Milestone:
     """A milestone's features, and its known values with what they leave to its parent."""
 
@@ -130,7 +135,9 @@ class Milestone:
         self.id, self.chain, self.trainings = id, folder.parent.name, {}
         self.own = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         self.inherited = parent.known if parent else {}
-        self.known = self.inherited | self.own
+        self.known = self.inherited | {
+            key: merged(self.inherited.get(key, {}), value) if value and isinstance(value, dict)
+            else value for key, value in self.own.items()}
         self.features = (like.features if like else {}) | changes
         self.record = Numbers(self.known.get("record", {}) | self.features)
 

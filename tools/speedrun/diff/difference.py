@@ -55,11 +55,15 @@ class Difference:
     unchanged: tuple[str, ...] = ()
     refused: str | None = None
 
-    def lines(self, counted_only: bool = False) -> tuple[int, int]:
-        """Lines added and removed; counted_only leaves card, imports and Hyperparameters out."""
-        rows = [row for change in self.changes for row in change.rows
-                if not (counted_only and change.name in UNCOUNTED)]
-        return counts(rows)[:2]
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Lines added and removed; a line that is only re-indented is neither."""
+        return counts([row for change in self.changes for row in change.rows])[:2]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The lines without those of card, imports and Hyperparameters."""
+        return Difference(tuple(c for c in self.changes if c.name not in UNCOUNTED)).lines
 
     def only(self, names: list[str]) -> "Difference":
         """The same for the blocks of these names. Raises UserError for an unknown one, and if there

@@ -76,10 +76,9 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
 def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -> None:
     """The size of the change by block, all figures, and the hyperparameters that moved."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
-    sizes = ["lines: +{} -{}".format(*comparison.lines())]
+    sizes = ["lines: +{} -{}".format(*comparison.lines)]
     if not comparison.refused:
-        sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(
-            *comparison.lines(counted_only=True))
+        sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(*comparison.size)
         width = max((len(change.name) for change in comparison.changes), default=0)
         sizes += [f"  {c.name:<{width}}  {c.fate}" for c in comparison.changes]
     console.print(Text("\n" + "\n".join([summary_line(old, new, comparison), *sizes])))

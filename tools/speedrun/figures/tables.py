@@ -67,15 +67,16 @@ def saved_table(manifest: Manifest) -> str:
 
 def rung_table(manifest: Manifest) -> str:
     """Return the table of a chain without records, for a file in its folder: each rung with the
-    lines of its diff (see DiffSize) and the setting that takes its gain out."""
-    from speedrun.history.blocks import diff_size  # difflib, which --help does not need
+    size of its diff, in lines, and the setting that takes its gain out."""
+    from speedrun.diff.difference import find_difference  # difflib, which --help does not need
 
     rows = []
     for m in manifest.milestones:
         lines = UNKNOWN
         if m.parent:
             scripts = (manifest.get(m.parent).script, m.script)
-            lines = diff_size(*(script.read_text(encoding="utf-8") for script in scripts)).lines
+            texts = [script.read_text(encoding="utf-8") for script in scripts]
+            lines = sum(find_difference(*texts).size)
         rows.append([f"[{m.id}]({m.name})", f"**{m.title}.** {m.idea}", m.kind,
                      str(lines), cell(m.parameters, "{:,d}"), f"`{m.ablate}`" if m.ablate else ""])
     head = ["id", "idea", "kind", "diff", "parameters", "taken out by"]

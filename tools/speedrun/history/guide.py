@@ -1,8 +1,8 @@
-"""Reads a milestone's guide.toml: why it changes each block, hints for a learner who writes it, and
-slips, known wrong edits."""
+"""Reads a milestone's guide.toml: why it changes each block, hints for a learner who writes it,
+slips, known wrong edits, and right variants."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from speedrun.base.errors import UserError
@@ -53,12 +53,38 @@ class Slip:
         return text.replace(block, edited, 1)
 
 
+@dataclass(frozen=True, eq=False)
+class Right:
+    """Another wording of a milestone's script, which the checker accepts. Each (old, new) of the
+    edits is replaced wherever old occurs; `blocks` are replaced whole, {name: new text}."""
+
+    name: str
+    edits: Pairs = ()
+    blocks: dict = field(default_factory=dict)
+
+    def apply(self, text: str, snapshot: str) -> str | None:
+        """The script with this wording; its blocks' old texts are those of the snapshot. None if
+        the script has not all that is replaced."""
+        blocks = blocks_of(snapshot)
+        edits = [*self.edits, *((blocks.get(name), new.strip("\n"))
+                                for name, new in self.blocks.items())]
+        if not all(old and old in text for old, _ in edits):
+            return None
+        for old, new in edits:
+            text = text.replace(old, new)
+        return text
+
+
 @dataclass(frozen=True)
 class Guide:
     """What a guide.toml holds."""
 
     hints: tuple[Hint, ...] = ()
     slips: tuple[Slip, ...] = ()
+    rights: tuple[Right, ...] = ()
+
+
+KINDS = {"hint": Hint, "slip": Slip, "right": Right}
 
 
 @cache
@@ -70,10 +96,10 @@ def load_guide(milestone: Milestone) -> Guide:
         return Guide()
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-        check_keys("", table, ("hint", "slip"), ())
+        check_keys("", table, KINDS, ())
         entries = {key: [build(f"{key} {number}: ", kind, entry)
                          for number, entry in enumerate(table.get(key, ()), start=1)]
-                   for key, kind in (("hint", Hint), ("slip", Slip))}
+                   for key, kind in KINDS.items()}
     except ValueError as error:
         raise UserError(f"{short(file)}: {error}") from None
     for number, hint in enumerate(entries["hint"], start=1):
@@ -81,7 +107,7 @@ def load_guide(milestone: Milestone) -> Guide:
         if words > LONGEST_WHY:
             raise UserError(f'{short(file)}: hint {number}: "why" has {words} words, at most'
                             f" {LONGEST_WHY} fit beside a diff")
-    return Guide(tuple(entries["hint"]), tuple(entries["slip"]))
+    return Guide(*map(tuple, entries.values()))
 
 
 def whys(milestone: Milestone) -> dict[str, str]:

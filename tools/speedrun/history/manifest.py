@@ -429,6 +429,9 @@ def _milestone(folder, before, records):
     successions = tuple(build(f"succession {number}: ", Succession, entry)
                         for number, entry in enumerate(declared.succession, start=1))
     parent = _parent(declared.parent, before, folder.parent)
+    if parent and declared.parameters == parent.parameters is not None:
+        raise ValueError(f"parameters = {declared.parameters} follows from the parent; leave it"
+                         " out")
     if parent and not declared.changes:
         raise ValueError('missing key "changes"')
     if not parent and declared.changes:
@@ -457,7 +460,8 @@ def _milestone(folder, before, records):
     derived = Milestone(
         **{**vars(declared), "parent": parent and parent.id, "claimed": claimed,
            "borrows": borrows, "incomparable": read_incomparable(declared.incomparable),
-           "effect": read_effects(declared.effect), "succession": successions},
+           "effect": read_effects(declared.effect), "succession": successions,
+           "parameters": declared.parameters or (parent and parent.parameters)},
         script=scripts[0], record=record, covered=tuple(covered), own=Figures())
     for key, value in vars(own).items():
         if value is not None and value == getattr(derived, key):

@@ -10,7 +10,7 @@ from speedrun.diff.html import TEMPLATES, templates
 from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
 
-ASSETS = "style.css", "site.js"
+ASSETS = {"style.css": ("chart.css", "style.css"), "site.js": ("site.js",)}  # made of these files
 MARK = ".built"  # lists the files that this made, which it may therefore replace
 
 
@@ -62,8 +62,8 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
         write(site.raw_of(m), m.script.read_bytes())
     index = json.dumps(site.search_index(), ensure_ascii=True, separators=(",", ":"))
     write("search-index.js", f"window.searchIndex = {index};\n".encode())
-    for name in ASSETS:
-        write(name, (TEMPLATES / name).read_bytes())
+    for name, parts in ASSETS.items():
+        write(name, b"".join((TEMPLATES / part).read_bytes() for part in parts))
     for path, data in site.files.items():
         write(path, data)
     return sorted(made)

@@ -12,6 +12,7 @@ from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import changed_hyperparameters, side_of
 from speedrun.diff.origin import Version, line_origins, read_script
+from speedrun.figures import charts
 from speedrun.figures.generated import RESULTS, TABLES, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.figures.readme import claim
@@ -30,7 +31,6 @@ from speedrun.history.gains import (
 )
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.records import Record, load_records
-from speedrun.site import charts
 from speedrun.site.lessons import lesson_title, make_lesson
 from speedrun.site.models import compared_with
 from speedrun.site.text import anchor, make_html, make_inline, resolve, section
