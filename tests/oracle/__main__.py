@@ -27,8 +27,19 @@ def differences(M, keys=None):
 def computed(M, all=False):
     """{key: value} of a milestone; unless all, without what its known.toml leaves to the parent."""
     found = {key: values.MAKERS[key](M, M.known[key]) for key in values.keys(M)}
-    return {key: value for key, value in found.items() if all or key in M.own
-            or any(text.compare(key, M.inherited[key], value))}
+    return found if all else {
+        key: beside(key, M.inherited.get(key), value) for key, value in found.items()
+        if key in M.own or any(text.compare(key, M.inherited[key], value))}
+
+
+def beside(key, inherited, value):
+    """What known.toml states of a value: of a table, only the entries that differ from the
+    parent's, and "none" for those that go."""
+    if not isinstance(value, dict) or not isinstance(inherited, dict):
+        return value
+    return {name: entry for name, entry in value.items() if name not in inherited
+            or any(text.compare(key, {name: inherited[name]}, {name: entry}))} | dict.fromkeys(
+                inherited.keys() - value.keys(), "none")
 
 
 def main():

@@ -88,10 +88,10 @@ FEATURES = {
 # Keys of known.toml that no formula here makes, by what makes them; "e." before one: the encore's.
 ELSEWHERE = {
     "settings of tests and numbers of cards": """form micro micro_steps record notes small_model
-        small_sizes small_training_rates small_training_within moved_scalars measured_steps aligned
+        small_sizes small_training_rates small_training_within moved_scalars aligned
         small_loss_in_bfloat16_within norm_epsilon filler tall init python shards_in_memory
         full_scores softcap_at rotary_in_float32""",
-    "counts of shapes, rows or bytes": """parameters tensors initial_loss all_reduce reduce_scatter
+    "counts of shapes, rows or bytes": """tensors initial_loss all_reduce reduce_scatter
         all_gather traffic muon_batches bfloat16_tensors document_starts kernel_tiles state_bytes
         owners owned_shapes owned_layers stream_gates token_passes step_flops cache_bytes""",
     "orders of events or layers": "muon_events values_from skip_pairs layers",
