@@ -240,6 +240,14 @@ def test_lines_that_only_moved_are_marked_on_both_sides():
     assert "\n+     return third(" in stream.getvalue() and "\n- " not in stream.getvalue()
 
 
+def test_a_line_that_moved_to_a_block_that_is_not_shown_is_removed():
+    old, new = read_side("13").text, read_side("13a").text
+    whole = {change.name: change for change in find_difference(old, new).changes}
+    (alone,) = find_difference(old, new).only(["GPT"]).changes
+    assert "moved" in whole["GPT"].fate and "moved" not in alone.fate
+    assert counts(alone.rows) == counts(whole["GPT"].rows)
+
+
 def test_a_short_line_that_occurs_elsewhere_has_not_moved():
     new = replaced("    total = 0\n", "").replace("    # why\n", "    # why\n    total = 0\n")
     assert moved_lines(changes(new)) == ([], [])  # too few letters to be more than chance

@@ -101,7 +101,8 @@ def hunks(rows: Sequence[Row], context: int = CONTEXT) -> Iterator[list[tuple[st
 
 def mark_moved(blocks: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
     """The rows of several blocks with those lines marked that only moved: runs of removed lines
-    that were added elsewhere as they were, perhaps re-indented, with MOVED letters or more."""
+    that were added elsewhere as they were, perhaps re-indented, with MOVED letters or more. Other
+    marks are removed."""
     changed = [row for rows in blocks for row in rows if row.mark in (REMOVED, ADDED, CHANGED)]
     gone = [row.old for row in changed if row.old]
     came = [row.new for row in changed if row.new]
@@ -116,8 +117,6 @@ def mark_moved(blocks: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
             if sum(map(str.isalnum, "".join(x.text for x in gone[i : i + size]))) >= MOVED:
                 left |= {x.number for x in gone[i : i + size]}
                 right |= {x.number for x in came[j : j + size]}
-    if not left:
-        return [tuple(rows) for rows in blocks]
     return [tuple(_with_moved(row, left, right) for row in rows) for rows in blocks]
 
 
@@ -145,7 +144,8 @@ def _with_moved(row, left, right):
         return row
     is_away = row.old is not None and row.old.number in left
     is_here = row.new is not None and row.new.number in right
-    if not (is_away or is_here):
+    was_marked = (row.old and row.old.moved) or (row.new and row.new.moved)
+    if not (is_away or is_here or was_marked):
         return row
     return Row(row.mark, row.old and replace(row.old, spans=(), moved=is_away),
                row.new and replace(row.new, spans=(), moved=is_here))

@@ -66,8 +66,8 @@ class Difference:
         return Difference(tuple(c for c in self.changes if c.name not in UNCOUNTED)).lines
 
     def only(self, names: list[str]) -> "Difference":
-        """The same for the blocks of these names. Raises UserError for an unknown one, and if there
-        are no blocks."""
+        """The same for the blocks of these names: a line that moved to another block is then a
+        removed one. Raises UserError for an unknown name, and if there are no blocks."""
         if not names:
             return self
         if self.refused:
@@ -81,7 +81,7 @@ class Difference:
                 hint = f"did you mean {near}?" if near else hint
                 raise UserError(f'no block is called "{name}"; {hint}')
         return Difference(
-            tuple(change for change in self.changes if change.name in names),
+            _marked([change for change in self.changes if change.name in names]),
             tuple(name for name in self.unchanged if name in names),
         )
 
@@ -105,9 +105,7 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
             unchanged.append(b.name)
         else:
             changes.append(_change(a, b, moved, sources))
-    rows = mark_moved([change.rows for change in changes])
-    changes = map(lambda change, rows: replace(change, rows=rows), changes, rows)
-    return Difference(tuple(changes), tuple(unchanged))
+    return Difference(_marked(changes), tuple(unchanged))
 
 
 def block_change(old: str, new: str, name: str) -> Change | None:
@@ -144,6 +142,12 @@ def kept_lines(old: str, new: str) -> dict[int, int]:
                 x, y = x - 1, y - 1
                 kept.setdefault(y, x)
     return kept
+
+
+def _marked(changes):
+    """The changes, with the lines marked that moved from one to another, or within one."""
+    rows = mark_moved([change.rows for change in changes])
+    return tuple(map(lambda change, rows: replace(change, rows=rows), changes, rows))
 
 
 def _as_text(old, new, reason):
