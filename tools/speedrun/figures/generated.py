@@ -12,12 +12,14 @@ from speedrun.figures import (
     causes,
     ladder,
     measured,
+    outside,
     predictions,
     prelude,
     readme,
     records_plot,
     tables,
 )
+from speedrun.history.carries_over import CARRIES_OVER, Outside, load_outside
 from speedrun.history.manifest import Manifest, load_manifest
 from speedrun.history.measured import Measurement, load_measurements
 from speedrun.history.predictions import StoredPrediction, load_predictions
@@ -32,8 +34,9 @@ TIMINGS = {
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: the milestones of all chains and of the first, the records, and
-    what history/results/ and history/measured/ hold, None where that is missing or unreadable."""
+    """What everything is made from: the milestones of all chains and of the first, the records,
+    what others found, and what history/results/ and history/measured/ hold, None where that is
+    missing or unreadable."""
 
     history: Manifest
     manifest: Manifest
@@ -46,6 +49,7 @@ class Sources:
     encore: Manifest
     prelude_ladder: Comparison | None
     measured: tuple[Measurement, ...] | None
+    outside: Outside | None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,12 @@ TABLES = (
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(
         (*s.manifest.milestones, *s.prelude.milestones, *s.encore.milestones), "lessons")),
+    Table("lessons/carries_over.md", "ideas", lambda s: outside.idea_table(s.outside, s.history),
+          needs="outside"),
+    Table("lessons/carries_over.md", "settings", lambda s: outside.setting_table(s.outside),
+          needs="outside"),
+    Table("lessons/carries_over.md", "findings", lambda s: outside.finding_sections(
+        s.outside, s.history), needs="outside"),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
@@ -196,4 +206,5 @@ def _read_sources(root):
     return Sources(history, manifest, records, in_chain(manifest), found.get("predictions"),
                    found["timings"], found["finetune_timings"], prelude_chain,
                    history.of_chain("encore"), in_chain(prelude_chain),
-                   found.get("measured")), errors
+                   found.get("measured"),
+                   load_outside(root / "history" / CARRIES_OVER.name)), errors
