@@ -31,6 +31,7 @@ from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import Side, changed_values, ideas_between, summary_line
 from speedrun.diff.origin import Version, count_lines
 from speedrun.history.blocks import split_blocks
+from speedrun.history.carries_over import load_outside
 from speedrun.history.manifest import Milestone
 
 TEMPLATES = REPOSITORY / "site"
@@ -69,8 +70,11 @@ def make_page(
     old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
     """The text of a comparison's page; runs: of both scripts, if the page is to show them."""
+    ideas = ideas_between(old, new)
+    outside = load_outside()
     return templates().get_template("diff.html").render(
-        title=f"{old.name} → {new.name}", ideas=ideas_between(old, new),
+        title=f"{old.name} → {new.name}", ideas=ideas,
+        outside=[idea for _, milestone in ideas for idea in outside.of(milestone.id)],
         values=changed_values(old, new), timing=columns(runs) if runs else {},
         notes=notes(runs) if runs else (), summary=summary_line(old, new, comparison),
         changes=comparison.changes)
