@@ -30,8 +30,9 @@ NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
 OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "tiny"}  # have no own pages
 ALONE = {"memory"}  # tables whose section is about something else
-TEXTS = {"lessons/carries_over.md": ("outside.html", "Outside the speedrun: does it carry over?"),
-         "history/after.md": ("after.html", "After record #89: the race goes on")}  # Markdown with a page of its own
+TEXTS = {  # Markdown files that have a page of their own: its path and title
+    "lessons/carries_over.md": ("outside.html", "Outside the speedrun: does it carry over?"),
+    "history/after.md": ("after.html", "After record #89: the race goes on")}
 MOST = 16  # versions of a block on a page: the largest so far takes 17 kB of a page's 300
 
 
