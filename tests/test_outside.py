@@ -1,4 +1,4 @@
-"""What others found elsewhere: every row has its setting, date and address; pages and diffs show it.
+"""What others found elsewhere: every row has setting, date and address; pages and diffs show it.
 
 Run: .venv/bin/python -m pytest tests/test_outside.py
 """

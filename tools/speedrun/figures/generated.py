@@ -29,6 +29,7 @@ RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
 TIMINGS = {
     "timings": ("prelude_added.json", "prelude_taken_out.json"),  # gains added, then taken out
     "finetune_timings": ("encore_finetune.json",),
+    "race": ("optimizers.json",),
 }
 
 
@@ -45,6 +46,7 @@ class Sources:
     predictions: dict[str, StoredPrediction] | None
     timings: tuple[prelude.Timings, prelude.Timings] | None
     finetune_timings: tuple[prelude.Timings] | None
+    race: tuple[prelude.Timings] | None
     prelude: Manifest
     encore: Manifest
     prelude_ladder: Comparison | None
@@ -113,6 +115,7 @@ TABLES = (
           needs="outside"),
     Table("lessons/carries_over.md", "findings", lambda s: outside.finding_sections(
         s.outside, s.history), needs="outside"),
+    Table("history/after.md", "race", lambda s: outside.race_table(*s.race), needs="race"),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
@@ -204,7 +207,7 @@ def _read_sources(root):
         return ladder_of if ladder_of and ladder_of.entries else None
 
     return Sources(history, manifest, records, in_chain(manifest), found.get("predictions"),
-                   found["timings"], found["finetune_timings"], prelude_chain,
+                   found["timings"], found["finetune_timings"], found["race"], prelude_chain,
                    history.of_chain("encore"), in_chain(prelude_chain),
                    found.get("measured"),
                    load_outside(root / "history" / CARRIES_OVER.name)), errors

@@ -1,6 +1,9 @@
 """Tables of what others found when they tried the milestones' ideas elsewhere."""
 
+import statistics
+
 from speedrun.base.text import UNKNOWN, markdown
+from speedrun.figures.prelude import Timings
 from speedrun.history.carries_over import Idea, Outside
 from speedrun.history.manifest import Manifest
 
@@ -56,6 +59,20 @@ def finding_table(idea: Idea) -> str:
     head = ["source", "date", "setting, size, tokens", "what was found", "verdict"]
     parts = [idea.unknown or "", markdown(head, rows) if rows else ""]
     return "\n\n".join(filter(None, parts))
+
+
+def race_table(race: Timings) -> str:
+    """A Markdown table of AdamW and Muon in one script, each with the settings that it was tuned
+    to: the final loss of each seed, and the mean."""
+    rows = []
+    for (_, label), losses in race.losses.items():
+        settings = label.split(" ")
+        name = "Muon" if "muon=True" in settings else "AdamW"
+        kept = ", ".join(f"`{s}`" for s in settings if not s.startswith("muon="))
+        rows.append([name, kept, ", ".join(f"{loss:.4f}" for loss in losses),
+                     f"{statistics.mean(losses):.4f}"])
+    return markdown(["optimizer", "settings", "val loss of three seeds", "mean"], rows,
+                    right=["mean"])
 
 
 def _links(idea, manifest):
