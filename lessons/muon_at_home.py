@@ -24,7 +24,7 @@ def render(fonts):  # every letter at nine angles: images (N, 1, 16, 16), and wh
             image = Image.new("L", (16, 16))
             ImageDraw.Draw(image).text((8, 8), letter, 255, font, anchor="mm")
             images += [image.rotate(angle).tobytes() for angle in range(-32, 33, 8)]
-    x = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8).view(-1, 1, 16, 16) / 255
+    x = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8).view(-1, 1, 16, 16) / 64
     return x, torch.arange(len(LETTERS)).repeat_interleave(9).repeat(len(fonts))
 
 

@@ -80,7 +80,7 @@ def test_the_script_is_short_and_converts_every_hidden_matrix(home):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_script_trains(home, optimizer):
     guess = torch.tensor(len(home.LETTERS)).log().item()
-    assert home.train(optimizer, 1e-2, steps=25) < guess - 0.01
+    assert home.train(optimizer, steps=40) < guess - 0.05
 
 
 def test_muon_moves_the_models_own_weights(home, monkeypatch):
