@@ -33,7 +33,18 @@ def test_factors():
             sweep.factors(text)
 
 
-def sweep_with(monkeypatch, losses):
+def test_any_hyperparameter_can_be_tried(monkeypatch):
+    assert sweep.values_of("muon_lr=0.1,1,0.1") == ("muon_lr", ["0.1", "1"])
+    for text in ("muon_lr", "muon_lr=", "muon_lr=1,", "=1", "a-b=1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            sweep.values_of(text)
+    tries = ["--try", "adam_beta1=0.8,0.95", "--try", "weight_decay=0"]
+    code, compared = sweep_with(monkeypatch, [2.0, 2.1, 1.9, 2.2], tries)
+    assert code == 1
+    assert compared == ["01", "01:adam_beta1=0.8", "01:adam_beta1=0.95", "01:weight_decay=0"]
+
+
+def sweep_with(monkeypatch, losses, arguments=("--factors", "0.5,4")):
     """The exit code of a sweep whose runs end at these losses (None: failed), the manifest's
     first, and the targets that were compared."""
     compared = []
@@ -48,7 +59,7 @@ def sweep_with(monkeypatch, losses):
         return Comparison(entries, None, ""), None
 
     monkeypatch.setattr(sweep, "collect", collect)
-    monkeypatch.setattr(sys, "argv", ["sweep.py", "01", "--factors", "0.5,4"])
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "01", *arguments])
     return sweep.main(), compared
 
 
@@ -80,7 +91,8 @@ def test_it_trains(tmp_path):
 
 @pytest.mark.parametrize("arguments, code", [
     (["01", "--only", "no_lr"], 1), (["01", "--factors", "0"], 2),
-    (["01", "--set", "muon_lr=1"], 2),
+    (["01", "--set", "muon_lr=1"], 2), (["01", "--try", "muon_lr"], 2),
+    (["01", "--try", "muon_lr=1", "--only", "muon_lr"], 2),
 ])
 def test_wrong_input_is_one_line(arguments, code):
     ended = subprocess.run([*COMMAND, *arguments], capture_output=True, encoding="utf-8")

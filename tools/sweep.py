@@ -3,9 +3,10 @@
 
     python tools/sweep.py 02
     python tools/sweep.py 04 --factors 0.7,1.4 --only muon_lr
+    python tools/sweep.py p4a --try weight_decay=0,0.3 --try muon_momentum=0.9   (other settings)
 
 All other hyperparameters, the tokens and the seed stay the same. Exits 0 if no change is better
-than the values of the tiny scale in history/.
+than the values of the tiny scale in history/ (and those of --set).
 """
 
 import argparse
@@ -26,9 +27,12 @@ def main() -> int:
     """Parses, trains, prints; returns the exit code."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="a milestone (01, muon), train, or the path of a script")
-    parser.add_argument("--factors", type=factors, default=[0.5, 2.0], metavar="X,Y",
+    parser.add_argument("--factors", type=factors, metavar="X,Y",
                         help="what each learning rate is multiplied by (default: 0.5,2)")
     parser.add_argument("--only", metavar="NAME", help="one learning rate instead of all")
+    parser.add_argument("--try", dest="tries", type=values_of, action="append", default=[],
+                        metavar="NAME=X,Y", help="values of any hyperparameter, a run each, instead"
+                        " of the learning rates' factors; may be repeated")
     parser.add_argument("--steps", type=positive, metavar="N", help="shorter runs than the scale's")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="a hyperparameter of all runs; may be repeated")
@@ -38,13 +42,17 @@ def main() -> int:
     parser.add_argument("--out", type=folder, metavar="DIR", help="folder of the runs")
     args = parser.parse_args()
 
-    rates = learning_rates(args.target, args.only)
+    if args.tries and (args.only or args.factors):
+        raise UserError("--try names all values itself; leave out --only and --factors", 2)
+    rates = {} if args.tries else learning_rates(args.target, args.only)
     for setting in args.set:
         if setting.removeprefix("--").partition("=")[0] in rates:
             raise UserError(f"--set {setting}: this sweep tries other values of it; choose another"
                             " rate with --only", 2)
-    changes = [f"{args.target}:{name}={rate * factor:.4g}"
-               for name, rate in rates.items() for factor in args.factors]
+    tried = {**dict(args.tries), **{name: [f"{rate * factor:.4g}" for factor in
+                                           args.factors or (0.5, 2.0)]
+                                    for name, rate in rates.items()}}
+    changes = [f"{args.target}:{name}={value}" for name, some in tried.items() for value in some]
     comparison, stopped = collect(
         [args.target, *changes], [args.seed], args.out or "sweep", sys.stdout,
         scale="tiny", steps=args.steps, settings=args.set, start=args.start,
@@ -88,6 +96,15 @@ def factors(text: str) -> list[float]:
     if not all(0 < number < math.inf for number in numbers):
         raise argparse.ArgumentTypeError(f"{text}: not numbers above 0, separated by commas")
     return list(dict.fromkeys(numbers))  # each trains once
+
+
+def values_of(text: str) -> tuple[str, list[str]]:
+    """(name, values) of "name=X,Y", for argparse; the values as they were typed."""
+    name, _, values = text.partition("=")
+    found = list(dict.fromkeys(values.split(",")))
+    if not name.isidentifier() or "" in found:
+        raise argparse.ArgumentTypeError(f"{text}: not a name and its values, as in muon_lr=0.1,1")
+    return name, found
 
 
 if __name__ == "__main__":

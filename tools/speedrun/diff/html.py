@@ -41,6 +41,7 @@ from speedrun.diff.facts import (
 )
 from speedrun.diff.origin import Owners, Version, count_lines
 from speedrun.history.blocks import split_blocks
+from speedrun.history.carries_over import load_outside
 from speedrun.history.manifest import Milestone
 
 TEMPLATES = REPOSITORY / "site"
@@ -79,11 +80,12 @@ def make_page(
     old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
     """The text of a comparison's page; runs: of both scripts, if the page is to show them."""
-    details = gained(old, new)
+    details, outside = gained(old, new), load_outside()
     ideas = [(title, m, "" if details else gained_briefly(m))
              for title, m in ideas_between(old, new)]
     return templates().get_template("diff.html").render(
         title=f"{old.name} → {new.name}", ideas=ideas, gained=details,
+        outside=[idea for _, m, _ in ideas for idea in outside.of(m.id)],
         values=changed_values(old, new), timing=columns(runs) if runs else {},
         notes=notes(runs) if runs else (), summary=summary_line(old, new, comparison),
         arranged=arrange(old, new, comparison))

@@ -12,11 +12,13 @@ from speedrun.figures import (
     charts,
     ladder,
     measured,
+    outside,
     predictions,
     prelude,
     readme,
     tables,
 )
+from speedrun.history.carries_over import CARRIES_OVER, Outside, load_outside
 from speedrun.history.manifest import Manifest, load_manifest
 from speedrun.history.measured import Measurement, load_measurements
 from speedrun.history.predictions import StoredPrediction, load_predictions
@@ -26,13 +28,15 @@ RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
 TIMINGS = {
     "timings": ("prelude_added.json", "prelude_taken_out.json"),  # gains added, then taken out
     "finetune_timings": ("encore_finetune.json",),
+    "race": ("optimizers.json",),
 }
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What everything is made from: the milestones of all chains and of the first, the records, and
-    what history/results/ and history/measured/ hold, None where that is missing or unreadable."""
+    """What everything is made from: the milestones of all chains and of the first, the records,
+    what others found, and what history/results/ and history/measured/ hold, None where that is
+    missing or unreadable."""
 
     history: Manifest
     manifest: Manifest
@@ -41,10 +45,12 @@ class Sources:
     predictions: dict[str, StoredPrediction] | None
     timings: tuple[prelude.Timings, prelude.Timings] | None
     finetune_timings: tuple[prelude.Timings] | None
+    race: tuple[prelude.Timings] | None
     prelude: Manifest
     encore: Manifest
     prelude_ladder: Comparison | None
     measured: tuple[Measurement, ...] | None
+    outside: Outside | None
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,13 @@ TABLES = (
     Table("history/README.md", "records", lambda s: tables.record_table(s.records, s.manifest)),
     Table("lessons/README.md", "lessons", lambda s: tables.lesson_table(
         (*s.manifest.milestones, *s.prelude.milestones, *s.encore.milestones), "lessons")),
+    Table("lessons/carries_over.md", "ideas", lambda s: outside.idea_table(s.outside, s.history),
+          needs="outside"),
+    Table("lessons/carries_over.md", "settings", lambda s: outside.setting_table(s.outside),
+          needs="outside"),
+    Table("lessons/carries_over.md", "findings", lambda s: outside.finding_sections(
+        s.outside, s.history), needs="outside"),
+    Table("history/after.md", "race", lambda s: outside.race_table(*s.race), needs="race"),
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
@@ -198,6 +211,7 @@ def _read_sources(root):
         return ladder_of if ladder_of and ladder_of.entries else None
 
     return Sources(history, manifest, records, in_chain(manifest), found.get("predictions"),
-                   found["timings"], found["finetune_timings"], prelude_chain,
+                   found["timings"], found["finetune_timings"], found["race"], prelude_chain,
                    history.of_chain("encore"), in_chain(prelude_chain),
-                   found.get("measured")), errors
+                   found.get("measured"),
+                   load_outside(root / "history" / CARRIES_OVER.name)), errors

@@ -15,9 +15,11 @@ from speedrun.diff.origin import Version, line_origins, read_script
 from speedrun.figures import charts
 from speedrun.figures.generated import RESULTS, TABLES, TINY
 from speedrun.figures.ladder import load_ladder
+from speedrun.figures.outside import anchor_of, finding_table
 from speedrun.figures.readme import claim
 from speedrun.figures.tables import records_of
 from speedrun.history.blocks import FREE, split_blocks
+from speedrun.history.carries_over import CARRIES_OVER, Outside, load_outside
 from speedrun.history.effects import TIME, TOKENS
 from speedrun.history.fields import read_fields
 from speedrun.history.gains import (
@@ -40,6 +42,9 @@ RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/rec
 # Tables that have no pages of their own.
 OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "saved", "tiny"}
 ALONE = {"memory"}  # tables whose section is about something else
+TEXTS = {  # Markdown files that have a page of their own: its path and title
+    "lessons/carries_over.md": ("outside.html", "Outside the speedrun: does it carry over?"),
+    "history/after.md": ("after.html", "After record #89: the race goes on")}
 MOST = 16  # versions of a block on a page: the largest so far takes 17 kB of a page's 300
 
 
@@ -84,6 +89,11 @@ class Site:
         return load_records(self.root / "history" / "records.json")
 
     @cached_property
+    def outside(self) -> Outside:
+        """What others found when they tried the ideas elsewhere."""
+        return load_outside(self.root / "history" / CARRIES_OVER.name)
+
+    @cached_property
     def chains(self) -> dict[str, list[Milestone]]:
         """{name: its milestones}; last come chains that borrow blocks from others."""
         found = {}
@@ -93,11 +103,11 @@ class Site:
 
     @cached_property
     def notebooks(self) -> list[Path]:
-        """The lessons, in the order of the milestones that they cover; others come first."""
+        """The lessons: the first, those of the milestones in their order, then all others."""
         covered = list(dict.fromkeys(m.lesson for m in self.manifest.milestones if m.lesson))
         paths = sorted((self.root / "lessons").glob("*.ipynb"))
-        order = {self.root / path: number for number, path in enumerate(covered)}
-        return sorted(paths, key=lambda path: order.get(path, -1))
+        order = [self.root / path for path in ("lessons/start_here.ipynb", *covered)]
+        return sorted(paths, key=lambda p: order.index(p) if p in order else len(order))
 
     @cached_property
     def lives(self) -> dict[str, list[Version]]:
@@ -168,7 +178,7 @@ class Site:
 
         def found(link):
             path, at = resolve(folder, link)
-            if not path:
+            if not path or link.startswith("#"):
                 return link
             if path in milestones:
                 return self.relative(self.path_of(milestones[path]), page)
@@ -181,9 +191,12 @@ class Site:
                      "history/README.md": f"{next(iter(self.chains))}/index.html"}
             pages |= {f"history/{chain}{end}": f"{chain}/index.html"
                       for chain in self.chains for end in ("", "/README.md")}
+            pages |= {file: page for file, (page, _) in TEXTS.items()}
             for other, goal in (("all-records", "records.html"), ("on-your-laptop", "laptop.html")):
                 if path == "history/README.md" and at == other:
                     return self.relative(goal, page)
+            if path in TEXTS and at:
+                return f"{self.relative(pages[path], page)}#{at}"
             return self.relative(pages[path], page) if path in pages else None
         return found
 
@@ -238,6 +251,8 @@ class Site:
         if self._tables(OTHERS):
             yield Page("predicted.html", "predicted.html", "Predicted and measured",
                        "What a step needs, predicted, and what was measured", self._predicted)
+        for file, path, title in self._texts():
+            yield Page(path, "text.html", title, title, partial(self._text, file, path))
         yield Page("hyperparameters.html", "hyperparameters.html", "Hyperparameters",
                    "Every hyperparameter and its values through the chain", self._hyperparameters)
         yield Page("lessons/index.html", "lessons.html", "Lessons",
@@ -258,6 +273,7 @@ class Site:
                   for name, entry in self.manifest.glossary.items()]
         found += [(lesson_title(path), "lesson", "", f"lessons/{path.stem}.html")
                   for path in self.notebooks]
+        found += [(title, "page", "", path) for _, path, title in self._texts()]
         return found
 
     # ---- what the templates need
@@ -268,8 +284,17 @@ class Site:
         return {"claim": re.split(r"(?<=[.]) ", words), "first": next(iter(self.chains)),
                 "chart": charts.both(charts.record_chart, self.records, first),
                 "stations": [m for m in first.milestones if m.is_station],
-                "chains": self.chains, "lessons": self.notebooks,
+                "chains": self.chains, "lessons": self.notebooks, "texts": self._texts(),
                 "intros": {chain: self._intro(chain, "index.html", 2) for chain in self.chains}}
+
+    def _texts(self):
+        """(file, path of its page, title) of the texts that are there."""
+        return [(file, *page) for file, page in TEXTS.items() if (self.root / file).is_file()]
+
+    def _text(self, file, path):
+        """A Markdown file of the repository as a page."""
+        text = (self.root / file).read_text(encoding="utf-8")
+        return {"html": make_html(text, self.target(posixpath.dirname(file), path))}
 
     def _chain(self, chain):
         manifest = self.manifest.of_chain(chain)
@@ -310,6 +335,8 @@ class Site:
             "marked": compared_with(self.manifest, m),
             "in_model": in_model,
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
+            "outside": [(idea.name, f"outside.html#{anchor_of(idea)}",
+                         make_html(finding_table(idea), str)) for idea in self.outside.of(m.id)],
             "quoted": self._quoted(m) if m.stated or m.claimed else None,
             "inline": partial(make_inline, target=self.target(
                 f"history/{m.chain}/{m.name}", self.path_of(m))),
