@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from speedrun.anatomy.picture import ACCENT, model_svg, removed, strip_svg
 from speedrun.anatomy.trace import Tracer, anatomy, trace
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.find import handles_for, load_snapshot
 
 MANIFEST = load_manifest()
 MODEL = {"GPT", "Block", "CausalSelfAttention", "MLP", "Rotary", "attention_mask"}
@@ -94,7 +94,8 @@ def test_every_parameter_is_in_the_picture(id):
     module = load_snapshot(MANIFEST.get(id).script)
     args = module.Hyperparameters(model_dim=module.Hyperparameters().num_heads * 16, vocab_size=64)
     model = module.GPT(args).eval()
-    with torch.no_grad(), Tracer(model, 256) as tracer:
+    with torch.no_grad(), Tracer(
+            model, 256, handles_for(module.__file__)) as tracer:
         model(torch.ones(1, 256, dtype=torch.int64))
     read = set().union(*tracer.used.values(), *tracer.sources.values())
     assert {f"w:{name}" for name, _parameter in model.named_parameters()} <= read

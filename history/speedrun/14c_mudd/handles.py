@@ -1,0 +1,6 @@
+"""How to get hold of the parts that are new in 14c."""
+
+FEATURES = {
+    "coefficients come from fewer channels": lambda module, args: (
+        args.coefficient_dim < args.model_dim),
+}
