@@ -16,7 +16,7 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
-    four_matrices,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
@@ -26,7 +26,7 @@ from snapshots import (
 )
 from speedrun.history.fields import default_hyperparameters
 from test_optimizers import World
-from test_streams import record_model, scalars_of, watched
+from test_streams import record_model, watched
 from test_updates import having
 
 HASHING = having("", "bigram_hashes", "BigramEmbed", "GPT")
@@ -90,7 +90,7 @@ def test_a_table_of_zeros_is_the_parent(milestone):
     gradients = model.scalars.grad[: 11 * width].view(11, width)
     assert not gradients[:, [*model.layer_scalars].index("bigrams")].any() and gradients.any()
     assert model.bigram_embed.weight.grad.any()
-    assert scalars_of(model)["bigrams"].tolist() == pytest.approx([0.1] * 11)
+    assert handles(model).scalars(model)["bigrams"].tolist() == pytest.approx([0.1] * 11)
     fresh = module.GPT(micro_sizes(module))
     assert not fresh.bigram_embed.weight.any()
 
@@ -123,9 +123,9 @@ def test_bigrams_enter_before_every_layer(milestone):
     for block in model.blocks:  # blocks add nothing
         block.mlp.c_proj.zero_()
         if block.attn is not None:
-            four_matrices(block.attn)[3].zero_()
+            handles(block.attn).matrices(block.attn)[3].zero_()
     model.bigram_embed.weight.normal_()
-    named = scalars_of(model)
+    named = handles(model).scalars(model)
     for name in ("x", "x0", "bigram"):
         named[name].uniform_(-1, 1)
     tokens = torch.randint(60, (2, 16))
@@ -222,7 +222,7 @@ def test_attention_writes_and_mlps_are_silent_at_the_start(milestone):
     for block in model.blocks:
         if block.attn is not None:
             C = model.args.model_dim
-            for weights in four_matrices(block.attn):  # alike: Q, K, V and output
+            for weights in handles(block.attn).matrices(block.attn):  # alike: Q, K, V and output
                 assert weights.abs().max().item() == pytest.approx(0.5 * (3 / C) ** 0.5, rel=0.05)
                 assert weights.std().item() == pytest.approx(0.5 / C**0.5, rel=0.1)
 

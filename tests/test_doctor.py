@@ -22,12 +22,11 @@ import torch
 
 import doctor
 import shards as shard_files
-from snapshots import MILESTONES
+from snapshots import MILESTONES, handles
 from speedrun.doctor import checks
 from speedrun.doctor.checks import NEEDED, REQUIREMENTS, missing_names, pins
 from speedrun.doctor.report import Finding, Report, print_report
 from speedrun.history import manifest
-from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from test_predictions import invented
 
@@ -39,7 +38,7 @@ TRIED = [milestone for milestone in MILESTONES
 SHORT = SimpleNamespace(milestones=TRIED, overrides=load_manifest().overrides)
 NAMES = [milestone.name for milestone in TRIED]
 WITH_FLEX = [milestone for milestone in TRIED
-             if "use_flex_attention" in default_hyperparameters(milestone.script)]
+             if "flex" in handles(milestone).PATHS]
 
 
 class Machine:

@@ -7,6 +7,10 @@ def value_tables(model):
     return [table.weight for table in model.value_embeds.values()]
 
 
-def value_table_pattern(record, num_layers):  # alike in both halves, as in the record
-    half = "0".ljust(num_layers // 2, "." if "." in record else "1")
-    return half + half[::-1]
+def for_layers(defaults, num_layers):  # tables alike in both halves, as in the record
+    half = "0".ljust(num_layers // 2, "." if "." in defaults["value_embed_pattern"] else "1")
+    return dict(value_embed_pattern=half + half[::-1])
+
+
+def mix_values(attn, own, other):
+    attn.value_lambdas.copy_(attn.value_lambdas.new_tensor([own, other]))

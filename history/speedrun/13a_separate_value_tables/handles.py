@@ -5,10 +5,6 @@ def value_tables(model):
     return [*model.value_embeds.weight.unflatten(0, (-1, model.args.vocab_size))]
 
 
-def value_table_pattern(record, num_layers):
-    return "0".rjust(num_layers, ".")
-
-
 def _a_table_each(module, args):
     having = [layer for layer, letter in enumerate(args.value_embed_pattern) if letter != "."]
     letters = {args.value_embed_pattern[layer] for layer in having}

@@ -10,3 +10,7 @@ FEATURES = {
     "the layer without attention is not one of them": lambda module, args: (
         args.cached_layer >= args.layer_without_attention),
 }
+
+
+def attention_source(args, layer):
+    return args.cached_layer if layer > args.cached_layer else None

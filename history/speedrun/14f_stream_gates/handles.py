@@ -1,5 +1,8 @@
 """How to get hold of the parts that are new in 14f: networks decide what layers add."""
 
+PER_TOKEN = True
+
+
 
 def scalars(model):
     width, L = len(model.layer_scalars), len(model.blocks)

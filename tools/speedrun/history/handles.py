@@ -37,16 +37,20 @@ class Handles:
         """The tables (V, C) of value embeddings, in the order of their letters."""
         return []
 
-    def value_table_pattern(record, num_layers):
-        """Which layer has which value table in a model of so many layers, a letter for each;
-        record: the record's letters."""
-        raise NotImplementedError("there are no value tables")
+    def for_layers(defaults, num_layers):
+        """The hyperparameters, {name: value}, that a model of another number of layers needs;
+        defaults: the script's own."""
+        return {}
 
     SECOND_HALF = ()  # hyperparameters that name a layer of the model's second half
 
     # Names of the tables that feed the residual stream, and what pictures call them; every other
     # table gives values.
     STREAMS = {"embed": "embed", "lm_head": "embed", "pos_embed": "positions"}
+
+    def mix_values(attn, own, other):
+        """Sets the factors of a token's own values and of the others that they are mixed with."""
+        raise NotImplementedError("values are not mixed")
 
     def scalars(model):
         """{name: view} of the scalars of layers, a vector each, and of the model."""
@@ -72,6 +76,9 @@ class Handles:
     # The inputs of an attention's forward, in order; of: x, first_v, values (of a table), c
     # (coefficients by name), mask, documents.
     ATTENTION = ("x",)
+    # Whether coefficients of own values, heads' gates, x0, bigrams and the skip are a token's own.
+    PER_TOKEN = False
+    LAST_MIXES = False  # whether the last layer mixes earlier outputs into its stream and values
     SLOTS = 1  # places in a row that a token takes at most
     # {name: hyperparameters that select it}: "dense" masks, "flex" attention, kernels ("FA2")
     PATHS = {}
@@ -79,6 +86,10 @@ class Handles:
     # "exact": tokens before a token's own, of a few windows that are Python numbers.
     WINDOW = ""
     KINDS = ("L",)  # the kinds of windows that layers have, the longest first
+
+    def attention_source(args, layer):
+        """The layer whose output this layer's attention reads; None: the stream's."""
+        return None
 
     def mask(module, inputs, window, args):
         """What attention of a layer with this window reads besides its inputs, for tokens (B, T):
