@@ -24,7 +24,6 @@ from snapshots import (
     train,
     where,
 )
-from speedrun.history.fields import default_hyperparameters
 from test_optimizers import World
 from test_streams import record_model, watched
 from test_updates import having
@@ -231,7 +230,7 @@ def test_attention_writes_and_mlps_are_silent_at_the_start(milestone):
 
 
 READING = [m for m in having("value_gate", "Block", "GPT")
-           if "value_embed_init" in default_hyperparameters(m.script)]  # since 13c
+           if known_values(m.id).get("gates_read_tables")]
 
 
 @pytest.mark.parametrize("milestone", READING, ids=by_id)
@@ -264,9 +263,7 @@ def test_gates_read_the_stream_and_the_table(milestone):
 
 # ---- 14e: bigrams that share a row have signs of their own ----
 
-SIGNED = [m for m in declaring("sign_hashes", "BigramEmbed")
-          if "sign_rows" in default_hyperparameters(m.script)]
-signed = pytest.mark.parametrize("milestone", SIGNED, ids=by_id)
+signed = where("sign_hashes", "BigramEmbed", block="sign_hashes")
 
 
 @signed

@@ -96,18 +96,20 @@ SMALL = dict(vocab_size=64, num_layers=2, num_heads=2, model_dim=16, seq_len=8, 
 PREFIXES = torch.tensor([v // 2 if v > 1 and v % 3 else -1 for v in range(64)])  # from 14h on
 
 
+def tensors_of(model, fused_qkv=False):
+    """{name: parameters} as known.toml names them; fused_qkv: c_q, c_k and c_v count as one."""
+    found = {}
+    for name, params in handles(model).tensors(model).items():
+        if fused_qkv and name.endswith(("c_q", "c_k", "c_v")):
+            name = name[:-3] + "c_qkv"
+        found.setdefault(name, []).extend(params)
+    return found
+
+
 def weights_of(model, name):
-    """The matrices called `name`; c_qkv is three from 01 on, until it is a stack of three, and
-    c_qkvo is two stacks from 14b on."""
-    parameters = dict(model.named_parameters())
-    if name in parameters:  # a stack of matrices
-        return [parameters[name]]
-    names = [name]
-    if name.endswith("c_qkv") and f"{name}.weight" not in parameters:
-        names = [name.replace("c_qkv", part) for part in ("c_q", "c_k", "c_v")]
-    if name.endswith("c_qkvo"):
-        return [parameters[name.replace("c_qkvo", part)] for part in ("c_qk", "c_vo")]
-    return [parameters[f"{name}.weight"] for name in names]
+    """The parameters called `name`."""
+    found = tensors_of(model)
+    return found[name] if name in found else tensors_of(model, fused_qkv=True)[name]
 
 
 def is_scalar(name, param):
@@ -120,17 +122,12 @@ def fill(model, amplitude, fused_qkv=False, vectors=False):
     """Fills tensor k with amplitude * sin(0.37 i + k); vectors: all tensors count, not only the
     matrices, and weights of norms, of one dimension, become 1 more. Bigrams' signs are those of
     cos(2.2 i)."""
-    names = [name.removesuffix(".weight") for name, param in model.named_parameters()
-             if vectors or not is_scalar(name, param)]
-    names = [name.replace("c_qk", "c_qkvo") if name.endswith("c_qk") else name
-             for name in names if not name.endswith("c_vo")]  # one tensor, cut in two
-    for table in ("lm_head", "embed"):  # these come first, embed before the head
-        if table in names:
-            names.insert(0, names.pop(names.index(table)))
-    if fused_qkv:
-        names = [name.replace("c_q", "c_qkv") for name in names if name[-3:] not in ("c_k", "c_v")]
-    for k, name in enumerate(names):
-        weights = weights_of(model, name)
+    found = {name: params for name, params in tensors_of(model, fused_qkv).items()
+             if vectors or not is_scalar(name, params[0])}
+    # These come first, embed before the head.
+    names = [name for name in ("embed", "lm_head") if name in found]
+    for k, name in enumerate(dict.fromkeys([*names, *found])):
+        weights = found[name]
         index = torch.arange(sum(map(torch.numel, weights)), dtype=torch.float64)
         values = amplitude * torch.sin(0.37 * index + k)
         for weight, part in zip(weights, values.chunk(len(weights)), strict=True):

@@ -7,6 +7,15 @@ def matrices(attn):
     return *attn.c_qk.detach().view(2, C, C), *attn.c_vo.detach()
 
 
+def tensors(model):
+    found = {}
+    for name, param in model.named_parameters():
+        name = name.removesuffix(".weight")
+        name = name.replace("c_qk", "c_qkvo").replace("c_vo", "c_qkvo")  # it was one before
+        found.setdefault(name, []).append(param)
+    return found
+
+
 def lr_factors(args):
     return dict(c_qk=args.attention_lr_factor, c_vo=args.attention_lr_factor,
                 c_fc=args.mlp_in_lr_factor, c_proj=args.mlp_out_lr_factor)

@@ -29,6 +29,11 @@ class Handles:
         layers = attn.c_q, attn.c_k, attn.c_v, attn.c_proj
         return tuple(layer.weight.detach() for layer in layers)
 
+    def tensors(model):
+        """{name in known.toml: parameters} of a model, in order; several where a tensor of known
+        values has been cut."""
+        return {name.removesuffix(".weight"): [param] for name, param in model.named_parameters()}
+
     def mlp_matrices(mlp):
         """An MLP's weights: views (4C, C) of the first and (C, 4C) of the second matrix."""
         return mlp.c_fc.weight.detach(), mlp.c_proj.weight.detach()
