@@ -4,6 +4,7 @@ the checks of the chain, and no other file knows of it.
 Run: .venv/bin/python -m pytest tests/test_new_milestone.py
 """
 
+import ast
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapshots import MILESTONES, as_options, micro_of, write_random_shards
+from snapshots import MANIFEST, MILESTONES, SCRIPTS, as_options, micro_of, write_random_shards
 from speedrun.figures import readme, tables
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
@@ -157,3 +158,76 @@ def test_no_other_file_knows_of_it(clone):
     changed = git(clone, "status", "--porcelain", "--untracked-files=normal").split("\n")
     assert [line for line in changed if line and not line.endswith(" runs/")] == [
         f"?? history/{CHAIN}/{NEW.name}/"]
+
+
+# ---- no line asks which generation a script is of ----
+
+# Uses of what could ask so, {file: (their number, what they ask)}.
+SYSTEM, FOREIGN = "what the system or a library offers", "objects of any class, such as errors"
+LEARNER, SYNTAX = "what a learner's script has so far, which is compared", "nodes of a syntax tree"
+KIND = "which files a run reads: shards, conversations, a checkpoint"
+VALUES = "values that were given, of which a refusal speaks"
+LAWFUL = {
+    "lessons/lesson.py": (2, "the source of an exercise, and of a milestone's function"),
+    "tests/examinations.py": (1, KIND), "tests/snapshots.py": (1, KIND),
+    "tests/test_fused_mlp.py": (1, FOREIGN), "tests/test_measure.py": (2, FOREIGN),
+    "tests/test_notebooks.py": (2, SYNTAX), "tests/test_style.py": (2, SYNTAX),
+    "tests/test_preflight.py": (1, SYSTEM), "tests/test_site.py": (1, SYSTEM),
+    "tools/speedrun/anatomy/trace.py": (1, FOREIGN), "tools/speedrun/base/cli.py": (3, FOREIGN),
+    "tools/speedrun/check/examine.py": (3, FOREIGN),
+    "tools/speedrun/check/kernels.py": (1, LEARNER),
+    "tools/speedrun/check/launch.py": (1, LEARNER), "tools/speedrun/check/spy.py": (3, FOREIGN),
+    "tools/speedrun/check/trace.py": (2, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
+    "tools/speedrun/check/trace_generation.py": (1, FOREIGN),
+    "tools/speedrun/check/trace_runs.py": (1, KIND),
+    "tools/speedrun/compat.py": (2, SYSTEM), "tools/speedrun/doctor/checks.py": (6, SYSTEM),
+    "tools/speedrun/history/blocks.py": (2, SYNTAX),
+    "tools/speedrun/history/fields.py": (1, SYNTAX),
+    "tools/speedrun/history/manifest.py": (1, "a figure of the script, where it has it"),
+    "tools/speedrun/predict/runs.py": (1, KIND),
+    "tools/speedrun/run/conversations.py": (2, FOREIGN),
+    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (6, KIND),
+    "tools/speedrun/run/preflight.py": (3, VALUES),
+    "tools/speedrun/run/torchrun.py": (2, SYSTEM), "tools/speedrun/scripts/find.py": (1, KIND),
+}
+
+
+OF_A_SCRIPT = re.compile(
+    r"hyperparameters|\b(fields|values|args|settings|files|record|known)\b|vars\(")
+NAMED = re.compile(r"\.(id|slug|name)\b|\b(id|slug)\b")
+
+
+def probes(file):
+    """What in a file could tell generations apart, as text: attributes that may be missing,
+    signatures and sources, hyperparameters that a script may have, and conditions on ids."""
+    names = {name for m in SCRIPTS for name in (m.id, m.slug, m.name, *m.formerly)}
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    decided = {id(part) for node in ast.walk(tree)
+               for test in ([node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else
+                            node.ifs if isinstance(node, ast.comprehension) else [])
+               for part in ast.walk(test)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="hasattr")) | ast.Call(
+                    func=ast.Name(id="getattr"), args=[_, _, _]):
+                yield ast.unparse(node)
+            case ast.Call(func=ast.Name(id="signature" | "getsource") | ast.Attribute(
+                    attr="signature" | "getsource")):
+                yield ast.unparse(node)
+            case ast.Compare(left=ast.Constant(value), ops=[ast.In() | ast.NotIn()]) if (
+                    value in MANIFEST.glossary and OF_A_SCRIPT.search(ast.unparse(node))):
+                yield ast.unparse(node)
+            case ast.Compare() if id(node) in decided and NAMED.search(ast.unparse(node)) and (
+                    names & {part.value for part in ast.walk(node)
+                             if isinstance(part, ast.Constant)}):
+                yield ast.unparse(node)
+
+
+def test_no_line_asks_which_generation_a_script_is_of():
+    files = [*(REPOSITORY / "tools").rglob("*.py"), *(REPOSITORY / "tests").glob("*.py"),
+             REPOSITORY / "lessons" / "lesson.py"]
+    found = {path.relative_to(REPOSITORY).as_posix(): [*probes(path)] for path in files}
+    counts = {name: len(some) for name, some in found.items() if some}
+    assert {name: found[name] for name, count in counts.items()
+            if count != LAWFUL.get(name, (0,))[0]} == {}
+    assert LAWFUL.keys() <= counts.keys()
