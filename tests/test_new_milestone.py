@@ -1,5 +1,5 @@
-"""A new milestone is a folder and nothing else: a throw-away one is taken by the commands and by
-the checks of the chain, and no other file knows of it.
+"""A new milestone is a folder and nothing else: a throw-away one with a new form of parts is taken
+by the commands, by the tests and by the checks of the chain, and no other file knows of it.
 
 Run: .venv/bin/python -m pytest tests/test_new_milestone.py
 """
@@ -15,7 +15,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapshots import MANIFEST, MILESTONES, SCRIPTS, as_options, micro_of, write_random_shards
+from snapshots import (
+    MANIFEST,
+    MILESTONES,
+    SCRIPTS,
+    as_options,
+    known_values,
+    micro_of,
+    write_random_shards,
+)
 from speedrun.figures import readme, tables
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
@@ -24,15 +32,49 @@ CHAIN = MILESTONES[0].chain
 HERE = [milestone for milestone in MILESTONES if milestone.chain == CHAIN]
 LAST = HERE[-1]
 NEW = SimpleNamespace(id=f"{LAST.id[:2]}z", slug="thrown_away", name=f"{LAST.id[:2]}z_thrown_away")
+# A new form of parts: attention's matrices are one stack, and Muon's groups follow.
+FORM = {
+    "self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])":
+        "self.weights = nn.Parameter(weights)",
+    "        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)"
+    "  # pairs of heads of Q, then K\n": "",
+    "self.c_qk.flatten(0, 1)": "self.weights[:2].flatten(0, 1)",
+    "self.c_vo[0]": "self.weights[2]", "self.c_vo[1]": "self.weights[3]",
+    "        dict(params=[attn.c_qk for attn in attentions], lr_factors=attention_factors),\n": "",
+    "[attn.c_vo for attn": "[attn.weights for attn",
+    "kernel_warmup_steps: int = 6 ": "kernel_warmup_steps: int = 4 ",
+}
+ATTENTIONS = 10  # layers that have it
 ENTRY = f"""
 title = "Thrown away"
-idea = "A copy with another number."
+idea = "One stack of four matrices."
 kind = "systems"
-changes = ["Hyperparameters"]
+changes = ["Hyperparameters", "CausalSelfAttention", "muon_groups"]
 parameters = {LAST.parameters}
 besides = ["It never was a record."]
 lesson = "{LAST.lesson}"
 """
+HANDLES = '''"""How to get hold of the parts that are new here: one stack of four matrices."""
+
+
+def matrices(attn):
+    return tuple(attn.weights.detach())
+
+
+def tensors(model):
+    return {name.removesuffix(".weight").replace("attn.weights", "attn.c_qkvo"): [param]
+            for name, param in model.named_parameters()}
+
+
+def lr_factors(args):
+    return dict(weights=args.attention_lr_factor, c_fc=args.mlp_in_lr_factor,
+                c_proj=args.mlp_out_lr_factor)
+'''
+# The tests that such a form concerns; what a training gives, an oracle would have to say.
+CONCERNED = (
+    "parameter_count or small_loss or init or activation or contiguous or rotary_table or values"
+    " or stored_in_bfloat16 or scalars or silences or every_layer or writes or moves or shrink"
+    " or memory_rate_and_decay or how_far or cost")
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +98,26 @@ def clone(tmp_path_factory):
     words = f"{LAST.slug.replace('_', ' ')}: "
     text = text.replace(f"{LAST.id} {words}", f"{NEW.id} {NEW.slug.replace('_', ' ')}: ", 1)
     text = re.sub("(Parent: +).*", rf"\g<1>{LAST.id}", text, count=1)
-    text, count = re.subn("(kernel_warmup_steps: int =) .*", r"\1 4", text)
-    assert count == 1
+    for old, new in FORM.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
     (folder / LAST.program).write_text(text, encoding="utf-8")
     (folder / "milestone.toml").write_text(ENTRY, encoding="utf-8")
+    (folder / "handles.py").write_text(HANDLES, encoding="utf-8")
+    known = known_values(LAST.id)
+    values = {name: known[name] - ATTENTIONS for name in ("tensors", "bfloat16_tensors")}
+    groups = known["adam_groups"] | dict(muon=["c_fc", "c_proj", "weights"])
+    (folder / "known.toml").write_text(
+        "".join(f"{name} = {value}\n" for name, value in values.items())
+        + f"[adam_groups]\n{toml(groups)}", encoding="utf-8")
     return root
+
+
+def toml(table):
+    """The lines of a table of numbers, lists, and tables of numbers."""
+    return "".join(f"{name} = " + (
+        "{ " + ", ".join(f"{key} = {number}" for key, number in value.items()) + " }"
+        if isinstance(value, dict) else json.dumps(value)) + "\n" for name, value in table.items())
 
 
 def git(root, *arguments):
@@ -95,6 +152,23 @@ def test_the_checks_of_the_chain_find_it(clone):
     assert told.count(f"PASSED tests/test_chain.py::test_exactly_the_declared_blocks_changed["
                       f"{NEW.name}]") == 1
     assert f"test_style.py::test_card[{NEW.name}]" in told
+
+
+def test_its_parts_are_found_by_the_tests(clone):
+    told = start(clone, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-k",
+                 f"{NEW.slug} and ({CONCERNED})", "tests/test_parts.py", "tests/test_streams.py",
+                 "tests/test_bigrams.py", "tests/test_updates.py", "tests/test_tied_head.py",
+                 "tests/test_masks.py")
+    assert told.count("PASSED") > 15
+
+
+def test_its_model_is_drawn(clone):
+    code = ("import sys; sys.path.insert(0, 'tools')\n"
+            "from speedrun.anatomy.picture import model_svg\n"
+            "from speedrun.history.manifest import load_manifest\n"
+            f"print(model_svg(load_manifest(), '{NEW.id}').decode())")
+    drawn = re.findall(r'data-part="attn \d+', start(clone, "-c", code))
+    assert len(set(drawn)) == ATTENTIONS
 
 
 def test_it_trains_and_writes(clone, small):

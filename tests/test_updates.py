@@ -215,9 +215,8 @@ def test_each_matrix_moves_as_far_as_muon_says_and_its_columns_alike(milestone, 
         param.grad = torch.randn_like(param) * (0.05 + torch.rand(param.size(-1)))
     muon.step()
     for name, param in named.items():
-        part, m = name.split(".")[-1], len(param)
-        blocks = (param.grad.view(4, m, m) if part == "c_qkvo" else
-                  param.grad if part in ("c_qk", "c_vo") else param.grad[None])
+        part = name.split(".")[-1]
+        blocks = handles(module).stack(part, param.grad)
         expected = [orthogonalize(module)(block[None], torch.float32)[0] for block in blocks]
         if part in factors:  # gates are left as they are
             expected = [evened(block) for block in expected]

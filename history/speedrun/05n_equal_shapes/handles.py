@@ -9,3 +9,8 @@ def matrices(attn):
 
 def mlp_matrices(mlp):
     return mlp.c_fc.detach().T, mlp.c_proj.detach()
+
+
+def stack(name, tensor):
+    C = min(tensor.shape[-2:])
+    return tensor.view(4, C, C) if name == "c_qkvo" else tensor[None]

@@ -19,3 +19,7 @@ def tensors(model):
 def lr_factors(args):
     return dict(c_qk=args.attention_lr_factor, c_vo=args.attention_lr_factor,
                 c_fc=args.mlp_in_lr_factor, c_proj=args.mlp_out_lr_factor)
+
+
+def stack(name, tensor):
+    return tensor.view(-1, *tensor.shape[-2:])

@@ -34,6 +34,11 @@ class Handles:
         values has been cut."""
         return {name.removesuffix(".weight"): [param] for name, param in model.named_parameters()}
 
+    def stack(name, tensor):
+        """The matrices (N, m, n), one after the other, of a tensor like Muon's parameter of this
+        last name."""
+        return tensor.view(-1, *tensor.shape[-2:])
+
     def mlp_matrices(mlp):
         """An MLP's weights: views (4C, C) of the first and (C, 4C) of the second matrix."""
         return mlp.c_fc.weight.detach(), mlp.c_proj.weight.detach()
