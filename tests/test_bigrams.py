@@ -25,7 +25,7 @@ from snapshots import (
     where,
 )
 from test_optimizers import World
-from test_streams import record_model, watched
+from test_streams import record_model, scalars_of, watched
 from test_updates import having
 
 HASHING = having("", "bigram_hashes", "BigramEmbed", "GPT")
@@ -89,7 +89,7 @@ def test_a_table_of_zeros_is_the_parent(milestone):
     gradients = model.scalars.grad[: 11 * width].view(11, width)
     assert not gradients[:, [*model.layer_scalars].index("bigrams")].any() and gradients.any()
     assert model.bigram_embed.weight.grad.any()
-    assert handles(model).scalars(model)["bigrams"].tolist() == pytest.approx([0.1] * 11)
+    assert scalars_of(model)["bigrams"].tolist() == pytest.approx([0.1] * 11)
     fresh = module.GPT(micro_sizes(module))
     assert not fresh.bigram_embed.weight.any()
 
@@ -124,7 +124,7 @@ def test_bigrams_enter_before_every_layer(milestone):
         if block.attn is not None:
             handles(block.attn).matrices(block.attn)[3].zero_()
     model.bigram_embed.weight.normal_()
-    named = handles(model).scalars(model)
+    named = scalars_of(model)
     for name in ("x", "x0", "bigram"):
         named[name].uniform_(-1, 1)
     tokens = torch.randint(60, (2, 16))

@@ -47,6 +47,11 @@ def watched(model):
 # ---- 10c: one skip ----
 
 
+def scalars_of(model):
+    """Views of a model's scalars by name, without gradients."""
+    return {name: scalar.detach() for name, scalar in handles(model).scalars(model).items()}
+
+
 @torch.no_grad()
 def silent_stream(module, model, monkeypatch):
     """The stream as multiples of x0, while blocks add nothing: after each layer, and before the
@@ -79,7 +84,7 @@ def test_the_stream_at_the_start(milestone, monkeypatch):
 def test_the_skip_is_added_before_the_layers_own_scalars(milestone, monkeypatch):
     module = load_snapshot(milestone)
     model = record_model(module)
-    named = handles(model).scalars(model)
+    named = scalars_of(model)
     named["x"].uniform_(0.5, 1.5)
     named["x0"].uniform_(-1, 1)
     named["backout"].fill_(0.3)
@@ -101,7 +106,7 @@ def test_a_closed_skip_is_no_skip(milestone):
     module = load_snapshot(milestone)
     model, tokens = record_model(module, random=True), torch.randint(64, (2, 16))
     opened = model(tokens)
-    handles(model).scalars(model)["skip"].fill_(-torch.inf)
+    scalars_of(model)["skip"].fill_(-torch.inf)
     closed = model(tokens)
     model.args.skip_to = None  # no layer
     assert closed.equal(model(tokens)) and not torch.allclose(closed, opened, atol=1e-3)
@@ -332,7 +337,7 @@ def test_the_skips_gate_reads_the_first_layers_input(milestone):
     module = load_snapshot(milestone)
     model = record_model(module, random=True)
     model.skip_gate.normal_()
-    handles(model).scalars(model)["skip"].fill_(0.7)
+    scalars_of(model)["skip"].fill_(0.7)
     inputs, outputs = watched(model)
     model(torch.randint(64, (2, 16)))
     x0 = inputs[0]

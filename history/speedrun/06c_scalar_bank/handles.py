@@ -5,7 +5,7 @@ ATTENTION = ("x", "values", "c", "mask")
 
 def scalars(model):
     width, L = len(model.layer_scalars), len(model.blocks)
-    rows = model.scalars.detach()[: width * L].view(L, width)
+    rows = model.scalars[: width * L].view(L, width)
     return dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
 
 

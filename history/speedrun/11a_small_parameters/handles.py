@@ -3,8 +3,8 @@
 
 def scalars(model):
     width, L = len(model.layer_scalars), len(model.blocks)
-    values = model.scalars.detach()
+    values = model.scalars
     rows = values[: width * L].view(L, width)
     named = dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
     named |= dict(zip(model.model_scalars, values[width * L :], strict=True))
-    return named | dict(x0=model.x0_weights.detach())
+    return named | dict(x0=model.x0_weights)

@@ -63,7 +63,7 @@ class Handles:
         raise NotImplementedError("values are not mixed")
 
     def scalars(model):
-        """{name: view} of the scalars of layers, a vector each, and of the model."""
+        """{name: view, with gradients} of the scalars of layers, a vector each, and the model's."""
         return {}
 
     def set_skips(model, factors):
