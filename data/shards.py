@@ -14,9 +14,6 @@ try:
     import numpy as np
 except ModuleNotFoundError:
     sys.exit(MISSING.format("numpy"))
-if not hasattr(np, "__path__"):  # numpy is a package, a folder
-    sys.exit(f"error: {np.__file__} hides the package numpy; rename it, or remove its folder from"
-             " PYTHONPATH")
 
 MAGIC, VERSION = 20240520, 1
 HEADER = np.dtype("<i4")  # 256 of them: magic, version, token count, then zeros

@@ -46,6 +46,7 @@ from speedrun.compare.table import loss_text  # noqa: E402
 from speedrun.figures import ladder as ladders  # noqa: E402
 from speedrun.figures.tables import cell, records_of  # noqa: E402
 from speedrun.history.blocks import changed_blocks  # noqa: E402
+from speedrun.history.guide import whys  # noqa: E402
 from speedrun.history.manifest import load_manifest  # noqa: E402
 from speedrun.run.data import BUILTIN, fingerprint, make_builtin, patterns  # noqa: E402
 from speedrun.run.execute import run  # noqa: E402
@@ -120,15 +121,18 @@ def train_here(module: ModuleType, **hyperparameters) -> RunLog:
         return read_log(Path(folder, "log.txt"))
 
 
-def show_diff(parent: str, child: str, *blocks: str) -> None:
-    """Shows how the named blocks (default: all) change from one milestone to the next."""
+def show_diff(parent: str, child: str, *blocks: str, why: bool = True) -> None:
+    """Shows how the named blocks (default: all) change from one milestone to the next, and why,
+    where the guide says it; why=False before an exercise that asks for it."""
     sources = [MANIFEST.get(id).script.read_text(encoding="utf-8") for id in (parent, child)]
     changed = changed_blocks(*sources)
+    reasons = whys(MANIFEST.get(child)) if why else {}
     for name in blocks or changed:
         old, new = (text.splitlines() for text in changed[name])
         lines = list(difflib.unified_diff(old, new, n=2, lineterm=""))[2:]
         body = "\n".join("…" if line.startswith("@@") else line for line in lines).lstrip("…\n")
-        display(Markdown(f"**`{name}`**\n```diff\n{body}\n```"))
+        reason = f"\n\n{reasons[name]}\n" if name in reasons else ""
+        display(Markdown(f"**`{name}`**{reason}\n```diff\n{body}\n```"))
 
 
 def progress_table(id: str) -> None:

@@ -11,6 +11,7 @@ function below(part) { // pixels from where a part stands once it was gone to
 }
 function go(part) {
   if (!part) return;
+  for (let shut = part.closest("details"); shut; shut = shut.parentElement.closest("details")) shut.open = true;
   for (const other of all(".here")) other.classList.remove("here");
   part.classList.add("here");
   part.scrollIntoView({behavior: "instant"});
@@ -40,6 +41,24 @@ for (const kind of ["pointerover", "focusin"]) {
   document.addEventListener(kind, (event) => {
     const point = event.target.closest?.(".chart a, .chart circle"), text = point && find("title", point);
     if (text) find(".says", point.closest("figure")).textContent = text.textContent;
+  });
+}
+
+// ---- tables that can be sorted: by the number in data-by, else by the text; rows without come last
+for (const button of all("table.sortable th button")) {
+  button.disabled = false;
+  button.addEventListener("click", () => {
+    const head = button.parentElement, place = head.cellIndex, body = find("tbody", head.closest("table"));
+    const falls = head.getAttribute("aria-sort") === "ascending", sign = falls ? -1 : 1;
+    for (const other of all("th", head.parentElement)) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", falls ? "descending" : "ascending");
+    const by = (row) => row.cells[place].dataset.by ?? row.cells[place].textContent.trim();
+    const rows = [...body.rows].sort((a, b) => {
+      const [x, y] = [by(a), by(b)];
+      if (!x || !y) return !x - !y;
+      return sign * (isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y);
+    });
+    body.append(...rows);
   });
 }
 

@@ -22,7 +22,7 @@ from snapshots import write_random_shards  # noqa: E402
 LONGEST = [f"test_{name}.py" for name in (
     "check_right", "smoke", "equivalence", "check_train", "encore", "predict", "parts",
     "check_verdicts", "lessons", "generate", "site", "data", "sample", "comparison", "prelude",
-    "new_milestone", "fp8", "doctor", "attention_kernels",
+    "new_milestone", "oracle", "fp8", "doctor", "attention_kernels",
     "run_milestone", "tools", "anatomy", "propagate", "masks", "diff_milestones")]
 
 

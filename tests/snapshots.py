@@ -85,9 +85,17 @@ def own_values(id):
 
 @cache
 def known_values(id):
-    """What is known of a milestone: what its known.toml leaves out is the parent's."""
+    """What is known of a milestone: its parent's values, with those of its own known.toml. A table
+    replaces the parent's entries of the same names and keeps the others; "none" removes an entry,
+    and an empty table all."""
     parent = MANIFEST.get(id).parent
-    return (known_values(parent) if parent else {}) | own_values(id)
+    known = dict(known_values(parent)) if parent else {}
+    for name, value in own_values(id).items():
+        if value and isinstance(value, dict):
+            merged = known.get(name, {}) | value
+            value = {key: entry for key, entry in merged.items() if entry != "none"}
+        known[name] = value
+    return known
 
 
 def tried(milestones=MILESTONES):
@@ -137,10 +145,8 @@ def sized(sizes, fields, parts):
 
 @cache
 def _micro(id):
-    """The micro values of a milestone: MICRO, which the `micro` of a known.toml replaces for itself
-    and its descendants."""
-    parent = MANIFEST.get(id).parent
-    return (_micro(parent) if parent else MICRO) | own_values(id).get("micro", {})
+    """The micro values of a milestone: MICRO, with those of its known values."""
+    return MICRO | known_values(id).get("micro", {})
 
 
 def micro_of(milestone, **more):

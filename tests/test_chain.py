@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from snapshots import MILESTONES, SCRIPTS, by_id
-from speedrun.history.blocks import FREE, changed_blocks, diff_size, split_blocks
+from speedrun.diff.difference import find_difference
+from speedrun.history.blocks import FREE, changed_blocks, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in SCRIPTS if milestone.parent]
@@ -29,7 +30,7 @@ def test_exactly_the_declared_blocks_changed(milestone):
     # In their order, and in few lines.
     old, new = ([block.name for block in split_blocks(text)] for text in sources)
     assert [name for name in old if name in new] == [name for name in new if name in old]
-    lines = diff_size(*sources).lines
+    lines = sum(find_difference(*sources).size)
     assert (lines > 80) == bool(milestone.exceeds), lines
 
 
@@ -123,9 +124,11 @@ def test_changes_are_told_by_block():
 
 def test_size_leaves_card_imports_and_hyperparameters_out():
     edited = EXAMPLE.replace("Card.", "Other.").replace("import sys  # why", "import re")
-    assert diff_size(EXAMPLE, edited).lines == 0
-    edited = EXAMPLE.replace("return 1", "return 2")
-    assert (diff_size(EXAMPLE, edited).lines, diff_size(EXAMPLE, edited).blocks) == (2, 1)
+    assert find_difference(EXAMPLE, edited).size == (0, 0)
+    edited = EXAMPLE.replace("return 1", "return 2\n    # more")
+    assert find_difference(EXAMPLE, edited).size == (2, 1)
+    edited = EXAMPLE.replace("    return 1", "    if True:\n        return 1")  # re-indented
+    assert find_difference(EXAMPLE, edited).size == (1, 0)
 
 
 def test_two_blocks_of_one_name_are_refused():

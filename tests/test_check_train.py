@@ -23,10 +23,11 @@ from speedrun.base.errors import UserError
 from speedrun.check import command as commands
 from speedrun.check import hints, progress
 from speedrun.check.command import open_learner
-from speedrun.check.differences import Difference
+from speedrun.check.differences import Deviation
 from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, slips_of
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
+from speedrun.history.guide import unexplained
 from speedrun.history.manifest import REPOSITORY
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
@@ -46,6 +47,11 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
     for slip in guide.slips:
         assert slip.apply(text), slip.name
         assert slip in slips_of(slip.block, milestone)
+    assert [right.name for right in guide.rights if not right.apply(text, text)] == []
+
+
+def test_every_declared_block_says_why_it_changes():
+    assert not {m.name: unexplained(m) for m in MILESTONES if unexplained(m)}
 
 
 def test_blocks_that_differ_in_case_have_hints_of_their_own():
@@ -73,7 +79,9 @@ def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
     for text, message in (
             ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
             ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
-            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected")):
+            (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', '"why" has 41 words, at most 40 fit'),
+            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected"),
+            ('[[right]]\nname = "x"\nedits = ["y"]', 'right 1: "edits" must be a list of pairs')):
         load_guide.cache_clear()
         (tmp_path / "guide.toml").write_text(text, encoding="utf-8")
         with pytest.raises(UserError) as error:
@@ -311,7 +319,7 @@ def test_whose_time_ran_out_is_told(late, script, monkeypatch):
         monkeypatch.setattr("speedrun.check.examine._judged", stopped)
         monkeypatch.setattr(Examination, "wanted", {})
         monkeypatch.setattr(Examination, "differing", lambda self, text: {
-            "model": [Difference("a loss", "1", "2")]})
+            "model": [Deviation("a loss", "1", "2")]})
     *others, last = commands.check(script, MANIFEST.get(ROOT), 5)
     assert last.name == "time" and last.meaning == "--timeout gives it more time."
     if late == "wanted":
@@ -403,7 +411,7 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
     names = milestone.changes or [b.name for b in split_blocks(source_of(id))
                                   if not b.name.startswith("heading: ") and b.name != "card"]
     for name in names:
-        if name not in hints._blocks(source_of(id)):
+        if name not in hints.blocks_of(source_of(id)):
             continue  # this milestone removes it
         hint = hints.hint_of(name, milestone)
         assert hint.nudge and hint.steps, name

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from examinations import edited, failures, source_of
-from speedrun.check.differences import Difference
+from speedrun.check.differences import Deviation
 from speedrun.check.transplant import Mixture, judge
 
 LOOKS = dict(id="02", jobs=["schedules", "model"])  # and the two that all others need
@@ -47,7 +47,7 @@ def test_a_pair_that_is_right_together_is_not_blamed_for_another_block():
     def look(groups):  # as if the rotation and its use had moved behind the transpose
         tried.extend(map(tuple, groups))
         return [None if {*names} == {"Rotary", "CausalSelfAttention"}
-                else (Difference("a loss", "1", "2"), "model", {}) for names in groups]
+                else (Deviation("a loss", "1", "2"), "model", {}) for names in groups]
 
     verdicts = judge(Mixture(source_of("01"), text), look)
     assert [v.names for v in verdicts if v.difference] == [("newton_schulz",)]
@@ -95,7 +95,7 @@ def test_a_name_of_the_contract_that_is_missing(ask):
 def test_a_name_that_is_defined_twice():
     from speedrun.check.examine import examine
 
-    text, looks = source_of("02"), {"model": [Difference("a loss", "1", "2")]}
+    text, looks = source_of("02"), {"model": [Deviation("a loss", "1", "2")]}
     examination = SimpleNamespace(text=text, differing=lambda _: looks)
     found = examine(f"{text}\n\ndef norm(x):\n    return x\n".encode(), examination)
     assert "two blocks are called norm" in failures(found)["blocks"]

@@ -19,6 +19,7 @@ from snapshots import MILESTONES
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
 from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, folded_line, passages
+from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import (
     changed_hyperparameters,
@@ -26,8 +27,8 @@ from speedrun.diff.facts import (
     ideas_between,
     read_side,
 )
-from speedrun.diff.terminal import make_console, print_changes
-from speedrun.history.blocks import FREE, UNCOUNTED, diff_size, split_blocks
+from speedrun.diff.terminal import make_console, print_arranged, print_changes
+from speedrun.history.blocks import FREE, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in MILESTONES if milestone.parent]
@@ -211,6 +212,117 @@ def test_long_runs_are_folded():
     assert folded_line(rows) == "⋯ 24 lines re-indented"
 
 
+# ---- lines that moved ----
+
+LOOP = "    for value in values:\n        total += value\n    return total"
+
+
+def moved_lines(found):
+    """The texts of the lines that moved away, and of those that moved here."""
+    rows = [row for change in found.values() for row in change.rows]
+    return ([row.old.text for row in rows if row.old and row.old.moved],
+            [row.new.text for row in rows if row.new and row.new.moved])
+
+
+def test_lines_that_only_moved_are_marked_on_both_sides():
+    new = replaced(LOOP, "    return third(values, total)").replace(
+        "# ---------- Model", f"def third(values, total):\n{LOOP}\n\n\n# ---------- Model")
+    found = changes(new)
+    assert moved_lines(found) == (LOOP.split("\n"),) * 2
+    assert found["third"].fate == "added, +4, 3 of them moved"
+    indented = changes(new.replace(LOOP, "    if 1:\n" + re.sub("^", "    ", LOOP, flags=re.M)))
+    assert [line.strip() for line in moved_lines(indented)[1]] == [
+        line.strip() for line in LOOP.split("\n")]
+    stream = io.StringIO()
+    print_changes(make_console(stream), find_difference(FILE, new))
+    for sign in "«»":
+        assert f"\n{sign}     return total\n" in stream.getvalue()
+    assert "\n+     return third(" in stream.getvalue() and "\n- " not in stream.getvalue()
+
+
+def test_a_short_line_that_occurs_elsewhere_has_not_moved():
+    new = replaced("    total = 0\n", "").replace("    # why\n", "    # why\n    total = 0\n")
+    assert moved_lines(changes(new)) == ([], [])  # too few letters to be more than chance
+    assert moved_lines(changes(replaced("y = x + 1", "y = x + 2"))) == ([], [])
+
+
+def test_a_moved_line_of_a_milestone_is_seen():
+    comparison = find_difference(read_side("10f").text, read_side("11").text)
+    fates = {change.name: change.fate for change in find_difference(
+        read_side("13").text, read_side("13a").text).changes}
+    assert fates["ValueEmbeds"].endswith("2 of them moved") and comparison.changes
+
+
+# ---- order, reasons and owners ----
+
+
+def arranged(a, b):
+    sides = read_side(a), read_side(b)
+    return arrange(*sides, find_difference(*(side.text for side in sides)))
+
+
+def test_the_ideas_block_comes_first_and_retunes_last():
+    for milestone in CHILDREN[::5]:
+        found = arranged(milestone.parent, milestone.id)
+        assert found.changes[0].name == milestone.shows
+        places = [c.new.line for c in found.changes[1:] if c.new]
+        assert places == sorted(places)
+        names = [c.name for c in found.last]
+        assert {"card", "Hyperparameters"} & {c.name for c in found.changes} <= {milestone.shows}
+        assert not names or names[-1] == "card"
+    comparison = find_difference(read_side("03").text, read_side("04").text)
+    assert {c.name for c in arranged("03", "04").all} == {c.name for c in comparison.changes}
+    assert [c.name for c in arranged("03", "04").changes][:2] == ["muon_momentum", "Linear"]
+
+
+@pytest.fixture
+def reasons(monkeypatch):
+    monkeypatch.setattr("speedrun.diff.arrange.whys", lambda m: {
+        "GPT": f"Because of {m.id}, which is a reason of so many words that it takes two lines in a"
+        " terminal, and a third word or two."})
+
+
+@pytest.mark.parametrize("width, asked, shown", [
+    (100, None, True), (99, None, False), (80, True, True), (120, False, False)])
+def test_reasons_stand_below_the_blocks_name(width, asked, shown, reasons):
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, soft_wrap=True, highlight=False, markup=False)
+    print_arranged(console, arranged("03e", "04"), reasons=asked)
+    lines = stream.getvalue().split("\n")
+    at = next(i for i, line in enumerate(lines) if line.startswith("── GPT"))
+    assert lines[at + 1].startswith("  Because of 04, which") is shown
+    assert not shown or (lines[at + 2].startswith("  ") and max(map(len, lines[at + 1 : at + 3]))
+                         <= min(width, 100))
+
+
+def test_distant_reasons_are_those_of_few_owners(reasons):
+    assert arranged("03", "04").whys["Muon"] == []  # 03a's, which gives none
+    assert "GPT" not in arranged("03", "04").whys  # five of them
+    assert [id for id, _ in arranged("03c", "03e").whys["GPT"]] == ["03d", "03e"]
+
+
+def test_retunes_are_folded_on_a_terminal_only():
+    for is_terminal in (True, False):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=is_terminal, width=90, soft_wrap=True,
+                          color_system=None)
+        print_arranged(console, arranged("03e", "04"))
+        assert ("and retunes: Hyperparameters +6 -6, card" in stream.getvalue()) is is_terminal
+        assert ("── Hyperparameters" in stream.getvalue()) is not is_terminal
+        assert not is_terminal or "--blocks Hyperparameters card shows them" in stream.getvalue()
+
+
+def test_steps_are_the_diffs_one_by_one():
+    shown = diff("03c", "04", "--steps").stdout
+    for a, b in (("03c", "03d"), ("03d", "03e"), ("03e", "04")):
+        alone = diff(a, b).stdout
+        assert alone in shown and alone.count("\n") > 10
+    blocks = diff("03c", "04", "--steps", "--blocks", "Linear").stdout
+    assert blocks.count("── ") == 1 and "── Linear" in blocks
+    refused = diff("04", "03c", "--steps")
+    assert refused.returncode == 2 and "04_skip_connections is not an ancestor" in refused.stderr
+
+
 # ---- nothing is hidden ----
 
 
@@ -239,11 +351,6 @@ def test_neighbours_differ_as_declared():
         comparison = find_difference(old, new)
         names = [change.name for change in comparison.changes if change.name not in FREE]
         assert sorted(names) == sorted(milestone.changes)
-        # A re-indented line is a mark of its own here; in diff_size it counts twice.
-        indented = sum(row.mark == INDENTED for change in comparison.changes for row in change.rows
-                       if change.name not in UNCOUNTED)
-        counted = sum(comparison.lines(counted_only=True))
-        assert counted <= diff_size(old, new).lines <= counted + 2 * indented
         words = {word for change in comparison.changes for word in change.words}
         assert words <= {"added", "removed", "docstring only", "comments only"}
 
@@ -285,8 +392,8 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
-    moved = changed_values(read_side("13c"), read_side("13d"))  # a script of other steps
-    assert ("steps", "1,547", "1,775") in moved["official figures"]
+    moved = changed_values(read_side("13b"), read_side("13d"))  # a script of other steps
+    assert ("steps", "1,555", "1,775") in moved["official figures"]
     numbers = changed_values(old, new)["hyperparameters"]
     assert {("muon_lr", "3.6e-4", "0.04"), ("head_lr", None, "0.008")} <= set(numbers)
     numbers = changed_hyperparameters(read_side("00b"), read_side("01"))
@@ -356,7 +463,7 @@ def test_a_milestone_alone_is_compared_with_its_parent():
 
 def test_stat(files):
     old, new = read_side("03"), read_side("04")
-    size = find_difference(old.text, new.text).lines(counted_only=True)
+    size = find_difference(old.text, new.text).size
     lines = diff("03", "04", "--stat").stdout.splitlines()
     assert re.fullmatch(r"blocks: \d+ changed, 2 added, \d+ unchanged", lines[2])
     added, removed = re.search(r" and Hyperparameters: \+(\d+) -(\d+)$", lines[3]).groups()
@@ -469,6 +576,8 @@ def test_nothing_to_show_is_said(files):
     (["README.md", "04"], 1, 'no milestone "README.md": that is a file; --help says what can be'),
     (["", "04"], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
+    (["03", "04", "--train-steps", "2"], 2, "--train-steps goes with --time"),
+    (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
     (["03", "04", "--html", "."], 1, "is not a regular file"),
     (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
@@ -608,7 +717,7 @@ def fake_runs(monkeypatch, tmp_path):
     names = iter(["diff", "diff-2"])
     monkeypatch.setattr("speedrun.run.plan.fresh_out", lambda _: tmp_path / "runs" / next(names))
     monkeypatch.setattr(sys, "argv", ["diff", "03", "04", "--stat", "--time", "--scale", "tiny",
-                                      "--nproc", "1", "--steps", "5"])
+                                      "--nproc", "1", "--train-steps", "5"])
     return made
 
 

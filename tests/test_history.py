@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshots import MILESTONES, SCRIPTS, every_script
+from snapshots import MILESTONES, SCRIPTS, every_script, known_values, own_values
 from speedrun.base.errors import UserError
+from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import GLOSSARY, load_glossary
 from speedrun.history.handles import Handles, handles_of
@@ -42,6 +43,13 @@ idea = "Go on."
 kind = "systems"
 changes = ["main"]
 records = [1, 2]
+"""
+EFFECT = """quantity = "seconds"
+before = 9.0
+after = 8.5
+how = "ablation"
+what = "without, then with it"
+source = "README"
 """
 RECORDS = [
     dict(number=n, minutes=50 - n, date=f"2024-06-0{n}", what="x", people=[f"@{n}", "@0"])
@@ -127,6 +135,18 @@ def test_what_differs_is_stated(history):
     assert (found.minutes, found.date, found.authors) == (45, "2024-07-01", ("@9",))
     assert (found.train_steps, found.tokens_per_step, found.tokens_read) == (90, 256, 320)
     assert found.read_ratio == 1.25
+
+
+def test_parameters_are_the_parents_where_they_are_not_stated(history):
+    stated = "parameters = {}\n".format
+    base = history / "main" / "00_base" / "milestone.toml"
+    base.write_text(stated(12) + BASE, encoding="utf-8")
+    add(history, "02_more", stated(15) + NEXT)
+    add(history, "03_same", NEXT)
+    assert [m.parameters for m in load_manifest(history).milestones] == [12, 12, 15, 15]
+    add(history, "04_needless", stated(15) + NEXT)
+    load_manifest.cache_clear()
+    assert "04_needless/milestone.toml: parameters = 15 follows from the" in fault_of(history)
 
 
 def test_a_parent_that_is_not_the_folder_before(history):
@@ -224,6 +244,23 @@ def test_a_chain_whose_first_folder_is_missing(history):
     ("records", 'parent = "01"\nrecords', 'parent "01" comes after it; it must be a folder before'),
     ("records", "tiny = { seed = [2] }\nrecords", '"tiny" must be a table of plain values'),
     ('"systems"', "systems", "Invalid value"),
+    ("records", 'shows = "Muon"\nrecords', 'shows: "Muon" is none of its changes'),
+    ("records", 'exercises = { GPT = "01.1" }\nrecords', 'exercises: "GPT" is none of its changes'),
+    ("records = [1, 2]", '[[succession]]\nblock = "main"\nby = "GPT"', '"GPT" is none of its cha'),
+    ("records = [1, 2]", '[[succession]]\nblock = "main"', 'succession 1: missing key "by"'),
+    *[("records = [1, 2]", f"[[effect]]\n{entry}", message) for entry, message in (
+        (EFFECT.replace('source = "README"\n', ""), 'effect 1: missing key "source"'),
+        (EFFECT.replace('"README"', '" "'), 'effect 1: "source" must be a string, not \' \''),
+        (EFFECT.replace("after = 8.5\n", ""), 'effect 1: it needs "before" and "after", or'),
+        (EFFECT + 'delta = "-1.5"', 'effect 1: it needs "before" and "after", or "delta"'),
+        (EFFECT.replace('"ablation"', '"belief"'), '"how" must be one of ablation, the record'),
+        (EFFECT.replace('"seconds"', '"hours"'), '"quantity" must be one of val_loss, seconds'),
+        (EFFECT + "runs = [4]", 'effect 1: "runs" must be two whole numbers, before and after'),
+        (EFFECT.replace('"seconds"', '"step_ms"') + "steps = [4, 5]", '"steps" goes with seconds'),
+        (EFFECT + "counts = 1", 'effect 1: "counts" must be true or false, not 1'),
+    )],
+    ("records = [1, 2]", '[incomparable]\nwhat = ["time"]', 'incomparable: missing key "why"'),
+    ("records = [1, 2]", '[incomparable]\nwhat = ["loss"]\nwhy = "x"', "a list of time and tokens"),
 ])
 def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message):
     assert old in NEXT
@@ -380,6 +417,20 @@ RECORDED = {m.chain for m in SCRIPTS if m.record}  # chains that repeat records
 FIELDS = {m: default_hyperparameters(m.script) for m in SCRIPTS}
 
 
+def test_known_values_are_stated_once():
+    twice = []
+    for m in (m for m in SCRIPTS if m.parent):
+        before = known_values(m.parent)
+        for name, value in own_values(m.id).items():
+            if value and isinstance(value, dict):
+                old = before.get(name, {})
+                twice += [f"{m.id}: {name}.{key}" for key, entry in value.items()
+                          if entry == old.get(key, "none")]
+            elif value == before.get(name):
+                twice.append(f"{m.id}: {name}")
+    assert not twice
+
+
 def test_the_order_of_the_folders_is_that_of_the_chain():
     for chain in {m.chain for m in SCRIPTS}:
         here = [m for m in SCRIPTS if m.chain == chain]
@@ -399,6 +450,9 @@ def test_a_milestone_is_described_and_has_its_entry(milestone):
     assert len(milestone.idea) <= 110 and milestone.idea.endswith(".")
     steps = [step for step, _ in milestone.curve]
     assert steps == sorted(set(steps)) and len(steps) <= 20
+    names = {block.name for block in split_blocks(milestone.script.read_text(encoding="utf-8"))}
+    assert milestone.shows in milestone.changes or (
+        milestone.parent is None and milestone.shows in names)
     if milestone.curve:
         assert milestone.curve[-1] == (milestone.train_steps, milestone.val_loss)
     known, manifest = FIELDS[milestone], load_manifest()
@@ -411,6 +465,18 @@ def test_a_milestone_is_described_and_has_its_entry(milestone):
         for name, value in manifest.inherited(milestone, table).items():
             if known.get(name) is not None:
                 assert type(value) is type(known[name]), name
+
+
+def test_eight_ranks_can_share_a_step_of_every_script():
+    alone = {}
+    for milestone in SCRIPTS:
+        sizes = default_hyperparameters(milestone.script)
+        if "total_batch_size" in sizes:
+            length = sizes.get("train_seq_len", sizes.get("seq_len"))
+            passes = sizes["total_batch_size"] / (8 * sizes.get("micro_batch_size", 1) * length)
+            if not passes.is_integer():
+                alone[milestone.id] = passes
+    assert not alone
 
 
 def test_a_record_is_covered_by_neighbours():

@@ -65,6 +65,16 @@ def test_exercise_tells_right_from_wrong(path, number, lesson, capsys):
     assert exercise["hints"][3] in capsys.readouterr().out
 
 
+def test_a_diff_shows_the_reason_unless_told_not_to(lesson, monkeypatch):
+    shown = []
+    monkeypatch.setattr(lesson, "display", lambda what: shown.append(what.data))
+    monkeypatch.setattr(lesson, "whys", lambda m: {"GPT": f"Because of {m.id}."})
+    for why in (True, False):
+        lesson.show_diff("03e", "04", "GPT", why=why)
+    assert shown[0].startswith("**`GPT`**\n\nBecause of 04.\n\n```diff\n")
+    assert shown[1].startswith("**`GPT`**\n```diff\n") and "Because" not in shown[1]
+
+
 def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
     source = 'import lesson\n\n\n@lesson.check("01.1")\ndef step(*given):\n    {}\n'
     for body, said in (("...", "waits for your answer"), ("return 1", "Not yet: "),

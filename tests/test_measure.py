@@ -117,6 +117,20 @@ def test_each_milestone_follows_a_cpu_and_is_timed(runs, tmp_path):
     assert load_measurement(file).timings.keys() == {"muon", "tile_mask", "padded_vocab"}
 
 
+@pytest.mark.parametrize("line, kept", [
+    ("ann on gpu7.lab.edu: no", "… on …: no"), ("gpu7: no, ann", "…: no, …"),
+    ("bob's GPU", "…'s GPU"), ("OSError: /home/ann/x.so: no", "OSError: x.so: no"),
+    ("~/runs/x.so", "x.so"), (r"C:\Users\ann\x.so", "x.so"), ("ann@gpu7: no", "………: no"),
+    ("connect to 10.1.2.3", "connect to …"), ("channels and announcements", None),
+    ("gpu77 of 8", None), ("x" * 400, "x" * 300),
+])
+def test_what_is_kept_of_an_error_names_nobody(line, kept, monkeypatch):
+    monkeypatch.setattr(measuring.socket, "gethostname", lambda: "gpu7.lab.edu")
+    monkeypatch.setattr(measuring.Path, "home", lambda: Path("/home/ann"))
+    monkeypatch.setattr(measuring.getpass, "getuser", lambda: "bob")
+    assert measuring._anonymous(line) == (line if kept is None else kept)
+
+
 def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
     path = Path.home() / "secret" / "x.so"
     runs.faults |= {"01_muon-timed": UserError(f"rank 0: OSError: {path}: no\nthe log so far"),

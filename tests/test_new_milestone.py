@@ -50,6 +50,7 @@ title = "Thrown away"
 idea = "One stack of four matrices."
 kind = "systems"
 changes = ["Hyperparameters", "CausalSelfAttention", "muon_groups"]
+shows = "CausalSelfAttention"
 parameters = {LAST.parameters}
 besides = ["It never was a record."]
 lesson = "{LAST.lesson}"
@@ -236,17 +237,18 @@ LAWFUL = {
     "tools/speedrun/anatomy/trace.py": (1, FOREIGN), "tools/speedrun/base/cli.py": (3, FOREIGN),
     "tools/speedrun/check/examine.py": (3, FOREIGN),
     "tools/speedrun/check/kernels.py": (1, LEARNER),
-    "tools/speedrun/check/launch.py": (1, LEARNER), "tools/speedrun/check/spy.py": (3, FOREIGN),
+    "tools/speedrun/check/watched.py": (1, LEARNER), "tools/speedrun/check/meter.py": (2, FOREIGN),
+    "tools/speedrun/check/spy.py": (1, FOREIGN),
     "tools/speedrun/check/trace.py": (2, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
     "tools/speedrun/check/trace_generation.py": (1, FOREIGN),
     "tools/speedrun/check/trace_runs.py": (1, KIND),
-    "tools/speedrun/compat.py": (2, SYSTEM), "tools/speedrun/doctor/checks.py": (6, SYSTEM),
+    "tools/speedrun/compat.py": (2, SYSTEM), "tools/speedrun/doctor/checks.py": (2, SYSTEM),
     "tools/speedrun/history/blocks.py": (2, SYNTAX),
     "tools/speedrun/history/fields.py": (1, SYNTAX),
     "tools/speedrun/history/manifest.py": (1, "a figure of the script, where it has it"),
     "tools/speedrun/predict/runs.py": (1, KIND),
     "tools/speedrun/run/conversations.py": (2, FOREIGN),
-    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (6, KIND),
+    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (5, KIND),
     "tools/speedrun/run/preflight.py": (3, VALUES),
     "tools/speedrun/run/torchrun.py": (2, SYSTEM), "tools/speedrun/scripts/find.py": (1, KIND),
 }

@@ -51,6 +51,20 @@ def test_lesson_walks_the_diff_of_each_of_its_milestones(milestone):
         assert f'lesson.show_diff("{milestone.parent}", "{milestone.id}", ' in code
 
 
+def test_a_diff_before_its_exercise_keeps_the_reason_back():
+    early = []
+    for m in load_manifest().milestones:
+        for block, number in m.exercises.items():
+            cells = [cell.source for cell in read(REPOSITORY / m.lesson).cells
+                     if cell.cell_type == "code"]
+            asked = [i for i, cell in enumerate(cells) if f'check("{number}"' in cell]
+            assert len(asked) == 1, (m.id, block, number)
+            early += [(m.id, block) for cell in cells[: asked[0]] for call in re.findall(
+                r"show_diff\(([^)]*)\)", cell) if f'"{m.id}"' in call and f'"{block}"' in call
+                and "why=False" not in call]
+    assert not early
+
+
 def test_the_map_shows_every_written_milestone():
     # The first notebook's table is generated; run_lessons.py start_here makes it again.
     text = (LESSONS / "start_here.ipynb").read_text(encoding="utf-8")

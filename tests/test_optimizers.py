@@ -1,4 +1,4 @@
-"""Unit-norm gradients, Newton-Schulz and Muon against the values of known.toml.
+"""Unit-norm gradients, Newton-Schulz and Muon against the values of known.toml (tests/oracle).
 
 Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """

@@ -11,7 +11,7 @@ from snapshots import SCRIPTS
 from speedrun.base.errors import UserError
 from speedrun.diff.align import INDENTED, SAME
 from speedrun.diff.difference import find_difference
-from speedrun.diff.origin import block_life, line_origins
+from speedrun.diff.origin import block_life, line_origins, owners_between
 from speedrun.history.blocks import changed_blocks
 from speedrun.history.manifest import load_manifest
 from test_diff_milestones import FILE, FIRST, LEFT, SECOND, diff, replaced
@@ -119,16 +119,71 @@ def test_blank_lines_between_blocks_go_with_the_block_below(owners):
         "", "", "MORE = 4"]
 
 
+@pytest.mark.parametrize("a, b", [("02", "03e"), ("07", "08c"), ("p4", "p6d"), ("e3", "e4b")])
+def test_owners_between_are_those_of_the_steps(a, b):
+    manifest = load_manifest()
+    old, new = manifest.get(a), manifest.get(b)
+    owners, between = owners_between(manifest, old, new), []
+    for m in manifest.lineage(new)[:-1]:
+        if m is old:
+            break
+        between.append(m)
+    origins = line_origins(manifest, new)
+    assert {n: m for n, m in owners.added.items() if origins[n - 1][0].strip()} == {
+        n: m for n, (line, m) in enumerate(origins, start=1) if line.strip() and m in between}
+    lines = text_of(old).split("\n")
+    for n, m in owners.removed.items():  # the owner's parent still has it
+        parent = text_of(manifest.get(m.parent)).split("\n")
+        assert m in between and [line.strip() for line in parent].count(lines[n - 1].strip()) > 0
+    gone = {n for n, line in enumerate(lines, start=1) if line.strip()} - owners.removed.keys()
+    assert {lines[n - 1].strip() for n in gone} <= {line.strip() for line, _ in origins}
+    rows = [row for c in find_difference(text_of(old), text_of(new)).changes for row in c.rows]
+    named = owners.of(rows)
+    assert named == sorted(named, key=lambda m: m.name) and set(named) <= set(between)
+    assert {m.id for m in between} - {m.id for m in named} <= {"p6a"}  # only its numbers moved on
+
+
+def test_a_parents_child_and_strangers_have_no_owners():
+    manifest = load_manifest()
+    for a, b in (("03e", "04"), ("04", "03"), ("p0", "04")):
+        assert owners_between(manifest, manifest.get(a), manifest.get(b)) is None
+
+
+def test_each_hunk_names_its_owners():
+    shown = diff("03", "04").stdout
+    at = shown.index("── muon_momentum")
+    assert shown[at:].split("\n")[1] == "  by 03c"
+    assert "\n  by 03a, 03b, 03d, 03e, 04\n" in shown[shown.index("── GPT") :]
+    assert "\n  by " not in diff("04").stdout
+
+
 def test_a_life_is_every_version_of_a_block():
-    for name in ("CausalSelfAttention", "newton_schulz"):
-        expected = {
-            m.id for m in SCRIPTS if name in changed_blocks(
-                text_of(load_manifest().get(m.parent)) if m.parent else "", text_of(m))}
-        life = block_life(load_manifest(), name)
-        assert [version.milestone.id for version in life] == [
-            m.id for m in SCRIPTS if m.id in expected]
-        assert life[0].change.words == ("added",)
-    assert life[-1].change.words in {("added",), ("removed",), ()}
+    name = "CausalSelfAttention"
+    expected = {
+        m.id for m in SCRIPTS if name in changed_blocks(
+            text_of(load_manifest().get(m.parent)) if m.parent else "", text_of(m))}
+    life = block_life(load_manifest(), name)
+    assert [version.milestone.id for version in life] == [
+        m.id for m in SCRIPTS if m.id in expected]
+    assert life[0].change.words == ("added",)
+
+
+def test_a_life_goes_on_in_the_block_that_follows():
+    life = block_life(load_manifest(), "newton_schulz")
+    found = [(v.milestone.id, v.change.name, v.change.words) for v in life]
+    assert found[0] == ("01", "newton_schulz", ("added",))
+    at = found.index(("08f", "newton_schulz", ("removed",)))
+    assert found[at + 1] == ("08f", "polar_express", ("added",))
+    assert {name for _, name, _ in found[at + 1 :]} == {"polar_express"}
+    assert {v.milestone.chain for v in life} == {"speedrun"}  # the prelude's replaces nothing
+    own = block_life(load_manifest(), "polar_express")
+    assert [v.milestone.id for v in own if v.milestone.chain == "speedrun"] == [
+        id for id, name, _ in found if name == "polar_express"]
+    shown = diff("--life", "polar_express", "--stat").stdout
+    assert shown.index("prelude\n") < shown.index("\np4a ") and "speedrun\n" in shown
+
+
+def test_an_unknown_block_has_no_life():
     with pytest.raises(UserError, match='called "Muno"; did you mean Muon?'):
         block_life(load_manifest(), "Muno")
 

@@ -1,4 +1,5 @@
-"""Models, layers and schedules of the snapshots against the values of known.toml.
+"""Models, layers and schedules of the snapshots against known.toml, whose values tests/oracle
+computes in float64.
 
 Run: .venv/bin/python -m pytest tests/test_parts.py
 """
@@ -39,22 +40,21 @@ def test_parameter_count(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)
     with torch.device("meta"):
         parameters = list(module.GPT(module.Hyperparameters()).parameters())
-    assert sum(p.numel() for p in parameters) == known["parameters"] == milestone.parameters
+    assert sum(p.numel() for p in parameters) == milestone.parameters
     assert len(parameters) == known["tensors"]
 
 
 @where("Hyperparameters")
 def test_defaults_are_the_records(milestone):
     known, args = known_values(milestone.id), load_snapshot(milestone).Hyperparameters()
-    assert known["record"].items() <= asdict(args).items()
+    missing = object()
+    assert {name: value for name, value in known["record"].items()
+            if asdict(args).get(name, missing) != value} == {}
     rates = {name for name, value in asdict(args).items() if not isinstance(value, bool) and (
         name.endswith(("_lr", "_decay", "_beta1", "_beta2"))
         or "steps" in name or "momentum" in name or "window" in name)}
-    assert rates - {"kernel_warmup_steps"} <= known["record"].keys()
+    assert rates - {"kernel_warmup_steps"} - known["record"].keys() == set()
     assert args.total_batch_size == milestone.tokens_per_step
-    # Steps of the record's log, where they are not the script's.
-    measured = own_values(milestone.id).get("measured_steps", args.train_steps)
-    assert measured == milestone.train_steps
     length, val_length = (getattr(args, name) for name in length_names(vars(args)))
     micro_steps = known.get("micro_steps", 1)  # of each of 8 GPUs
     assert args.total_batch_size == micro_steps * 8 * args.micro_batch_size * length

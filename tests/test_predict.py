@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import predict as command
 from ranks import warm_context
@@ -312,6 +313,18 @@ def test_bytes_of_a_kernel_are_those_that_it_touches(change, moved):
     kernel.run(*(torch.empty(10_000) for _pointer in range(3)), 10_000, stream=0)
     [launch] = observer.launches
     assert launch.kind == "triton" and launch.moved == pytest.approx(moved)
+
+
+def test_memory_is_allocated_in_blocks_of_512_bytes():
+    observer = Observer()
+    before, seen = observer.live, []
+    with FakeTensorMode(), observer:
+        for numbers in (1, 128, 129, 256):  # of four bytes
+            kept = torch.empty(numbers, device="cuda")
+            seen.append(observer.live - before)
+            del kept
+            assert observer.live == before
+    assert seen == [512, 512, 1024, 1024] and observer.peak - before == 1024
 
 
 @pytest.mark.parametrize(("milestone", "transposed"), [("12c", False), ("14i", True)])

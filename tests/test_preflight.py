@@ -17,7 +17,8 @@ from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.run import execute
 from speedrun.run.plan import make_plan
-from speedrun.run.preflight import check_shards, check_values
+from speedrun.run.preflight import NotHere, check_gpus, check_shards, check_values
+from speedrun.run.torchrun import Nodes, check_nodes
 from speedrun.scripts.find import find_script
 from speedrun.scripts.sizes import micro_batches
 
@@ -85,7 +86,7 @@ def start(monkeypatch, tmp_path, shards):
     script = tmp_path / "script" / "train_gpt.py"
     script.parent.mkdir()
     script.write_text(SCRIPT, encoding="utf-8")
-    monkeypatch.setattr(execute, "launch", launched)
+    monkeypatch.setattr(execute, "run_ranks", launched)
     monkeypatch.setattr("speedrun.run.plan.visible_gpus", list)
 
     def call(*settings, data=shards, options=()):
@@ -234,6 +235,54 @@ DENSE, FP8 = "^seq_len=65536 is too long for a dense mask", "is not a multiple o
 def test_what_depends_on_the_machine_or_the_script(machine, values, message):
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         check_values(values, {}, 2, **machine)
+
+
+STAGED = dict(window_start=128, window_growth=640, window_end=1408)  # without window_stages: one
+
+
+@pytest.mark.parametrize("fits, name, beyond", [
+    # (values at the border, the name of the one that one step further is refused, its value there)
+    (dict(seed=2**63 - 1), "seed", 2**63),
+    (dict(seed=0), "seed", -1),
+    (dict(train_steps=1), "train_steps", 0),
+    (dict(adam_lr=0.0), "adam_lr", -5e-324),
+    (dict(bos_id=63, vocab_size=64), "bos_id", 64),
+    (dict(window_start=24, window_end=24), "window_start", 25),
+    (dict(num_heads=4, model_dim=32), "num_heads", 5),
+    (dict(window_pattern="LS", num_layers=2), "num_layers", 3),
+    (dict(value_embed_pattern="0.", num_layers=2), "num_layers", 1),
+    (STAGED | dict(window_end=128), "window_end", 127),
+    (STAGED | dict(window_end=1408, window_stages=3), "window_end", 1407),
+    (STAGED | dict(window_end=129, long_window_end=1), "window_end", 128),
+    (dict(seq_len=16_384, use_flex_attention=False), "seq_len", 16_385),
+    (dict(val_seq_len=16_384, attention_kernel="dense"), "val_seq_len", 16_385),
+    (dict(vocab_size=256, use_fp8=True), "vocab_size", 257),
+    (dict(total_batch_size=128, micro_batch_size=2, seq_len=32), "total_batch_size", 127),
+])
+def test_borders(fits, name, beyond):
+    check_values(fits, {}, 2, on_gpu=True)
+    with pytest.raises(UserError, match=f"{name}="):
+        check_values(fits | {name: beyond}, {}, 2, on_gpu=True)
+
+
+def test_the_borders_of_gpus_and_addresses():
+    check_gpus(8, ["H100"] * 8, needed=True)
+    with pytest.raises(NotHere, match=r"^--nproc 9: this machine shows 8 GPU"):
+        check_gpus(9, ["H100"] * 8, needed=True)
+    check_gpus(9, [], needed=False)
+    with pytest.raises(NotHere, match="^nvidia-smi shows no GPU"):
+        check_gpus(None, [], needed=True)
+    for rank, port in ((0, 1), (1, 65_535)):
+        check_nodes(Nodes(2, rank, f"host:{port}"))
+
+
+@pytest.mark.parametrize("name, tokens", [("total_batch_size", 9500), ("val_tokens", 3000)])
+def test_a_batch_and_the_last_target_have_to_fit_into_a_shard(shards, name, tokens):
+    files = dict(train_files=f"{shards}/*_train_*.bin", val_files=f"{shards}/*_val_*.bin")
+    fits = dict(total_batch_size=1, val_tokens=1, train_steps=1) | files
+    check_shards(fits | {name: tokens - 1})
+    with pytest.raises(UserError, match=f"^{name}={tokens} and one token more do not fit"):
+        check_shards(fits | {name: tokens})
 
 
 def test_a_token_of_paired_heads_has_two_rows_of_a_dense_mask():
@@ -398,8 +447,8 @@ def test_a_missing_table_of_prefixes(start, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ids, fits", [
-    ([-1, 0, 1], True), (64 * [-1], True), ([-1, 3, 1], False), ([-1, -2, 1], False), ([], False),
-    (65 * [-1], False), ([-1, 0, 1, 0.5], False), (None, False),
+    ([-1, 0, 1], True), ([-1, 2, 1], True), (64 * [-1], True), ([-1, 3, 1], False),
+    ([-1, -2, 1], False), ([], False), (65 * [-1], False), ([-1, 0, 1, 0.5], False), (None, False),
 ])
 def test_a_table_of_prefixes(start, tmp_path, ids, fits):
     file = tmp_path / "table"

@@ -25,12 +25,12 @@ from speedrun.base.errors import UserError
 from speedrun.diff import html
 from speedrun.diff.difference import find_difference
 from speedrun.diff.origin import line_origins
+from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.site.build import _write, build
-from speedrun.site.charts import LETTER, both, curve_chart, ladder_chart
 from speedrun.site.pages import MOST, Site
 from speedrun.site.text import make_html, section
 
@@ -317,7 +317,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_enough_contrast(scheme):
-    style = (REPOSITORY / "site" / "style.css").read_text(encoding="utf-8")
+    style = (REPOSITORY / "site" / "chart.css").read_text(encoding="utf-8")
     light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6});", part)) for part in re.findall(
         r":root \{(.*?)\n *\}", style, re.S)[:2])
     colours = light if scheme == "light" else light | dark

@@ -6,19 +6,17 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from matplotlib import pyplot
-from PIL import Image
 
 import make_figures
 import test_predictions
 from speedrun.base.errors import UserError
-from speedrun.compare.plot import stored_hash
-from speedrun.figures import attention_cost, causes, readme, tables
+from speedrun.figures import attention_cost, causes, charts, readme, tables
 from speedrun.figures.generated import TABLES
 from speedrun.figures.predictions import write_predictions
-from speedrun.history.manifest import REPOSITORY, ManifestError, Milestone, load_manifest
+from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
 from speedrun.scripts import flops
@@ -41,43 +39,37 @@ def records():
 # ---- tables and pictures ----
 
 
-def test_a_gain_is_fewer_tokens_times_faster_tokens(manifest):
-    found = causes.gains(manifest)
-    by_slug = {manifest.get(gain.label.split()[0]).slug: gain for gain in found}
-    tokens = math.log(9536 / 6200)  # both take 524,288 tokens a step
-    assert by_slug["muon"][1:] == pytest.approx((22.3, math.log(31.4 / 22.3), tokens,
-                                                 math.log(31.4 / 9536 * 6200 / 22.3)))
-    assert by_slug["muon"].speed < 0 < by_slug["muon"].tokens
-    tokens = math.log(1393 * 524_288 / (1770 * 393_216))  # more steps of a smaller batch
-    assert by_slug["smaller_batch"].tokens == pytest.approx(tokens) and tokens > 0
-    assert by_slug["distributed_muon"].tokens == 0
-    assert by_slug["rotary"].tokens is by_slug["rotary"].speed is None
-    last = manifest.milestones[-1].minutes
-    assert math.prod(causes.totals(found)) == pytest.approx(45 / last)
-    assert sum(gain.whole for gain in found) == pytest.approx(math.log(45 / last))
+def test_a_cause_is_fewer_tokens_times_faster_tokens(manifest):
+    by_id = {cause.label.split()[0]: cause for cause in causes.causes(manifest)}
+    tokens = math.log(9536 / 6200)  # 01's records, both with 524,288 tokens a step
+    assert by_id["01"][1:] == pytest.approx((60 * (31.4 - 22.3), math.log(31.4 / 22.3), tokens,
+                                             math.log(31.4 / 9536 * 6200 / 22.3)))
+    assert by_id["01"].speed < 0 < by_id["01"].tokens
+    assert by_id["14c"][1:] == pytest.approx(  # by the runs of its own folder
+        (2.7893, math.log(84.7039 / 81.9146), math.log(1480 / 1415),
+         math.log(84.7039 / 1480 * 1415 / 81.9146)))
+    assert by_id["03"].tokens == 0 and by_id["05i"].tokens is by_id["05i"].speed is None
+    assert not by_id.keys() & {"00b", "03b", "03d", "05f", "06", "14a", "14g"}  # none is isolated
 
 
-def test_milestones_of_one_record_share_a_gain(manifest):
-    labels = [gain.label for gain in causes.gains(manifest)]
-    records = dict.fromkeys(m.record.number for m in manifest.milestones if m.record)
-    assert len(labels) == len(records) - 1  # the first is measured from
-    for m in manifest.milestones:
-        named = [label for label in labels if m.id in re.split("[ ,]+", label)]
-        assert len(named) == (m.record is not None and m.record != manifest.milestones[0].record)
+def test_all_minutes_are_tokens_times_the_rest(manifest):
+    for last, minutes in (("09", 2.358), ("14i", 1.23)):
+        tokens, speed, first = causes.totals(manifest, last)
+        assert tokens * speed * first == pytest.approx(45 / minutes)
+        assert first == pytest.approx(45 / 31.4) and tokens > speed > 1
+    tokens = 9536 * 524_288 / manifest.get("14i").tokens
+    assert causes.totals(manifest, "14i")[0] == pytest.approx(tokens)
 
 
-def test_a_gain_without_tokens_is_not_split(manifest, monkeypatch):
-    split = sum(gain.tokens is not None for gain in causes.gains(manifest))
-    before, known = causes.shown_in(manifest), Milestone.tokens
-    unknown = manifest.get("untied_head")
-    monkeypatch.setattr(Milestone, "tokens", property(
-        lambda m: None if m is unknown else known.fget(m)))
-    found = causes.gains(manifest)
-    assert sum(gain.tokens is not None for gain in found) == split - 2  # to it, and from it
-    axes = pyplot.subplots()[1]
-    causes.panel(axes, found)
-    assert len(axes.patches) == len(found) + split - 2  # one bar instead of two
-    assert causes.shown_in(manifest) != before
+def test_a_cause_without_tokens_is_not_split(manifest):
+    found = causes.causes(manifest)
+    split = sum(cause.tokens is not None for cause in found)
+    drawn = charts.causes_chart(found, charts.FILE).bars
+    kinds = [sum(bar.part == part for bar in drawn) for part in ("tokens", "speed", "whole")]
+    assert kinds == [split + 1, split + 1, len(found) - split + 1]  # and the legend's
+    longest = max(found, key=lambda cause: cause.tokens or 0)
+    (bar,) = [bar for bar in drawn if bar.width == max(b.width for b in drawn)]
+    assert bar.part == "tokens" and bar.y == 20 + charts.ROW * found.index(longest) + 2
 
 
 def test_text_between_markers_is_replaced():
@@ -192,11 +184,19 @@ def test_committed_tables_and_pictures_are_fresh(capsys):
     assert code == 0, "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("name", ["records.png", "causes.png"])
-def test_picture_is_small_and_wide(name):
-    png = (REPOSITORY / "history" / name).read_bytes()
-    assert len(png) < 200_000
-    assert int.from_bytes(png[16:20], "big") == 1600
+@pytest.mark.parametrize("name", ["records.svg", "causes.svg", "tiny.svg"])
+def test_a_picture_is_whole_small_and_leads_to_scripts(name):
+    file = REPOSITORY / "history" / name
+    root = ElementTree.fromstring(file.read_text(encoding="utf-8"))
+    width, height = float(root.get("width")), float(root.get("height"))
+    assert file.stat().st_size < 40_000 and width == charts.FILE
+    assert all(0 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height
+               for text in root.iter("{http://www.w3.org/2000/svg}text"))
+    links = [link.get("href") for link in root.iter("{http://www.w3.org/2000/svg}a")]
+    assert all((file.parent / link).is_file() for link in links)
+    assert bool(links) == (name != "causes.svg")
+    used = set(re.findall(r"var\((--[\w-]+)\)", file.read_text(encoding="utf-8")))
+    assert used and used <= set(re.findall(r"(--[\w-]+):", file.read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -226,7 +226,7 @@ def fresh(tmp_path_factory):
     """A repository with every generated item, all fresh."""
     tmp_path = tmp_path_factory.mktemp("fresh")
     shutil.copytree(REPOSITORY / "history", tmp_path / "history", ignore=shutil.ignore_patterns(
-        "__pycache__", "*.md", "*.png"))
+        "__pycache__", "*.md", "*.svg"))
     lines = [line_of(m, seed) for m in load_manifest().of_chain().milestones for seed in range(3)]
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
     predicted = test_predictions.invented(*(m.id for m in load_manifest().of_chain().milestones))
@@ -260,7 +260,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     entry = copy / "history" / "speedrun" / "01_muon" / "milestone.toml"
     entry.write_text(entry.read_text("utf-8").replace("3.2785", "3.2786"), encoding="utf-8")
     (copy / "README.md").unlink()
-    (copy / "history" / "records.png").unlink()
+    (copy / "history" / "records.svg").unlink()
     (copy / "history" / "results" / "tiny.jsonl").write_text("{", encoding="utf-8")
     before = snapshot(copy)
     capsys.readouterr()
@@ -269,8 +269,8 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     assert seen.out.splitlines() == [
         "stale: history/README.md: table milestones",
         "stale: history/README.md: table records",
-        "stale: history/records.png",
-        "stale: history/causes.png",
+        "stale: history/records.svg",
+        "stale: history/causes.svg",
     ]
     assert "error: README.md: the file is missing" in seen.err
     assert "line 1 column 2 (char 1); git restore history/results/tiny.jsonl\n" in seen.err
@@ -284,17 +284,6 @@ def test_unreadable_history_is_an_error_line(copy):
     (copy / "history" / "speedrun" / "01_muon" / "milestone.toml").write_text("x = 3\n", "utf-8")
     with pytest.raises(ManifestError, match='01_muon/milestone.toml: unknown key "x"'):
         make_figures.main(["--check"], root=copy)
-
-
-def test_stored_hash_of_something_else_is_none(tmp_path):
-    file = tmp_path / "x.png"
-    assert stored_hash(file) is None
-    picture = (REPOSITORY / "history" / "records.png").read_bytes()
-    for content in (b"", b"not a picture", picture[:40], picture[:-4000]):
-        file.write_bytes(content)
-        assert stored_hash(file) is None
-    Image.new("L", (2, 2)).save(file, "JPEG")  # of a kind that has no texts
-    assert stored_hash(file) is None
 
 
 def test_a_hash_of_code_that_every_python_makes(tmp_path):

@@ -78,10 +78,10 @@ def main() -> int:
         if path := getattr(args, name):
             replace_file(path, write(comparison).encode())
     if args.png and any(entry.runs for entry in comparison.entries):
-        from speedrun.compare.plot import draw_comparison, save, shown_in
+        from speedrun.compare.plot import draw_comparison, save
 
         curves = official_curves(comparison, args.official)
-        save(draw_comparison(comparison, curves), args.png, shown_in(comparison, curves))
+        save(draw_comparison(comparison, curves), args.png)
     if stopped:
         raise UserError(f"{stopped}\nthe table holds what had finished", stopped.status)
     return 1 if any(entry.failures for entry in comparison.entries) else 0

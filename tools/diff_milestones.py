@@ -3,12 +3,15 @@
 
     python tools/diff_milestones.py 04                          what it changes in its parent
     python tools/diff_milestones.py 03 04                       all that changes between the two
+    python tools/diff_milestones.py 03 04 --steps               the same, one milestone at a time
     python tools/diff_milestones.py 03 04 --stat                its size, figures and numbers
     python tools/diff_milestones.py 03 04 --blocks Muon GPT     only these blocks
     python tools/diff_milestones.py train 01 --html diff.html   your script beside 01, on a page
     python tools/diff_milestones.py 03 04 --time --nproc 8      and how fast each trains here
     python tools/diff_milestones.py 09 --origin                 the milestone that brought each line
     python tools/diff_milestones.py --life CausalSelfAttention  every version of one block
+
+Signs of lines: - removed, + added, > re-indented, « moved from here, » moved to here.
 """
 
 import argparse
@@ -41,7 +44,9 @@ def main() -> int:
         check_target(args.html, (old.path, new.path))
     runs = train_in_turn(args) if args.time else None
     if args.view or not args.html:
-        show(args, old, new, comparison)
+        pairs = [(old, new, comparison)]
+        for pair in pairs_between(old, new, args.blocks) if args.steps else pairs:
+            show(args, *pair)
     if runs:
         from speedrun.compare.table import print_comparison
 
@@ -52,6 +57,28 @@ def main() -> int:
         replace_file(args.html, page.encode())
         print("wrote", visible(str(args.html)))
     return 1 if runs and any(entry.failures for entry in runs.entries) else 0
+
+
+def pairs_between(old, new, blocks):
+    """Yields (parent, child, comparison) for each milestone from one side to the other; with the
+    names of blocks, only for those that change one of them, and only these blocks.
+
+    Raises UserError where neither side is an ancestor of the other.
+    """
+    from speedrun.base.errors import UserError
+    from speedrun.diff.difference import find_difference
+    from speedrun.diff.facts import ideas_between, side_of
+    from speedrun.history.manifest import load_manifest
+
+    steps = [m for title, m in ideas_between(old, new) if not title.startswith("Undoes")]
+    if not (steps and old.milestone and steps[0].parent == old.milestone.id):
+        raise UserError(f"--steps: {old.name} is not an ancestor of {new.name}", 2)
+    for m in steps:
+        sides = side_of(load_manifest().get(m.parent)), side_of(m)
+        comparison = find_difference(*(side.text for side in sides))
+        names = [change.name for change in comparison.changes if change.name in blocks]
+        if names or not blocks:
+            yield *sides, comparison.only(names)
 
 
 def follow(args: argparse.Namespace) -> int:
@@ -87,7 +114,7 @@ def train_in_turn(args: argparse.Namespace):
     from speedrun.compare.collect import collect
 
     runs, stopped = collect((args.a, args.b), range(ROUNDS), "diff", sys.stderr, scale=args.scale,
-                            nproc=args.nproc, steps=args.steps or STEPS)
+                            nproc=args.nproc, steps=args.train_steps or STEPS)
     if stopped:
         raise stopped
     return runs
@@ -96,9 +123,12 @@ def train_in_turn(args: argparse.Namespace):
 def show(args: argparse.Namespace, old, new, comparison) -> None:
     """Prints the comparison in the view that was asked for."""
     from speedrun.diff import terminal
+    from speedrun.diff.arrange import arrange
     from speedrun.diff.facts import summary_line
 
     console = terminal.make_console(sys.stdout)
+    if args.steps:
+        console.rule(style=terminal.FAINT)
     if args.view == "full":
         changes = comparison.changes if args.blocks else None
         if comparison.changes or (old.text != new.text and not args.blocks):
@@ -109,7 +139,9 @@ def show(args: argparse.Namespace, old, new, comparison) -> None:
         terminal.print_stat(console, old, new, comparison)
     else:
         terminal.print_top(console, old, new, comparison)
-        terminal.print_changes(console, comparison, in_columns=args.view == "side-by-side")
+        terminal.print_arranged(console, arrange(old, new, comparison),
+                                in_columns=args.view == "side-by-side", reasons=args.why,
+                                fold=not args.blocks)
 
 
 def parse_args() -> argparse.Namespace:
@@ -136,6 +168,9 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--blocks", nargs="+", action="extend", default=[], metavar="NAME",
         help="only these blocks; behind A and B")
+    add("--steps", action="store_true", help="milestone by milestone; A is an ancestor of B")
+    add("--why", action=argparse.BooleanOptionalAction, help="say why each block changes (default:"
+        " in 100 columns or more)")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page (prints no view"
         " but one that is asked for)")
     add("--time", action="store_true", help="also train both in turn, A B A B, and compare the"
@@ -143,7 +178,7 @@ def parse_args() -> argparse.Namespace:
     add("--scale", choices=["record", "tiny"], help="with --time: sizes (default: record with GPUs"
         " and data, else tiny)")
     add("--nproc", type=positive, metavar="N", help="with --time: ranks (default: one per GPU)")
-    add("--steps", type=positive, metavar="N",
+    add("--train-steps", type=positive, metavar="N",
         help=f"with --time: steps of a run (default: {STEPS})")
     args = parser.parse_intermixed_args()
     if args.life == "":
@@ -152,13 +187,15 @@ def parse_args() -> argparse.Namespace:
         parser.error("name a milestone (03, muon), train or a Python file")
     if args.origin or args.life:
         needless = [*filter(None, (args.life and args.a, args.b)), *args.blocks,
-                    *["--time"] * args.time]
+                    *["--time"] * args.time, *["--steps"] * args.steps]
         if needless or args.view not in (None, "stat"):
             way = "--origin takes one milestone" if args.origin else "--life takes one block"
             parser.error(f"{way}, and only the options --stat and --html")
-    for name in ("scale", "nproc", "steps"):
-        if getattr(args, name) is not None and not args.time:
+    for name in ("scale", "nproc", "train-steps"):
+        if getattr(args, name.replace("-", "_")) is not None and not args.time:
             parser.error(f"--{name} goes with --time")
+    if args.steps and (args.html or args.time):
+        parser.error("--steps prints; it goes with neither --html nor --time")
     return args
 
 

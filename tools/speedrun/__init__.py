@@ -38,22 +38,7 @@ def install_command() -> str:
     return f"make {folder}-B .venv/installed"
 
 
-def _refuse_hidden_modules():
-    """Ends the process, in one line, if a file on PYTHONPATH hides one of Python's own modules."""
-    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    for folder in [] if sys.flags.ignore_environment else filter(os.path.isdir, folders):
-        if os.path.samefile(folder, os.path.dirname(os.__file__)):
-            continue
-        for name in sorted(sys.stdlib_module_names):
-            for file in (f"{folder}/{name}.py", f"{folder}/{name}/__init__.py"):
-                if os.path.exists(file) and os.path.realpath(file) == os.path.realpath(
-                        find_spec(name).origin or ""):
-                    sys.exit(f"error: {file} hides Python's own {name}; rename it, or remove its"
-                             " folder from PYTHONPATH")
-
-
 if sys.version_info < LEAST_PYTHON:  # before the imports that an older one cannot parse
     enter_venv(is_old=True)
     sys.exit("error: this is Python {}.{}; 3.11 or newer is needed: {}".format(
         *sys.version_info[:2], install_command()))
-_refuse_hidden_modules()

@@ -7,11 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from speedrun import NEEDED, enter_venv, install_command
+from speedrun import enter_venv, install_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 
@@ -68,11 +67,7 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
     _open_closed_streams()
     enter_venv()
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
-    if not os.environ.get("COLUMNS", "").strip("0"):
-        os.environ.pop("COLUMNS", None)  # rich would print nothing into no columns
     try:
-        _check_folder()
-        _check_packages()
         status = main()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -99,23 +94,6 @@ def _open_closed_streams():
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             setattr(sys, name, open(number, "w" if number else "r"))
-
-
-def _check_folder():
-    """Raises UserError if the current folder was removed, as libraries fail obscurely there."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise UserError("the current folder was removed; change to another") from None
-
-
-def _check_packages():
-    """Raises UserError if a file of the same name on PYTHONPATH hides a requirement."""
-    for name in NEEDED:
-        spec = find_spec(name)
-        if spec and spec.submodule_search_locations is None:  # each of them is a package, a folder
-            raise UserError(f"{spec.origin} hides the package {name}; rename it, or remove its"
-                            " folder from PYTHONPATH")
 
 
 def _explain(error):

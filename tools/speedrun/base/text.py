@@ -21,13 +21,8 @@ def visible(text: str) -> str:
 
 
 def short(path: Path) -> str:
-    """The path relative to the current folder if it is below it, else absolute; unchanged if the
-    current folder was deleted."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:
-        return str(path)
-    path = Path(os.path.abspath(path))
+    """The path relative to the current folder if it is below it, else absolute."""
+    here, path = Path.cwd(), Path(os.path.abspath(path))
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 

@@ -14,7 +14,7 @@ LEVELS = torch.tensor([0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98])  # of quantiles
 
 
 @dataclass(frozen=True)
-class Difference:
+class Deviation:
     """What was looked at, what the milestone has there, and what the script has; `line` and
     `source` are those of an exception, 0 and "" where there is none."""
 
@@ -25,14 +25,14 @@ class Difference:
     source: str = ""
 
 
-def differences(wanted: dict, seen: dict) -> list[Difference]:
+def differences(wanted: dict, seen: dict) -> list[Deviation]:
     """Where the observations `seen` differ from the milestone's, in the milestone's order, losses
     last.
 
     What the milestone cannot show on this machine is left out, and so is what came after a fault
     that stopped the script: that fault comes first.
     """
-    found = [Difference(what, "it runs to its end", f"it stops: {value[0]}", *value[1:])
+    found = [Deviation(what, "it runs to its end", f"it stops: {value[0]}", *value[1:])
              for what, (kind, *value) in seen.items()
              if kind == "error" and wanted.get(what, ("",))[0] != "error"]
     stopped, others = bool(found), []
@@ -42,10 +42,10 @@ def differences(wanted: dict, seen: dict) -> list[Difference]:
         value, tolerance = rest
         if what in seen:
             if words := KINDS[kind](value, seen[what][1], tolerance):
-                others.append((_is_result(kind, *words), Difference(what, *words)))
+                others.append((_is_result(kind, *words), Deviation(what, *words)))
         elif not stopped:
             text = ", ".join(value) if isinstance(value, dict | list) else str(value)
-            others.append((False, Difference(what, _cut(text), "nothing of the kind")))
+            others.append((False, Deviation(what, _cut(text), "nothing of the kind")))
     return found + [difference for _, difference in sorted(others, key=lambda other: other[0])]
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from speedrun.check import kept, trace
-from speedrun.check.differences import Difference, alike, differences
+from speedrun.check.differences import Deviation, alike, differences
 from speedrun.check.hints import slips_of
 from speedrun.check.screen import Outcome
 from speedrun.check.trace_runs import RUN
 from speedrun.check.transplant import Mixture, Verdict, judge
 from speedrun.check.values import odd_values
-from speedrun.check.worker import BROKEN_INPUT, Task, run, write_shards
+from speedrun.check.worker import BROKEN_INPUT, Task, run_tasks, write_shards
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import Milestone
 
@@ -91,7 +91,7 @@ class Examination:
             "refusals": dict(machine=machine, paths=paths, trials=trials),
             "model": dict(calls=calls, machine=machine, paths=paths)}
 
-    def differing(self, text: str) -> dict[str, list[Difference]]:
+    def differing(self, text: str) -> dict[str, list[Deviation]]:
         """{job: differences} of all jobs that are done with a script; those of a job that shows
         what the milestone's shows are []. No more are done with one that hangs."""
         script, wanted = self.write(text), self.wanted
@@ -146,11 +146,11 @@ class Examination:
         left = self.deadline - time.monotonic()
         tasks = [{job: Task(script, job, self.values, self.limits.get(job, left),
                             self.options.get(job, {})) for job in jobs} for script in scripts]
-        run([task for some in tasks for task in some.values()], self.deadline)
+        run_tasks([task for some in tasks for task in some.values()], self.deadline)
         return tasks
 
 
-def located(difference: Difference, origin: list[tuple[str, int]]) -> Difference:
+def located(difference: Deviation, origin: list[tuple[str, int]]) -> Deviation:
     """A difference of a mixed script, with the learner's own line number, or 0 where the line is
     the milestone's."""
     owner, line = origin[difference.line - 1] if difference.line else ("learner", 0)
@@ -159,7 +159,7 @@ def located(difference: Difference, origin: list[tuple[str, int]]) -> Difference
     return replace(difference, line=0, source=f"the milestone's {difference.source}")
 
 
-def in_words(difference: Difference) -> tuple[str, str]:
+def in_words(difference: Deviation) -> tuple[str, str]:
     """expected and got of a difference, for people."""
     got, source = difference.got, difference.source
     if difference.line:

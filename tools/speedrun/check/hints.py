@@ -1,4 +1,4 @@
-"""Hints to a block, and known wrong edits of it, from the milestones' guide.toml files.
+"""Hints to a block, and known wrong edits of it, from the milestones' guides.
 
 What a guide says of a block holds until a descendant changes the block. After the guide's texts, at
 most three, comes the block as the milestone has it.
@@ -6,78 +6,17 @@ most three, comes the block as the milestone has it.
 
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 
 from speedrun.base.errors import UserError
-from speedrun.base.text import short
 from speedrun.check.screen import Screen
-from speedrun.history.blocks import changed_blocks, split_blocks
+from speedrun.history.blocks import changed_blocks
+from speedrun.history.guide import Guide, Hint, Slip, blocks_of, load_guide
 from speedrun.history.manifest import Milestone, load_manifest
-from speedrun.history.schema import Pairs, Text, build, check_keys, nearest
+from speedrun.history.schema import nearest
 
 TITLES = ("a nudge", "the mathematics", "the steps", "the diff")
 LEVELS = len(TITLES)
-
-
-@dataclass(frozen=True)
-class Hint:
-    """The texts for a block; the mathematics may be empty, and its level is left out then."""
-
-    block: str
-    nudge: str = ""
-    mathematics: str = ""
-    steps: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Slip:
-    """A wrong edit of a block: old becomes new, and `words` say what is wrong then; without words
-    it only tests the checker. more: further (old, new) that belong to it, in the same block."""
-
-    name: str
-    block: str
-    old: str
-    new: Text
-    words: str = ""
-    more: Pairs = ()
-
-    def apply(self, text: str) -> str | None:
-        """The script with the slip in it, or None if its block has not each old text just once."""
-        block = edited = _blocks(text).get(self.block, "")
-        for old, new in ((self.old, self.new), *self.more):
-            if block.count(old) != 1:
-                return None
-            edited = edited.replace(old, new)
-        return text.replace(block, edited, 1)
-
-
-@dataclass(frozen=True)
-class Guide:
-    """What a guide.toml holds."""
-
-    hints: tuple[Hint, ...] = ()
-    slips: tuple[Slip, ...] = ()
-
-
-@cache
-def load_guide(milestone: Milestone) -> Guide:
-    """The milestone's own guide, an empty one without a file. Raises UserError, one line, for an
-    entry that does not fit, and OSError."""
-    file = milestone.folder / "guide.toml"
-    if not file.exists():
-        return Guide()
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-        check_keys("", table, ("hint", "slip"), ())
-        entries = {key: [build(f"{key} {number}: ", kind, entry)
-                         for number, entry in enumerate(table.get(key, ()), start=1)]
-                   for key, kind in (("hint", Hint), ("slip", Slip))}
-    except ValueError as error:
-        raise UserError(f"{short(file)}: {error}") from None
-    return Guide(tuple(entries["hint"]), tuple(entries["slip"]))
 
 
 def slips_of(block: str, milestone: Milestone) -> tuple[Slip, ...]:
@@ -88,11 +27,12 @@ def slips_of(block: str, milestone: Milestone) -> tuple[Slip, ...]:
 def find_hint(name: str, milestone: Milestone) -> Hint | None:
     """The hint to a block, by its name in any case, or to a look, such as syntax: that of the last
     milestone that changed it and has one."""
-    known = {hint.block for guide in _guides(None, milestone) for hint in guide.hints}
+    known = {hint.block for guide in _guides(None, milestone) for hint in guide.hints
+             if hint.levels}
     if name not in known:  # Stage and stage are two blocks
         name = next((block for block in known if block.casefold() == name.casefold()), name)
     found = (hint for guide in _guides(name, milestone) for hint in guide.hints)
-    return next((hint for hint in found if hint.block == name), None)
+    return next((hint for hint in found if hint.block == name and hint.levels), None)
 
 
 def _guides(block, milestone) -> Iterator[Guide]:
@@ -107,12 +47,6 @@ def _guides(block, milestone) -> Iterator[Guide]:
                 yield from _guides(block, load_manifest().get(m.borrows.lender))
 
 
-@cache
-def _blocks(text):
-    """{name: text} of a script's blocks, without headings."""
-    return {b.name: b.text for b in split_blocks(text) if not b.name.startswith("heading: ")}
-
-
 def hint_of(name: str, milestone: Milestone) -> Hint:
     """The hint to a block (or to a look, such as syntax) that counts for a milestone.
 
@@ -122,7 +56,7 @@ def hint_of(name: str, milestone: Milestone) -> Hint:
     name = name.strip()
     if hint := find_hint(name, milestone):
         return hint
-    blocks = {block.casefold(): block for block in _blocks(milestone.script.read_text("utf-8"))}
+    blocks = {block.casefold(): block for block in blocks_of(milestone.script.read_text("utf-8"))}
     if name.casefold() in blocks:
         return Hint(blocks[name.casefold()])
     later = next((m.id for m in load_manifest().descendants(milestone)
@@ -174,7 +108,7 @@ def _print_block(name, milestone):
             console.print(f"\n{parent.name} → {child.name}", style="bold")
             print_changes(console, find_difference(*texts).only([name]))
             return True
-    text = _blocks(line[-1].script.read_text("utf-8")).get(name)
+    text = blocks_of(line[-1].script.read_text("utf-8")).get(name)
     if text:
         console.print(f"\n{line[-1].name}: {name}", style="bold")
         console.print(text, markup=False, highlight=False)

@@ -1,15 +1,13 @@
 """What stands in a running script's way: it watches models, optimizers, messages and the clock.
 
-Nothing here knows a milestone; what takes long or cannot be seen from outside is replaced.
+Nothing here knows a milestone.
 """
 
-import dataclasses
 import functools
 import gc
 import os
 import threading
 import time
-import zlib
 from collections import Counter, defaultdict
 
 import torch
@@ -18,15 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.attention import flex_attention
 
 from speedrun.check.kernels import as_compiled, varlen_attn
-from speedrun.compat import (
-    TorchDispatchMode,
-    arguments_of,
-    is_in_backward,
-    tree_leaves,
-    tree_map_only,
-)
+from speedrun.check.meter import Message, Meter
+from speedrun.check.weights import draw, dtype_name, fill, parameters_of
+from speedrun.compat import is_in_backward, tree_leaves, tree_map_only
 
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 LATE = 12  # calls of the model, after which used batches are gone
 # Every process group of this process. Nothing may free one: the destructor of a gloo group waits,
 # with Python's lock, for a thread that may be waiting for that lock (pytorch issue 56297).
@@ -37,106 +30,9 @@ class Enough(BaseException):
     """Ends a run that has shown what it was started for."""
 
 
-def arguments(module, values):
-    """The script's Hyperparameters with these values, as far as it has fields of their names."""
-    known = {field.name for field in dataclasses.fields(module.Hyperparameters)}
-    return module.Hyperparameters(**{name: v for name, v in values.items() if name in known})
-
-
-def draw(name, like, number=0):
-    """Random values for the tensor called `name`: the same in every script."""
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {number}".encode()))
-    return torch.randn(like.shape, generator=generator).to(like.dtype)
-
-
-@torch.no_grad()
-def fill(model, scale=1.0):
-    """Gives every weight of a model values that follow from its name; none is zero. scale: that of
-    the matrices."""
-    for name, tensor in sorted(model.state_dict().items()):  # tied ones have one value in any order
-        if tensor.is_floating_point():
-            centre, spread = 0.6, 0.3
-            if tensor.ndim > 1:
-                centre, spread = 0.0, scale * 1.2 / tensor.shape[-1] ** 0.5
-            tensor.copy_(centre + spread * draw(name, tensor.float()))
-
-
-def parameters_of(model):
-    """{name: parameter} of a model; a tied one has the first of its names by the alphabet."""
-    names = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(param, []).append(name)
-    return {min(some): param for param, some in names.items()}
-
-
-def dtype_name(dtype):
-    """A dtype in short, as in `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
-
-
-class Message:
-    """An optimizer's collective that does not block, under way until the script waits for it."""
-
-    def __init__(self, spy, handle, kind):
-        self.spy, self.handle, self.kind, self.accompanied = spy, handle, kind, False
-        spy.under_way.add(self)
-
-    def wait(self, *args, **kwargs):
-        """Waits."""
-        if self in self.spy.under_way:
-            self.spy.under_way.remove(self)
-            self.spy.accompanied[self.kind] += self.accompanied
-        return self.handle.wait(*args, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self.handle, name)
-
-
 def _is_inner(name):
     """Whether a part of attention or MLP runs under autocast, which rounds it earlier or later."""
     return name.count(".") > 2 and torch.is_autocast_enabled("cpu")
-
-
-class Meter(TorchDispatchMode):
-    """Counts matrix products, those in bfloat16, those in compiled code and those beside messages,
-    and numbers read from tensors."""
-
-    def __init__(self, spy):
-        super().__init__()
-        self.spy, self.readings = spy, Counter()  # {phase: numbers read from tensors}
-        self.work, self.low = Counter(), Counter()  # {phase: operations}
-        self.compiled, self.beside = Counter(), Counter()
-        self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
-        self.precise = {}  # {part of the model: whether it computes in float32, among others}
-        self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
-        self.scales = []  # of both factors of each of these products
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name, phase = func.overloadpacket.__name__, self.spy.phase
-        if name in PRODUCTS:
-            tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-            a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
-            if a.dtype.itemsize == 1:
-                self.eight_bits[phase][_eight_bits(a, b, func, args, kwargs)] += 1
-                self.scales += [1 / float(inverse) for inverse in tensors[2:4]]
-            operations = 2 * a.numel() * b.shape[-1]
-            self.work[phase] += operations
-            self.low[phase] += operations * (a.dtype == torch.bfloat16)
-            self.compiled[phase] += operations * (self.spy.compiled > 0)
-            self.beside[phase] += operations * bool(self.spy.under_way)
-        elif name == "_local_scalar_dense":
-            self.readings[phase] += 1
-        elif name == "mul" and any(getattr(arg, "ndim", 1) == 0 for arg in args):
-            self.scaled += out.numel()
-        if func.namespace == "aten" and not func.is_view and "empty" not in name:
-            if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
-                part = self.spy.parts[-1]
-                self.precise[part] = self.precise.get(part, False) or out.dtype == torch.float32
-            for message in self.spy.under_way:
-                message.accompanied = True
-        return out
 
 
 class Spy:
@@ -312,7 +208,7 @@ class Spy:
                               f"{', and some are listed twice' * twice}")
         return function(*args, **kwargs)
 
-    def launch(self, same, wide):
+    def saw_kernel(self, same, wide):
         """A kernel in Triton was started; same, wide: see kernels.modules."""
         self.wide[self.phase] += wide
         self.launches[self.phase] += 1
@@ -441,15 +337,6 @@ class Spy:
                               if isinstance(value, torch.Tensor)
                               and value.numel() * ranks >= p.numel() > 8]
         return found
-
-
-def _eight_bits(a, b, func, args, kwargs):
-    """A scaled product in words: dtypes, how it sums, and what a GPU would not take."""
-    names = (argument.name for argument in arguments_of(func))
-    fast = {**dict(zip(names, args, strict=False)), **kwargs}.get("use_fast_accum", False)
-    taken = a.stride(1) == 1 and b.stride(0) == 1
-    return (f"{' and '.join(sorted(map(dtype_name, (a.dtype, b.dtype))))}{', summed fast' * fast}"
-            f"{', in an order of numbers that GPUs do not take' * (not taken)}")
 
 
 def _kind(value):

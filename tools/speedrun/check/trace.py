@@ -21,8 +21,9 @@ from unittest import mock
 import torch
 
 from speedrun.check import trace_generation, trace_model, trace_runs
-from speedrun.check.launch import run, triton
-from speedrun.check.spy import Spy, arguments
+from speedrun.check.spy import Spy
+from speedrun.check.watched import run_watched, triton
+from speedrun.check.weights import arguments
 from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.sizes import length_names
@@ -205,7 +206,7 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
                   if key in ("train_file", "checkpoint", "prefix_file")}
         here = Path(folder, what) if change else used
         try:
-            run(module, {**values, "train_steps": 1, **change, **files}, here, Spy())
+            run_watched(module, {**values, "train_steps": 1, **change, **files}, here, Spy())
             seen[what] = "taken"
         except Exception as error:
             own = traceback.extract_tb(error.__traceback__)[-1].filename == module.__file__

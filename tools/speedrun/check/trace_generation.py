@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from speedrun.check.spy import arguments, fill
+from speedrun.check.weights import arguments, fill
 
 # Of the model: its last four rows are padding, which is never drawn.
 SIZES = dict(vocab_size=264, bos_id=256, num_layers=4, num_heads=2, model_dim=32, seq_len=48,

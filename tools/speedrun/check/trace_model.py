@@ -4,7 +4,8 @@ from collections import Counter
 
 import torch
 
-from speedrun.check.spy import Spy, arguments, dtype_name, fill, parameters_of
+from speedrun.check.spy import Spy
+from speedrun.check.weights import arguments, dtype_name, fill, parameters_of
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.sizes import length_names
 

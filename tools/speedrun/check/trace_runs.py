@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from speedrun.check.launch import run, triton
-from speedrun.check.spy import LATE, Spy, dtype_name, parameters_of
+from speedrun.check.spy import LATE, Spy
 from speedrun.check.trace_model import counted, precision_of
+from speedrun.check.watched import run_watched, triton
+from speedrun.check.weights import dtype_name, parameters_of
 from speedrun.history.glossary import load_glossary
 from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
@@ -30,7 +31,7 @@ def updates(module, values, note, folder, **_):
     """A run from given weights whose optimizers get gradients from outside."""
     spy, lines = Spy(gradients=SIZE), []
     try:
-        lines = run(module, values, folder, spy)
+        lines = run_watched(module, values, folder, spy)
     finally:
         for number, moves in spy.moves.items():
             note.note(f"the move in step {number}", "tensors", moves, 4e-3)
@@ -58,7 +59,7 @@ def updates(module, values, note, folder, **_):
                Path(folder).with_name(RUN))
     with note.guard("a run with gradients of zero"):
         spy = Spy(gradients=0.0)
-        run(module, {**values, "val_loss_every": 0}, f"{folder}_zero", spy)
+        run_watched(module, {**values, "val_loss_every": 0}, f"{folder}_zero", spy)
         note.note("the first move with gradients of zero", "tensors", spy.moves[1], 4e-3)
 
 
@@ -86,7 +87,7 @@ def training(module, values, note, folder, shards, **_):
     weights = []
     for number, seed in enumerate((*range(SEEDS), 0)):
         spy = Spy(filled=False, stop=True)
-        run(module, {**values, "seed": seed}, f"{folder}_{number}", spy)
+        run_watched(module, {**values, "seed": seed}, f"{folder}_{number}", spy)
         weights.append(spy.initial or {})
     drawn = {name: torch.stack([some[name].float() for some in weights[:-1]])
              for name in weights[0]}
@@ -108,7 +109,7 @@ def training(module, values, note, folder, shards, **_):
     changed = {**values, "kernel_warmup_steps": warm_up, "val_loss_every": 3,
                "scheduled_steps": scheduled,  # else a warm-up sees all before it
                "train_loss_every": 2, "save_checkpoint": True, "compile": True}
-    lines = run(module, changed, folder, spy)
+    lines = run_watched(module, changed, folder, spy)
     settings = spy.settings["training pass"]
     note.fact("sets of numbers in the model's calls that training has and the warm-up has not",
               len(set(settings) - set(settings[:warm_up])))
@@ -120,7 +121,7 @@ def training(module, values, note, folder, shards, **_):
     note.fact("the files in log_dir", ", ".join(sorted(os.listdir(folder))))
     with note.guard("a run without a kernel warm-up"):
         cold = Spy()
-        run(module, {**changed, "kernel_warmup_steps": 0}, f"{folder}_cold", cold)
+        run_watched(module, {**changed, "kernel_warmup_steps": 0}, f"{folder}_cold", cold)
         note.fact("a kernel warm-up changes the weights at the end",
                   _apart(_weights(spy), _weights(cold)))
     spy, record = Spy(), vars(module.Hyperparameters())
@@ -128,7 +129,7 @@ def training(module, values, note, folder, shards, **_):
         return
     tokens = load_glossary().of_kind("vocabulary", "token")
     with note.guard("a run with the record's token ids"):
-        lines = run(module, {
+        lines = run_watched(module, {
             **values, **{name: record[name] for name in tokens if name in record},
             "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
             "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
@@ -156,11 +157,11 @@ def ranks(module, values, note, folder, rank, **_):
     """Runs on several ranks, one up to the first call of the model, one from given weights: losses,
     and each rank's share of the work."""
     spy = Spy(filled=False, stop=True)
-    run(module, values, f"{folder}_begin", spy)
+    run_watched(module, values, f"{folder}_begin", spy)
     note.note("beginning", "beginning", [
         zlib.crc32(param.float().numpy().tobytes()) for param in (spy.initial or {}).values()])
     spy = Spy()
-    lines = run(module, {
+    lines = run_watched(module, {
         **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,
         "compile": True, "save_checkpoint": True}, folder, spy, meter=True)
     note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
@@ -210,7 +211,7 @@ def more_ranks(module, values, note, folder, rank, world, **_):
     rows = {name: 16 * world * -(-values[name] // (16 * world))
             for name in tables}  # that divide among the ranks
     spy = Spy(gradients=SIZE)
-    run(module, {
+    run_watched(module, {
         **values, **rows,
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
         "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0,
@@ -233,7 +234,7 @@ def precision(module, values, note, folder, machine, **_):
     """Short runs as on a GPU: in bfloat16 with the stand-in for the compiler, what has which dtype;
     with each of the switches `machine`, the kernels in Triton that are launched."""
     spy = Spy()
-    lines = run(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
+    lines = run_watched(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
                          "val_loss_every": 1, "train_loss_every": 0}, folder, spy, meter=True)
     note.note("the log of a run in bfloat16", "log",
               [re.sub(r"loss:\S+", "loss", line) for line in lines])
@@ -280,8 +281,8 @@ def _note_small_steps(module, values, note, folder):
     rates = {name: values[name] * SMALL for name in load_glossary().of_kind("rate")
              if name in values}
     with note.guard("small steps in bfloat16"):
-        run(module, {**values, **rates, "bf16": True, "train_steps": MANY, "val_loss_every": 0},
-            f"{folder}_small", spy)
+        small = {**rates, "bf16": True, "train_steps": MANY, "val_loss_every": 0}
+        run_watched(module, {**values, **small}, f"{folder}_small", spy)
         # Where two sums differ a little, some weights are one bit apart.
         moved, bits = _moved(spy), spy.with_bits()
         note.note(f"the sum of {MANY} small moves with bf16=True", "tensors",
@@ -299,7 +300,7 @@ def _switched(module, values, note, folder, machine):
     for field in machine:
         spy = Spy()
         with note.guard(f"a run with {field}=True"):
-            lines = run(module, {
+            lines = run_watched(module, {
                 **values, field: True, "compile": True, "train_steps": 1, "val_loss_every": 0,
                 "train_loss_every": 1, "adam_every": 1}, f"{folder}_{field}", spy, meter=True)
         for phase in spy.kinds:
@@ -327,7 +328,7 @@ def _note_scales(module, values, note, folder, field):
     what = f"the scales of products of eight bits with {field}=True"
     spy = Spy(gradients=SIZE)  # else round-off grows from step to step
     with note.guard(what):
-        run(module, {**values, field: True, "compile": True, "train_steps": SCALED,
+        run_watched(module, {**values, field: True, "compile": True, "train_steps": SCALED,
                      "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy,
             meter=True)
         note.note(what, "numbers", {
@@ -346,8 +347,8 @@ def _note_together(module, values, note, folder, switches):
     which, spy = f"all of {', '.join(switches)}", Spy()
     what = f"the gradients with {which}"
     with note.guard(what):
-        run(module, {**values, **switches, "compile": True, "train_steps": 1, "val_loss_every": 0,
-                     "adam_every": 1}, f"{folder}_together", spy)
+        one_step = {"compile": True, "train_steps": 1, "val_loss_every": 0, "adam_every": 1}
+        run_watched(module, {**values, **switches, **one_step}, f"{folder}_together", spy)
         note.note(what, "tables", spy.received, 5e-2)
         for phase, forms in spy.forms.items():
             if None not in forms:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speedrun.check import launch, trace
+from speedrun.check import trace, watched
 from speedrun.run.failure import describe_exit, error_line
 from speedrun.scripts.find import load_snapshot
 
@@ -55,7 +55,7 @@ BROKEN_INPUT = {
 }
 
 
-def run(tasks: list["Task"], deadline: float) -> None:
+def run_tasks(tasks: list["Task"], deadline: float) -> None:
     """Runs tasks to their end, as many at a time as there are cores, four at most; a task's ranks
     wait for each other, so they count as one.
 
@@ -209,10 +209,10 @@ def _observe(task, rank):
     files["prefix_file"] = str(shards / "prefixes.bin")
     try:
         if task.job.spied:
-            launch.stand_ins()
+            watched.stand_ins()
         module = load_snapshot(task.script)
         if hasattr(module.Hyperparameters, "checkpoint") and "bos_id" in task.values:
-            files["checkpoint"] = launch.save_start(
+            files["checkpoint"] = watched.save_start(
                 module, task.values, task.folder / f"start{rank}.pt")
         task.job.function(module, {**files, **task.values}, note, rank=rank,
                           folder=task.folder / "log", shards=shards, **task.options)

@@ -1,6 +1,7 @@
 """Measures milestones on the GPUs of this machine: first a small run that must follow a CPU's
 losses, then a short one at the record's batch, timed."""
 
+import getpass
 import io
 import itertools
 import math
@@ -11,7 +12,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
@@ -245,7 +246,11 @@ def _time(milestone, out, scale, steps, nproc, data):
 def _anonymous(line):
     """The line without what says who measured, and where: the names of the machine and the user,
     the folders of a path."""
-    names = {socket.gethostname(), Path.home().name, os.environ.get("USER", "")} - {""}
-    line = re.sub(rf"\b({'|'.join(map(re.escape, names))})\b", "…", line)
+    host = socket.gethostname()
+    names = {host, host.partition(".")[0], Path.home().name}
+    with suppress(KeyError, OSError, ImportError):  # in a container the user may have no name
+        names.add(getpass.getuser())
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    line = re.sub(rf"\b({'|'.join(map(re.escape, longest_first))})\b", "…", line)
     line = re.sub(r"(~|[A-Za-z]:|[\w.…-]*)[/\\]\S*[/\\]", "", line)
     return re.sub(r"[@/\\]|\b(\d+\.){3}\d+\b", "…", line)[:MOST_LETTERS]

@@ -1,9 +1,6 @@
-"""Pictures: a comparison's curves over steps, over tokens and over seconds; and what all pictures
-share, a form and a hash of their data in the file, by which a stale one is found."""
+"""The picture of a comparison: its curves over steps, over tokens and over seconds."""
 
-import hashlib
 import io
-import json
 import math
 import os
 from itertools import cycle
@@ -12,7 +9,6 @@ from pathlib import Path
 from speedrun.base.files import replace_file
 from speedrun.compare.results import Comparison, Entry, mean_curve
 
-HASH_KEY = "Data-SHA256"  # the name of the PNG text chunk that holds data_hash
 # Okabe and Ito's colours, which most eyes can distinguish, and markers for a reader in grey.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
 STYLES = [  # colour, marker and what fills it: the second round is hollow, the third grey, ...
@@ -35,12 +31,6 @@ def curves_of(entry: Entry) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-def shown_in(comparison: Comparison, official: dict[str, dict[str, list]]) -> list:
-    """All that the picture of a comparison shows, for `save`."""
-    curves = [[entry.label, curves_of(entry)] for entry in comparison.entries]
-    return [curves, comparison.target, official]
-
-
 def draw_comparison(comparison: Comparison, official: dict[str, dict[str, list]]):
     """Draws each run as a thin line, the mean of an entry's as a thick one; returns the figure.
 
@@ -49,7 +39,7 @@ def draw_comparison(comparison: Comparison, official: dict[str, dict[str, list]]
     """
     curves = {entry: curves_of(entry) for entry in comparison.entries if entry.runs}
     names = [name for name in AXES if any(found[name] for found in curves.values())]
-    figure, axes = new_figure((4 + 3 * len(names), 5), columns=len(names))
+    figure, axes = _new_figure((4 + 3 * len(names), 5), len(names))
     for panel, name in zip(axes, names, strict=True):
         for entry, style in zip(curves, cycle(STYLES)):
             _draw_entry(panel, name, entry, curves[entry][name], official.get(entry.label, {}),
@@ -64,14 +54,13 @@ def draw_comparison(comparison: Comparison, official: dict[str, dict[str, list]]
     return figure
 
 
-def new_figure(size: tuple[float, float], columns: int = 1, font: int = 11):
-    """A matplotlib figure of a size in inches, 200 pixels each, and its panels in a row, which
-    share their vertical axis; font: the size of its text in points."""
+def _new_figure(size, columns):
+    """A matplotlib figure of a size in inches and its panels in a row, with one vertical axis."""
     os.environ["MPLBACKEND"] = "agg"  # files need no other, and an unknown name is an error
     import matplotlib  # takes a second: only when there is something to draw
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams.update({"font.size": font, "font.family": "DejaVu Sans"})
+    matplotlib.rcParams.update({"font.size": 11, "font.family": "DejaVu Sans"})
     figure = Figure(size, dpi=200, facecolor="white", layout="constrained")
     panels = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
     for panel in panels:
@@ -81,34 +70,11 @@ def new_figure(size: tuple[float, float], columns: int = 1, font: int = 11):
     return figure, panels
 
 
-def save(figure, path: Path, shown: object, grey: bool = False) -> None:
-    """Writes a figure as a PNG that holds the hash of the data `shown`; grey: without colours,
-    which takes a third of the bytes. Raises UserError if the file cannot be written."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
-    drawn, content, texts = io.BytesIO(), io.BytesIO(), PngInfo()
+def save(figure, path: Path) -> None:
+    """Writes a figure as a PNG. Raises UserError if the file cannot be written."""
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
-    texts.add_text(HASH_KEY, data_hash(shown))
-    picture = Image.open(drawn).convert("L" if grey else "RGB")
-    picture.save(content, format="PNG", optimize=True, pnginfo=texts)
-    replace_file(path, content.getvalue())
-
-
-def data_hash(shown: object) -> str:
-    """The hexadecimal SHA-256 of data that JSON can hold."""
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
-
-
-def stored_hash(path: Path) -> str | None:
-    """The hash in the PNG file at `path`, or None if it has none or is not a whole PNG."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as picture:
-            return picture.text.get(HASH_KEY)
-    except (OSError, SyntaxError, AttributeError):  # missing, cut off, of another kind
-        return None
+    replace_file(path, drawn.getvalue())
 
 
 def _draw_entry(panel, name, entry, curves, record, style):

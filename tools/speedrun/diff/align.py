@@ -9,21 +9,24 @@ from functools import cache
 from itertools import groupby, product, zip_longest
 
 SAME, INDENTED, CHANGED, REMOVED, ADDED, FOLDED = " ", ">", "~", "-", "+", "⋯"
+AWAY, HERE = "«", "»"  # of a line that moved: where it was, and where it is
 
 WORD = re.compile(r"\d[\w.]*(?:(?<=[eE])[-+]\d+)?|\w+|[^\w\s]")  # 3.6e-4 is one word
 ALIKE = 0.5  # share of common words from which on two lines are one line, changed
 MOST_PAIRS = 40_000  # larger regions than these lines x lines are not searched for changed lines
 CONTEXT = 3  # lines shown around a change
+MOVED = 20  # letters and digits that a run of lines needs in order to count as moved
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a file: its number from 1, its text, and the (start, end) of the words in it that
-    changed."""
+    """A line of a file: its number from 1, its text, the (start, end) of the words in it that
+    changed, and whether it stands unchanged elsewhere in the other file."""
 
     number: int
     text: str
     spans: tuple[tuple[int, int], ...] = ()
+    moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,16 +84,71 @@ def passages(rows: Sequence[Row], context: int = CONTEXT) -> Iterator[tuple[str,
 
 
 def counts(rows: Sequence[Row]) -> tuple[int, int, int]:
-    """Lines added, removed and re-indented; a changed line is one of each of the first two."""
+    """Lines added, removed and re-indented; a changed line is one of each of the first two, and so
+    is a moved line."""
     marks = [row.mark for row in rows]
     changed = marks.count(CHANGED)
     return marks.count(ADDED) + changed, marks.count(REMOVED) + changed, marks.count(INDENTED)
+
+
+def hunks(rows: Sequence[Row], context: int = CONTEXT) -> Iterator[list[tuple[str, list[Row]]]]:
+    """The passages of a block in hunks: runs of passages that are shown, and each folded one by
+    itself."""
+    for _, group in groupby(enumerate(passages(rows, context)),
+                            lambda pair: pair[0] if pair[1][0] == FOLDED else -1):
+        yield [passage for _, passage in group]
+
+
+def mark_moved(blocks: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
+    """The rows of several blocks with those lines marked that only moved: runs of removed lines
+    that were added elsewhere as they were, perhaps re-indented, with MOVED letters or more."""
+    changed = [row for rows in blocks for row in rows if row.mark in (REMOVED, ADDED, CHANGED)]
+    gone = [row.old for row in changed if row.old]
+    came = [row.new for row in changed if row.new]
+    places, left, right = {}, set(), set()
+    for j, line in enumerate(came):
+        places.setdefault(line.text.strip(), []).append(j)
+    for i, line in enumerate(gone):
+        for j in places.get(line.text.strip(), ()):
+            if line.number in left or came[j].number in right:
+                continue
+            size = _run(gone, came, i, j, left, right)
+            if sum(map(str.isalnum, "".join(x.text for x in gone[i : i + size]))) >= MOVED:
+                left |= {x.number for x in gone[i : i + size]}
+                right |= {x.number for x in came[j : j + size]}
+    if not left:
+        return [tuple(rows) for rows in blocks]
+    return [tuple(_with_moved(row, left, right) for row in rows) for rows in blocks]
 
 
 def folded_line(rows: Sequence[Row]) -> str:
     """The note that replaces lines that are not shown, all of them with the same mark."""
     fate = "re-indented" if rows[0].mark == INDENTED else "the same"
     return f"{FOLDED} {len(rows)} lines {fate}"
+
+
+def _run(gone, came, i, j, left, right):
+    """How many lines from i and from j on are equal, end to end in both files, and not taken."""
+    size = 0
+    while (i + size < len(gone) and j + size < len(came)
+           and gone[i + size].number == gone[i].number + size
+           and came[j + size].number == came[j].number + size
+           and gone[i + size].number not in left and came[j + size].number not in right
+           and gone[i + size].text.strip() == came[j + size].text.strip()):
+        size += 1
+    return size
+
+
+def _with_moved(row, left, right):
+    """The row with its lines marked that moved; their words did not change."""
+    if row.mark not in (REMOVED, ADDED, CHANGED):
+        return row
+    is_away = row.old is not None and row.old.number in left
+    is_here = row.new is not None and row.new.number in right
+    if not (is_away or is_here):
+        return row
+    return Row(row.mark, row.old and replace(row.old, spans=(), moved=is_away),
+               row.new and replace(row.new, spans=(), moved=is_here))
 
 
 def _kept(old, new):

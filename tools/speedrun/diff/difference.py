@@ -1,11 +1,11 @@
 """Compares two scripts block by block, by their structure and not only by their lines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from textwrap import shorten
 
 from speedrun.base.errors import UserError
-from speedrun.diff.align import INDENTED, SAME, Line, Row, align, counts
+from speedrun.diff.align import INDENTED, SAME, Line, Row, align, counts, mark_moved
 from speedrun.diff.structure import CODE, FORMATTING, classify, match, methods
 from speedrun.history.blocks import UNCOUNTED, Block, split_blocks
 from speedrun.history.schema import nearest
@@ -34,6 +34,9 @@ class Change:
         lines = [f"+{added}"] * bool(added) + [f"-{removed}"] * bool(removed)
         parts = [*self.words, " ".join(lines)]
         parts += [f"{indented} line{'s' * (indented > 1)} re-indented"] * bool(indented)
+        moved = max(sum(line is not None and line.moved for line in side)
+                    for side in ([row.old for row in self.rows], [row.new for row in self.rows]))
+        parts += [f"{moved} of them moved"] * bool(moved)
         return ", ".join(filter(None, parts)) or "lines without text"
 
     @property
@@ -52,11 +55,15 @@ class Difference:
     unchanged: tuple[str, ...] = ()
     refused: str | None = None
 
-    def lines(self, counted_only: bool = False) -> tuple[int, int]:
-        """Lines added and removed; counted_only leaves card, imports and Hyperparameters out."""
-        rows = [row for change in self.changes for row in change.rows
-                if not (counted_only and change.name in UNCOUNTED)]
-        return counts(rows)[:2]
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Lines added and removed; a line that is only re-indented is neither."""
+        return counts([row for change in self.changes for row in change.rows])[:2]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The lines without those of card, imports and Hyperparameters."""
+        return Difference(tuple(c for c in self.changes if c.name not in UNCOUNTED)).lines
 
     def only(self, names: list[str]) -> "Difference":
         """The same for the blocks of these names. Raises UserError for an unknown one, and if there
@@ -98,6 +105,8 @@ def find_difference(old: str, new: str, names: tuple[str, str] = ("old", "new"))
             unchanged.append(b.name)
         else:
             changes.append(_change(a, b, moved, sources))
+    rows = mark_moved([change.rows for change in changes])
+    changes = map(lambda change, rows: replace(change, rows=rows), changes, rows)
     return Difference(tuple(changes), tuple(unchanged))
 
 

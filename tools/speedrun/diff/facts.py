@@ -8,7 +8,9 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import UNKNOWN, short, visible
 from speedrun.diff.difference import Difference
 from speedrun.history.blocks import merge_names
+from speedrun.history.effects import TIME, TOKENS
 from speedrun.history.fields import read_fields
+from speedrun.history.gains import comparable_base, gain_lines, gain_words, own_gain
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.scripts.find import locate
 from speedrun.scripts.sizes import training_tokens, whole
@@ -74,6 +76,24 @@ def parent_of(target: str) -> str:
     return milestone.parent
 
 
+def is_step(old: Side, new: Side) -> bool:
+    """Whether one side is the parent of the other."""
+    return bool(new.milestone and old.milestone and new.milestone.parent == old.milestone.id)
+
+
+def gained(old: Side, new: Side) -> list[str]:
+    """What the step from a parent to its child gained by itself, line by line, with the evidence;
+    nothing for other pairs of sides."""
+    return gain_lines(load_manifest(), new.milestone) if is_step(old, new) else []
+
+
+def gained_briefly(m: Milestone) -> str:
+    """What a milestone's idea gained, in a few words: its time, else its first own effect."""
+    if gain := own_gain(load_manifest(), m):
+        return gain_words(gain)
+    return next((f"{e.measured}, {e.how}" for e in m.effect if not e.whole), "")
+
+
 def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
     """(name, old, new) of the figures that either side has."""
     before, after = old.figures(), new.figures()
@@ -83,8 +103,15 @@ def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
 
 def changed_values(old: Side, new: Side) -> dict[str, list[tuple[str, str | None, str | None]]]:
     """(name, old, new) of what differs, by its title: the figures that both sides have, and the
-    hyperparameters. Empty titles are left out."""
-    figures = [row for row in all_figures(old, new) if UNKNOWN not in row and row[1] != row[2]]
+    hyperparameters. Figures of a parent and a child that are not comparable, and empty titles, are
+    left out."""
+    hidden = set()
+    if is_step(old, new):
+        for names, what in ((("minutes",), TIME), (("steps", "tokens"), TOKENS)):
+            if not comparable_base(load_manifest(), new.milestone, what):
+                hidden.update(names)
+    figures = [row for row in all_figures(old, new)
+               if row[0] not in hidden and UNKNOWN not in row and row[1] != row[2]]
     title = "official figures" if old.milestone and new.milestone else "figures"
     found = {title: figures, "hyperparameters": changed_hyperparameters(old, new)}
     return {title: rows for title, rows in found.items() if rows}

@@ -18,18 +18,28 @@ from speedrun.base.text import number_ranges, visible
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import columns, notes
 from speedrun.diff.align import (
+    AWAY,
     CHANGED,
     CONTEXT,
     FOLDED,
+    HERE,
     INDENTED,
     SAME,
     Line,
     folded_line,
-    passages,
+    hunks,
 )
+from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import Change, Difference
-from speedrun.diff.facts import Side, changed_values, ideas_between, summary_line
-from speedrun.diff.origin import Version, count_lines
+from speedrun.diff.facts import (
+    Side,
+    changed_values,
+    gained,
+    gained_briefly,
+    ideas_between,
+    summary_line,
+)
+from speedrun.diff.origin import Owners, Version, count_lines
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import Milestone
 
@@ -69,11 +79,14 @@ def make_page(
     old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
     """The text of a comparison's page; runs: of both scripts, if the page is to show them."""
+    details = gained(old, new)
+    ideas = [(title, m, "" if details else gained_briefly(m))
+             for title, m in ideas_between(old, new)]
     return templates().get_template("diff.html").render(
-        title=f"{old.name} → {new.name}", ideas=ideas_between(old, new),
+        title=f"{old.name} → {new.name}", ideas=ideas, gained=details,
         values=changed_values(old, new), timing=columns(runs) if runs else {},
         notes=notes(runs) if runs else (), summary=summary_line(old, new, comparison),
-        changes=comparison.changes)
+        arranged=arrange(old, new, comparison))
 
 
 def origin_page(milestone: Milestone, origins: Sequence[tuple[str, Milestone]]) -> str:
@@ -88,9 +101,12 @@ def life_page(name: str, versions: Sequence[Version]) -> str:
         layout="alone.html", name=name, count=len(versions), versions=versions)
 
 
-def passages_of(change: Change, context: int = CONTEXT) -> Iterator[tuple[str, list]]:
-    """(note, cells) of each passage of a block; with a note, its lines need not be shown: they are
-    further than `context` lines from a change.
+def passages_of(
+    change: Change, context: int = CONTEXT, owners: Owners | None = None
+) -> Iterator[tuple[str, list, list[Milestone]]]:
+    """(note, cells, who changed it) of each passage of a block; with a note, its lines need not be
+    shown: they are further than `context` lines from a change. Of the passages of a hunk the first
+    names the owners.
 
     Cells are (classes, row, sign, line number, code), the row being theirs on a wide screen. Their
     order is that of a narrow screen, which has one column: old lines, then new ones.
@@ -99,15 +115,22 @@ def passages_of(change: Change, context: int = CONTEXT) -> Iterator[tuple[str, l
     for side in ("old", "new"):
         lines = [line for row in change.rows if (line := getattr(row, side))]
         codes.append({line.number: c for line, c in zip(lines, coloured(lines), strict=True)})
-    for kind, rows in passages(change.rows, context):
-        note = folded_line(rows) if kind == FOLDED else ""
-        cells = []
-        for side, code, (look, sign) in zip("lr", codes, LOOKS[rows[0].mark if note else kind],
-                                            strict=True):
-            cells += [(f"{side} {look}", i, sign, line.number, code[line.number])
-                      for i, row in enumerate(rows, start=1)
-                      if (line := row.old if side == "l" else row.new)]
-        yield note, cells
+    for hunk in hunks(change.rows, context):
+        by = owners.of(row for _, rows in hunk for row in rows) if owners else []
+        for kind, rows in hunk:
+            note = folded_line(rows) if kind == FOLDED else ""
+            cells = []
+            for side, code, (look, sign) in zip(
+                    "lr", codes, LOOKS[rows[0].mark if note else kind], strict=True):
+                for i, row in enumerate(rows, start=1):
+                    line = row.old if side == "l" else row.new
+                    if line:
+                        went = AWAY if side == "l" else HERE
+                        cells.append((f"{side} {look}" + " went" * line.moved, i,
+                                      went if line.moved else sign, line.number,
+                                      code[line.number]))
+            yield note, cells, by
+            by = []
 
 
 def runs_of(

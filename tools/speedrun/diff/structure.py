@@ -3,6 +3,7 @@ does it run differently, or only read differently?"""
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -34,19 +35,28 @@ def match(
     return [(before.get(name), after.get(name), name in moved) for name in merged]
 
 
-@cache
 def methods(block: Block) -> tuple[Block, ...]:
     """A class cut before each of its methods, the first part being all that comes before them;
     anything else, and a class without methods, in one piece.
 
     The first part has the name "", the others those of the methods, made unique.
     """
-    tree = _parse(block.text)
-    is_class = tree and tree.body and isinstance(tree.body[0], ast.ClassDef)
-    if not is_class or block.text[0].isspace():
-        return (Block("", block.text, block.line),)
-    lines = block.text.split("\n")
-    starts, taken = {"": 1}, tree.body[0].lineno
+    lines, starts = block.text.split("\n"), _method_starts(block.text)
+    ends = [*starts.values(), len(lines) + 1][1:]
+    return tuple(Block(name, "\n".join(lines[start - 1 : end - 1]), block.line + start - 1)
+                 for (name, start), end in zip(starts.items(), ends, strict=True))
+
+
+@cache
+def _method_starts(text):
+    """{part of a class, "" for the first: its first line, from 1}; {"": 1} for anything else."""
+    starts = {"": 1}
+    if text[:1].isspace() or not re.search("^class ", text, re.MULTILINE):  # to parse takes long
+        return starts
+    tree = _parse(text)
+    if not (tree and tree.body and isinstance(tree.body[0], ast.ClassDef)):
+        return starts
+    lines, taken = text.split("\n"), tree.body[0].lineno
     for node in tree.body[0].body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno] + [d.lineno for d in node.decorator_list])
@@ -57,9 +67,7 @@ def methods(block: Block) -> tuple[Block, ...]:
                 name += " again"
             starts[name] = first
         taken = node.end_lineno
-    ends = [*starts.values(), len(lines) + 1][1:]
-    return tuple(Block(name, "\n".join(lines[start - 1 : end - 1]), block.line + start - 1)
-                 for (name, start), end in zip(starts.items(), ends, strict=True))
+    return starts
 
 
 def classify(old: str, new: str) -> set[str]:

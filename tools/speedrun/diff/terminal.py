@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import unified_diff
 from itertools import groupby, zip_longest
+from textwrap import wrap
 
 from rich.console import Console
 from rich.text import Text
@@ -11,32 +12,39 @@ from rich.text import Text
 from speedrun.base.text import number_ranges, visible
 from speedrun.diff.align import (
     ADDED,
+    AWAY,
     CHANGED,
     FOLDED,
+    HERE,
     INDENTED,
     REMOVED,
     SAME,
     folded_line,
-    passages,
+    hunks,
 )
+from speedrun.diff.arrange import Arranged
 from speedrun.diff.difference import Change, Difference
 from speedrun.diff.facts import (
     Side,
     all_figures,
     changed_hyperparameters,
     changed_values,
+    gained,
+    gained_briefly,
     ideas_between,
     summary_line,
 )
-from speedrun.diff.origin import Version
+from speedrun.diff.origin import Owners, Version
 from speedrun.history.manifest import Milestone
 
-STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: ""}
+STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: "", AWAY: "magenta",
+          HERE: "cyan"}
 FAINT = "dim"
 CHANGED_WORDS = "bold underline"  # seen without colour too
 BETWEEN = " │ "  # two columns
 NARROWEST = 8  # characters of one of them
 TAB = 4
+WIDE = 100  # columns from which on the reasons for changes are shown, if nothing else is asked for
 
 
 def make_console(stream) -> Console:
@@ -46,12 +54,20 @@ def make_console(stream) -> Console:
 
 
 def print_top(console: Console, old: Side, new: Side, comparison: Difference) -> None:
-    """The two names, what lies between them, the figures and hyperparameters that moved, and how
-    many blocks did."""
+    """The two names, what lies between them and what each idea gained, the figures and
+    hyperparameters that moved, and how many blocks did."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
+    details = gained(old, new)
     for title, m in ideas_between(old, new):
         records = f" Records: {number_ranges(m.records)}" if m.records else ""
+        brief = "" if details else gained_briefly(m)
         console.print(Text.assemble((f"\n{title} ", "bold"), m.idea, (records, FAINT)))
+        if brief:
+            console.print(Text(f"  {brief}", style=FAINT))
+    if details:
+        console.print("\nwhat it gained", style="bold")
+        for line in details:
+            _print_wrapped(console, line)
     for title, rows in changed_values(old, new).items():
         _print_values(console, title, rows)
     console.print(f"\n{summary_line(old, new, comparison)}")
@@ -60,10 +76,9 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
 def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -> None:
     """The size of the change by block, all figures, and the hyperparameters that moved."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
-    sizes = ["lines: +{} -{}".format(*comparison.lines())]
+    sizes = ["lines: +{} -{}".format(*comparison.lines)]
     if not comparison.refused:
-        sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(
-            *comparison.lines(counted_only=True))
+        sizes[0] += "; without card, imports and Hyperparameters: +{} -{}".format(*comparison.size)
         width = max((len(change.name) for change in comparison.changes), default=0)
         sizes += [f"  {c.name:<{width}}  {c.fate}" for c in comparison.changes]
     console.print(Text("\n" + "\n".join([summary_line(old, new, comparison), *sizes])))
@@ -71,9 +86,33 @@ def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -
     _print_values(console, "hyperparameters", changed_hyperparameters(old, new))
 
 
-def print_changes(console: Console, comparison: Difference, in_columns: bool = False) -> None:
+def print_arranged(
+    console: Console, arranged: Arranged, in_columns: bool = False, reasons: bool | None = None,
+    fold: bool = True,
+) -> None:
+    """The changes in their order, as print_changes prints them, each behind the reason for it.
+
+    reasons: whether to print these; None: if there are WIDE columns. fold: on a terminal, whether
+    to name the last changes in one line instead; a pipe receives every line.
+    """
+    last = arranged.last
+    folded = last if fold and console.is_terminal and arranged.changes else ()
+    whys = arranged.whys if reasons or (reasons is None and console.width >= WIDE) else {}
+    print_changes(console, Difference((*arranged.changes, *(() if folded else last))), in_columns,
+                  whys, arranged.owners)
+    if folded:
+        names = ", ".join(f"{c.name} {c.fate}" for c in folded)
+        console.print(Text.assemble(("\n── ", FAINT), f"and retunes: {names}"))
+        asked = " ".join(c.name if c.name.isidentifier() else f'"{c.name}"' for c in folded)
+        console.print(Text(f"  --blocks {asked} shows them", style=FAINT))
+
+
+def print_changes(
+    console: Console, comparison: Difference, in_columns: bool = False,
+    whys: dict[str, list[tuple[str, str]]] | None = None, owners: Owners | None = None,
+) -> None:
     """The changed lines of each block with some lines around them; in_columns: the old ones on the
-    left and the new ones on the right.
+    left and the new ones on the right. whys: the reasons, by block; owners: those of each hunk.
 
     On a terminal long lines go on below; in a pipe the left column is as wide as its longest line.
     """
@@ -83,17 +122,29 @@ def print_changes(console: Console, comparison: Difference, in_columns: bool = F
         width = max((_styled(" ", line).cell_len for line in lines), default=NARROWEST)
     for change in comparison.changes:
         _print_title(console, change)
-        for kind, rows in passages(change.rows):
-            signs = (REMOVED, ADDED) if kind == CHANGED else (kind, kind)
-            if kind == FOLDED:
-                console.print(Text(f"  {folded_line(rows)}", style=FAINT))
-            elif in_columns:
-                _print_beside(console, signs, rows, width)
-            else:
-                lines = [(REMOVED, row.old) for row in rows if kind == CHANGED and row.old]
-                lines += [(signs[1], row.new) for row in rows if row.new]
-                for sign, line in lines:
-                    console.print(_styled(sign, line))
+        for id, why in (whys or {}).get(change.name, ()):
+            _print_wrapped(console, f"{id + ': ' if id else ''}{why}", "italic")
+        for hunk in hunks(change.rows):
+            if hunk[0][0] == FOLDED:
+                console.print(Text(f"  {folded_line(hunk[0][1])}", style=FAINT))
+                continue
+            if owners:
+                ids = ", ".join(m.id for m in owners.of(row for _, rows in hunk for row in rows))
+                console.print(Text(f"  by {ids}", style=FAINT))
+            for kind, rows in hunk:
+                _print_passage(console, kind, rows, width if in_columns else None)
+
+
+def _print_passage(console, kind, rows, width):
+    """Prints rows of one kind, in two columns if the left one's width is given."""
+    signs = (REMOVED, ADDED) if kind == CHANGED else (kind, kind)
+    if width:
+        _print_beside(console, signs, rows, width)
+        return
+    lines = [(REMOVED, row.old) for row in rows if kind == CHANGED and row.old]
+    lines += [(signs[1], row.new) for row in rows if row.new]
+    for sign, line in lines:
+        console.print(_styled(sign, line))
 
 
 def print_unified(
@@ -153,8 +204,16 @@ def _print_title(console, change):
     console.print(Text.assemble(("\n── ", FAINT), (change.name, "bold cyan"), place))
 
 
+def _print_wrapped(console, text, style=""):
+    """Prints a sentence, indented, on lines that a terminal need not break."""
+    for line in wrap(text, max(NARROWEST, min(console.width, WIDE) - 2)):
+        console.print(Text(f"  {visible(line)}", style=style))
+
+
 def _styled(sign, line):
-    """A line behind its sign, with the changed words marked."""
+    """A line behind its sign, with the changed words marked; a moved one has a sign of its own."""
+    if line.moved:
+        sign = AWAY if sign == REMOVED else HERE
     text = Text(f"{sign} {visible(line.text)}" if line.text else sign.strip(), style=STYLES[sign])
     for start, end in line.spans:
         text.stylize(CHANGED_WORDS, start + 2, end + 2)

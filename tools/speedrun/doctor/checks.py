@@ -1,6 +1,5 @@
 """Finds out what this machine can run; works on a Python without any package, too."""
 
-import ast
 import importlib.metadata
 import os
 import platform
@@ -10,37 +9,24 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from itertools import groupby, repeat
+from itertools import repeat
 from textwrap import shorten
 from types import ModuleType
 
 from speedrun import install_command
-from speedrun.base.errors import UserError
-from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, MilestoneFinding, Report
-from speedrun.history.fields import default_hyperparameters
+from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, Report
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY, Manifest, Milestone
-from speedrun.run.data import (
-    BUILTIN,
-    FINEWEB,
-    FINEWEB_SHARD_TOKENS,
-    fetch_command,
-    has_shards,
-    shard_length,
-    shards_read,
-)
-from speedrun.run.fit_batch import MARGIN, find_prediction, largest_predicted
+from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards
 from speedrun.run.gpus import RECORD_MIB, find_fault, peak_flops, visible_gpus, visible_memory
 from speedrun.run.kernels import OK as TRIED
 from speedrun.run.kernels import try_kernel
 from speedrun.run.plan import choose_scale
-from speedrun.scripts.find import find_script, load_snapshot, paths_taken, switches
-from speedrun.scripts.sizes import micro_batches
+from speedrun.scripts.find import load_snapshot, paths_taken, switches
 
 REQUIREMENTS = REPOSITORY / "requirements.txt"
 NEEDED = {"numpy", "rich"}  # imported by the snapshots and by run_milestone.py, apart from torch
 COMPILERS = {"C": ("CC", "gcc", "clang", "cc", "cl"), "C++": ("CXX", "g++", "clang++", "c++", "cl")}
-SHARD_BYTES = 1024 + 2 * FINEWEB_SHARD_TOKENS  # a header, then 16 bits for each token
 LEAST_BYTES = 10**8  # the embedded corpus takes 20 MB, a log and a checkpoint at tiny scale 5
 BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
 # As Dao-AILab's repository builds it, and as PyTorch looks for it.
@@ -50,26 +36,20 @@ FLASH_ATTENTION = "flash_attn_interface"
 def examine(manifest: Manifest) -> Report:
     """The Report on this machine and the milestones; takes as long as importing torch."""
     gpus = visible_gpus()
-    memory = visible_memory() if gpus else []
     scale, reason = choose_scale(None, None, gpus)
     torch, torch_check = find_torch()
-    milestones = [
-        milestone_check(milestone, torch, manifest, scale, len(gpus) or 1, min(memory, default=0))
-        for milestone in manifest.milestones]
     checks = [
         Finding("Python", OK, f"{platform.python_version()} (3.11 or newer is needed)"),
-        torch_check, package_check(), *gpu_checks(torch, gpus, memory, scale),
+        torch_check, package_check(),
+        *gpu_checks(torch, gpus, visible_memory() if gpus else [], scale),
     ]
     if torch is not None:
-        used = {milestone.id: line.switches
-                for milestone, line in zip(manifest.milestones, milestones, strict=True)}
-        checks += [rank_check(torch), *kernel_checks(torch, used)]
+        checks += [rank_check(torch), *kernel_checks(torch, manifest)]
     checks += [
         compiler_check(on_gpus=torch is not None and torch.cuda.is_available()), computer_check(),
-        *storage_checks(bool(gpus), max((line.shards_needed for line in milestones), default=0)),
-        Finding("scale", OK, f"{scale} ({reason})"),
+        *storage_checks(bool(gpus)), Finding("scale", OK, f"{scale} ({reason})"),
     ]
-    return Report(scale, checks, milestones)
+    return Report(scale, checks, [milestone_check(m, torch) for m in manifest.milestones])
 
 
 # ---- software ----
@@ -181,11 +161,9 @@ def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], memory: Sequence[i
 def _kind_check(number, name, mib, capability, scale):
     """The line of a number of equal GPUs. mib: memory, 0 if it is not known."""
     peak = peak_flops(name)
-    text = ", ".join([
-        f"{number} x {name}",
-        f"{mib / 1024:.0f} GiB" if mib else "memory not known",
-        f"{peak / 1e12:.0f} TFLOP/s in bf16" if peak else "peak not known, so no MFU is shown",
-    ])
+    memory = f"{mib / 1024:.0f} GiB" if mib else "memory not known"
+    speed = f"{peak / 1e12:.0f} TFLOP/s in bf16" if peak else "peak not known, so no MFU is shown"
+    text = f"{number} x {name}, {memory}, {speed}"
     if capability and capability < BFLOAT16:
         return Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
                        "python tools/run_milestone.py 01 --set bf16=False")
@@ -210,187 +188,82 @@ def rank_check(torch: ModuleType) -> Finding:
                    f"{reinstall()} (on Windows: in WSL)")
 
 
-def kernel_checks(torch: ModuleType, used: dict[str, dict[str, bool]]) -> Iterator[Finding]:
-    """Triton, FlexAttention, FP8 and FlashAttention, each tried if it is here, and which milestones
-    use them.
-
-    used: id of a milestone -> {hyperparameter that depends on the machine: its value here}.
-    """
-    needs, order = load_glossary().column("needs"), list(used)
-    instead = load_glossary().column("cpu")
+def kernel_checks(torch: ModuleType, manifest: Manifest) -> Iterator[Finding]:
+    """Triton, FlexAttention, FP8 and FlashAttention, each tried if it is here, and how many of the
+    milestones use them."""
+    needs, instead = load_glossary().column("needs"), load_glossary().column("cpu")
     capabilities = capabilities_of(torch)
-    fallback = "FlashAttn-2" if min(capabilities, default=(0, 0)) >= BFLOAT16 else None
-    on_hopper = set(capabilities) == {HOPPER}
-    kernels = [  # name, whether it is here, what it needs
-        ("Triton", find_spec("triton"), "not installed, only compiling for GPUs needs it"),
-        ("FlexAttention", capabilities and torch.__version__ >= "2.5",
-         "trains on GPUs only, since torch 2.5"),
-        ("FP8", min(capabilities, default=(0, 0)) >= FLOAT8,
-         "needs compute capability 8.9 (Ada, Hopper and later)"),
-        ("FlashAttn-3", on_hopper and find_spec(FLASH_ATTENTION),
-         f"FA2 in its place: no {FLASH_ATTENTION} here, see requirements.txt"
-         if on_hopper else "needs Hopper (H100, H200)"),
-    ]
-    for name, is_here, need in kernels:
-        users = [id for id, values in used.items()
-                 if any(needs.get(switch) == name for switch in values)]
-        groups = [list(group) for _, group in groupby(  # neighbours in the chain
-            users, lambda id, users=users: order.index(id) - users.index(id))]
-        ranges = [f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else ids[0] for ids in groups]
-        who = "all milestones" if len(users) == len(used) else ", ".join(ranges)
-        used_by = f"used by {who or 'no milestone'}"
-        trial = name if is_here else fallback if name == "FlashAttn-3" else None
-        error = try_kernel(trial) if trial and capabilities else TRIED
-        if error != TRIED:
+    least, on_hopper = min(capabilities, default=(0, 0)), set(capabilities) == {HOPPER}
+    kernels = {  # name: whether it is here, what it needs
+        "Triton": (find_spec("triton"), "not installed, only compiling for GPUs needs it"),
+        "FlexAttention": (capabilities and torch.__version__ >= "2.5",
+                          "trains on GPUs only, since torch 2.5"),
+        "FP8": (least >= FLOAT8, "needs compute capability 8.9 (Ada, Hopper and later)"),
+        "FlashAttn-3": (on_hopper and find_spec(FLASH_ATTENTION),
+                        f"FA2 in its place: no {FLASH_ATTENTION} here, see requirements.txt"
+                        if on_hopper else "needs Hopper (H100, H200)"),
+    }
+    used = [{needs.get(name) for name in switches(m.script.read_text(encoding="utf-8"))}
+            for m in manifest.milestones]
+    for name, (is_here, need) in kernels.items():
+        users = sum(name in some for some in used)
+        used_by = f"used by {users} milestone{'s' * (users != 1)}"
+        fallback = "FlashAttn-2" if name == "FlashAttn-3" and least >= BFLOAT16 else None
+        trial = capabilities and (name if is_here else fallback)
+        if trial and (error := try_kernel(trial)) != TRIED:
             off = "".join(f" --set {switch}={instead[switch]}" for switch in needs
                           if needs[switch] == name)
             yield Finding(name, FIX, f"{trial} fails, {_brief(error)}; {used_by}",
                           f"run without it, as far as a script has these:{off}")
-            continue
-        is_fault = name == "Triton" and not is_here and any(
-            needs.get(switch) == name and value
-            for values in used.values() for switch, value in values.items())
-        here = "works" if capabilities else "there"
-        yield Finding(name, OK if is_here else FIX if is_fault else ABSENT,
-                      f"{here if is_here else need}; {used_by}", reinstall() if is_fault else None)
+        elif is_here:
+            yield Finding(name, OK, f"{'works' if capabilities else 'there'}; {used_by}")
+        elif name == "Triton" and capabilities:
+            yield Finding(name, FIX, f"{need}; {used_by}", reinstall())
+        else:
+            yield Finding(name, ABSENT, f"{need}; {used_by}")
 
 
-# ---- disk and shards ----
+# ---- disk, shards, milestones ----
 
 
 def count_shards() -> tuple[int, int]:
-    """How many whole training and validation shards of FineWeb are here."""
-    def is_whole(file):
-        try:
-            return shard_length(file) > 0
-        except (OSError, UserError):
-            return False
-
-    return tuple(sum(map(is_whole, FINEWEB.glob(f"*_{split}_*.bin"))) for split in ("train", "val"))
+    """How many training and validation shards of FineWeb are here."""
+    return tuple(len([*FINEWEB.glob(f"*_{split}_*.bin")]) for split in ("train", "val"))
 
 
-def storage_checks(has_gpus: bool, most: int) -> Iterator[Finding]:
-    """The disk, the shards of FineWeb and the embedded corpus. Only a machine with GPUs is advised
-    to fetch `most` training shards, as many as any milestone reads."""
-    train, val = count_shards()
-    missing = max(0, most - train) + (val == 0)
-    free, size = shutil.disk_usage(REPOSITORY).free, missing * SHARD_BYTES
-    text = f"{free / 1e9:.1f} GB free"
-    if missing:
-        text += f"; the {missing} missing FineWeb shards take {size / 1e9:.1f} GB"
+def storage_checks(has_gpus: bool) -> Iterator[Finding]:
+    """The disk, the shards of FineWeb, of which a run says how many it reads, and the embedded
+    corpus. Only a machine with GPUs is advised to fetch shards."""
+    free, (train, val) = shutil.disk_usage(REPOSITORY).free, count_shards()
     if free < LEAST_BYTES:
         yield Finding("disk", FIX, f"{free / 1e9:.2f} GB free; a run at tiny scale takes 0.1",
                       "free some space")
-    elif has_gpus and free < size:
-        room = free // SHARD_BYTES - (val == 0)  # for training shards
-        yield Finding("disk", NOTE, text,
-                      fetch_command(shards=train + room) if room > 0 else "free some space")
     else:
-        yield Finding("disk", OK, text)
-
+        yield Finding("disk", OK, f"{free / 1e9:.1f} GB free; a shard of FineWeb takes 0.2")
     found = f"{train} training shard{'s' * (train != 1)}, {val} of validation"
-    if not missing:
+    if train and val:
         yield Finding("FineWeb", OK, found)
-    elif has_gpus:
-        yield Finding("FineWeb", NOTE, f"{found}; the milestones read up to {most}",
-                      fetch_command(shards=most))
     else:
-        yield Finding("FineWeb", ABSENT, f"{found}; only the record scale reads them, up to {most}")
+        yield Finding("FineWeb", NOTE if has_gpus else ABSENT,
+                      f"{found}; only the record scale reads them",
+                      fetch_command() if has_gpus else None)
     yield Finding("corpus", OK, "made, for the tiny scale" if has_shards(BUILTIN)
                   else "the first run at tiny scale makes it")
 
 
-# ---- milestones ----
-
-
-def milestone_check(
-    milestone: Milestone, torch: ModuleType | None, manifest: Manifest, scale: str, ranks: int,
-    memory: int = 0,
-) -> MilestoneFinding:
-    """The line of a milestone, found by importing its script.
-
-    torch: None if it cannot be imported; scale and ranks: those that would be chosen; memory: MiB
-    of the smallest GPU, 0 if it is not known.
-    """
-    known = default_hyperparameters(milestone.script)
-    needed = 0  # for a full run, record scale
-    if "train_files" in known and milestone.train_steps:
-        needed = shards_read(milestone.step_tokens_read)
-    facts = dict(shards_needed=needed)
-
-    def line(status, text, do=None):
-        return MilestoneFinding(milestone.name, status, text, do, **facts)
-
+def milestone_check(milestone: Milestone, torch: ModuleType | None) -> Finding:
+    """Whether a milestone's script can be imported, and the paths that it takes here. torch: None
+    if it cannot be imported. What a run of it needs, the run itself says."""
     if torch is None:
-        return line(ABSENT, "not known without torch")
+        return Finding(milestone.name, ABSENT, "not known without torch")
     try:
         source = milestone.script.read_text(encoding="utf-8")
         module = load_snapshot(milestone.script)
-        hyperparameters = vars(module.Hyperparameters())
+        values = vars(module.Hyperparameters())
     except Exception as error:  # an import may fail in any way
-        return line(FIX, _brief(f"{type(error).__name__}: {error}"), install_command())
-    if missing := missing_names(ast.parse(source), module):
-        return line(FIX, f"torch {torch.__version__} lacks {', '.join(missing)}", install_command())
-
-    facts["switches"] = {name: hyperparameters[name] for name in switches(source)}
-    text = paths_taken(source, hyperparameters, torch.cuda.is_available())
-    sizes = hyperparameters | manifest.overrides(milestone, scale)
-    possible = [n for n in range(1, ranks + 1) if micro_batches(sizes, n)]
-    if "total_batch_size" in known and ranks not in possible:
-        return line(
-            FIX, f"{text}; a step does not divide among {ranks} ranks",
-            f"python tools/run_milestone.py {milestone.id} --nproc {max(possible, default=1)}")
-    here, do = count_shards()[0], None
-    if "checkpoint" in known:
-        text += "; starts from a checkpoint"
-    if needed:
-        text += f"; {min(here, needed)} of {needed} shards"
-    if scale == "record" and memory and torch.cuda.is_available():
-        fitting, do = _what_fits(milestone, ranks, memory)
-        text += fitting
-    if scale == "record" and here < needed:
-        do = fetch_command(shards=needed)
-    return line(NOTE if do else OK, text, do)
-
-
-def _what_fits(milestone, ranks, memory):
-    """A remark on the largest micro-batch predicted to fit into `memory` MiB, and the command that
-    tries it or, if nothing fits, trains tiny; "" and None if the script's own fits."""
-    script, run = find_script(milestone.id), f"python tools/run_milestone.py {milestone.id}"
-    own, prediction = script.hyperparameters, find_prediction(script, {})
-    if prediction is None:
-        return "", None
-    found = largest_predicted(prediction, own, ranks, MARGIN * memory * 2**20)
-    if found is None:
-        return "; predicted to be too large for this memory", f"{run} --scale tiny"
-    shorter = found.shortened(own)
-    if not shorter and found.sequences >= own["micro_batch_size"]:
-        return "", None
-    return (f"; predicted to fit: {found} tokens at a time",
-            f"{run} --device-batch auto{shorter}")
-
-
-def missing_names(tree: ast.AST, module: ModuleType) -> list[str]:
-    """The names, like torch.nn.functional.rms_norm, that a script uses of the modules that it
-    imports and that these modules do not have, in order."""
-    missing = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute):
-            continue
-        try:
-            owner = _meant(node.value, module)
-        except AttributeError:  # a local name, or a name in a missing module
-            continue
-        if isinstance(owner, ModuleType) and not hasattr(owner, node.attr):
-            missing.add(f"{owner.__name__}.{node.attr}")
-    return sorted(missing)
-
-
-def _meant(node, module):
-    """What a name of the module means, or one that follows dots; AttributeError for the rest."""
-    if isinstance(node, ast.Attribute):
-        return getattr(_meant(node.value, module), node.attr)
-    return getattr(module, node.id)
+        return Finding(milestone.name, FIX, _brief(f"{type(error).__name__}: {error}"),
+                       install_command())
+    return Finding(milestone.name, OK, paths_taken(source, values, torch.cuda.is_available()))
 
 
 def _brief(text):

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedrun.base.files import replace_file
-from speedrun.compare import plot
 from speedrun.compare.results import Comparison
 from speedrun.figures import (
     attention_cost,
     causes,
+    charts,
     ladder,
     measured,
     predictions,
     prelude,
     readme,
-    records_plot,
     tables,
 )
 from speedrun.history.manifest import Manifest, load_manifest
@@ -61,12 +60,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG in grey that holds the hash of its data, `shown`; draw: returns a matplotlib figure;
-    file and needs: as of a table."""
+    """An SVG; file and needs: as of a table; caption: what it says below its axes."""
 
     file: str
-    shown: Callable[[Sources], object]
-    draw: Callable[[Sources], object]
+    caption: str
+    make: Callable[[Sources], charts.Chart]
     needs: str = "manifest"
 
 
@@ -76,6 +74,7 @@ TABLES = (
     Table("README.md", "stations", lambda s: readme.station_table(s.manifest)),
     Table("README.md", "excerpt", lambda s: readme.excerpt(s.manifest)),
     Table("history/README.md", "milestones", lambda s: tables.milestone_table(s.manifest)),
+    Table("history/README.md", "saved", lambda s: tables.saved_table(s.manifest)),
     Table("history/README.md", "public", lambda s: tables.public_table(s.manifest)),
     Table("history/prelude/README.md", "rungs", lambda s: tables.rung_table(s.prelude)),
     Table("history/prelude/README.md", "counted", lambda s: prelude.counted_table(
@@ -106,12 +105,15 @@ TABLES = (
     Table("data/README.md", "shards", lambda s: tables.shard_table(s.manifest)),
 )
 PICTURES = (
-    Picture("history/records.png", lambda s: records_plot.shown_in(s.records, s.manifest),
-            lambda s: records_plot.draw_records(s.records, s.manifest)),
-    Picture("history/causes.png", lambda s: causes.shown_in(s.manifest),
-            lambda s: causes.draw_causes(s.manifest)),
-    Picture("history/tiny.png", lambda s: plot.shown_in(s.ladder, {}),
-            lambda s: ladder.draw_ladder(s.ladder), needs="ladder"),
+    Picture("history/records.svg", "Minutes to 3.28 validation loss on eight H100s (logarithmic). "
+            "Orange: records that a script here retells; large: stations.",
+            lambda s: charts.record_chart(s.records, s.manifest, charts.FILE)),
+    Picture("history/causes.svg", "Times less time for this reason (logarithmic); left of 1: "
+            "more time.",
+            lambda s: charts.causes_chart(causes.causes(s.manifest), charts.FILE)),
+    Picture("history/tiny.svg", "Final validation loss. Grey: single runs; orange: the mean of a "
+            "milestone's.", lambda s: charts.ladder_chart(s.ladder, s.manifest, charts.FILE),
+            needs="ladder"),
 )
 
 
@@ -143,11 +145,13 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
     for picture in PICTURES:
         if getattr(sources, picture.needs) is None:
             continue
-        path, shown = root / picture.file, picture.shown(sources)
-        if plot.stored_hash(path) != plot.data_hash(shown):
+        path = root / picture.file
+        drawn = charts.as_file(picture.make(sources), picture.caption,
+                               lambda m: f"{m.chain}/{m.name}/{m.program}")
+        if not path.exists() or path.read_text(encoding="utf-8") != drawn:
             stale.append(picture.file)
             if not check:
-                plot.save(picture.draw(sources), path, shown, grey=True)
+                replace_file(path, drawn.encode())
     return stale, errors
 
 

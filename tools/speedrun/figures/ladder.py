@@ -12,7 +12,6 @@ from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import UNKNOWN, markdown
 from speedrun.compare.collect import collect
-from speedrun.compare.plot import new_figure
 from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, crossing, scores
 from speedrun.compare.table import loss_text
 from speedrun.figures.tables import cell
@@ -217,18 +216,3 @@ def _against(parent, row, kind):
     if kind == "systems" and abs(row.val_loss - parent.val_loss) < 1e-4:
         return f"{change:+.1%} (systems: the same losses)"
     return f"{change:+.1%}" + ("" if change < 0 else ": not fewer at this scale")
-
-
-def draw_ladder(ladder: Comparison):
-    """Draws the final loss of every run, and each milestone's mean; returns the figure."""
-    figure, (panel,) = new_figure((8, 3.6), font=10)
-    for place, entry in enumerate(ladder.entries):
-        losses = entry.final_losses
-        panel.plot([place] * len(losses), losses, "o", color="0.6", markersize=4)
-        if losses:
-            panel.hlines(sum(losses) / len(losses), place - 0.35, place + 0.35, color="black")
-    ids = [entry.label.partition("_")[0] for entry in ladder.entries]
-    panel.set_xticks(range(len(ids)), ids, rotation=90, fontsize=6)  # they have little room
-    panel.set(ylabel="final validation loss", xlabel="milestone")
-    panel.margins(x=0.01)
-    return figure

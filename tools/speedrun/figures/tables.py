@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from speedrun.base.text import UNKNOWN, markdown, number_ranges
+from speedrun.history.gains import own_gain, runs_text
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.history.records import Record
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read
@@ -46,17 +47,36 @@ def milestone_table(manifest: Manifest) -> str:
     return markdown(head, rows, right=["minutes", "steps", "tokens"])
 
 
+MOST_SAVED = 20  # rows of saved_table
+
+
+def saved_table(manifest: Manifest) -> str:
+    """Return the table of the ideas that saved most seconds by themselves, for a file in
+    history/."""
+    found = [(m, gain) for m in manifest.milestones if (gain := own_gain(manifest, m))]
+    found.sort(key=lambda pair: pair[1].seconds)
+    rows = []
+    for m, gain in found[:MOST_SAVED]:
+        shares = [f"{value - 1:+.1%}" if value else UNKNOWN
+                  for value in (gain.ratio, gain.tokens, gain.speed)]
+        rows.append([f"[{m.id}]({m.chain}/{m.name}) {m.title}", f"{gain.seconds:+.2f}", *shares,
+                     gain.evidence, runs_text(gain) or UNKNOWN])
+    head = ["milestone", "seconds", "time", "tokens", "ms per token", "evidence", "runs"]
+    return markdown(head, rows, right=head[1:5])
+
+
 def rung_table(manifest: Manifest) -> str:
     """Return the table of a chain without records, for a file in its folder: each rung with the
-    lines of its diff (see DiffSize) and the setting that takes its gain out."""
-    from speedrun.history.blocks import diff_size  # difflib, which --help does not need
+    size of its diff, in lines, and the setting that takes its gain out."""
+    from speedrun.diff.difference import find_difference  # difflib, which --help does not need
 
     rows = []
     for m in manifest.milestones:
         lines = UNKNOWN
         if m.parent:
             scripts = (manifest.get(m.parent).script, m.script)
-            lines = diff_size(*(script.read_text(encoding="utf-8") for script in scripts)).lines
+            texts = [script.read_text(encoding="utf-8") for script in scripts]
+            lines = sum(find_difference(*texts).size)
         rows.append([f"[{m.id}]({m.name})", f"**{m.title}.** {m.idea}", m.kind,
                      str(lines), cell(m.parameters, "{:,d}"), f"`{m.ablate}`" if m.ablate else ""])
     head = ["id", "idea", "kind", "diff", "parameters", "taken out by"]

@@ -41,14 +41,6 @@ class Repair:
     new: str
 
 
-@dataclass(frozen=True)
-class DiffSize:
-    """Added and removed lines, and the blocks that hold them, without those of UNCOUNTED."""
-
-    lines: int
-    blocks: int
-
-
 @cache
 def split_blocks(source: str) -> tuple[Block, ...]:
     """Splits the text of a script into its blocks, in reading order.
@@ -75,7 +67,7 @@ def split_blocks(source: str) -> tuple[Block, ...]:
                 add(f"comment: {lines[number - 1]}", number, number)
 
     taken, block = 0, None  # lines that belong to a block already, and the last one's name
-    for number, (node, skipped) in enumerate(_statements(source, lines)):
+    for number, (node, skipped) in enumerate(statements(source)):
         first = min([node.lineno] + [d.lineno for d in getattr(node, "decorator_list", [])])
         first, last = first + skipped, node.end_lineno + skipped
         if first <= taken:  # it follows a semicolon and belongs to its line's block
@@ -103,17 +95,6 @@ def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
     names = merge_names(list(old), list(new))
     pairs = {name: (old.get(name, ""), new.get(name, "")) for name in names}
     return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
-
-
-def diff_size(parent: str, child: str) -> DiffSize:
-    """The size of the diff from parent to child, see `DiffSize`."""
-    changed = changed_blocks(parent, child)
-    counted = [pair for name, pair in changed.items() if name not in UNCOUNTED]
-    lines = 0
-    for old, new in counted:
-        delta = difflib.ndiff(old.splitlines(), new.splitlines())
-        lines += sum(line.startswith(("+ ", "- ")) for line in delta)
-    return DiffSize(lines, len(counted))
 
 
 def merge_names(old: list[str], new: list[str]) -> list[str]:
@@ -162,13 +143,14 @@ def carry(repair: Repair, source: str) -> tuple[str, str]:
     return CARRIED, "\n".join(lines)
 
 
-def _statements(source, lines):
+def statements(source: str) -> list[tuple[ast.stmt, int]]:
     """(statement, the number of lines that come before those that its own numbers count) of a
     program, in order. Raises SyntaxError.
 
-    Each is parsed alone, once for all scripts that hold it: a chain's scripts have most in common.
+    Each is parsed alone, once for all scripts that hold it, because a chain's scripts have most in
+    common: a statement is shared, so it must not be changed.
     """
-    found, start, attempts = [], 0, 0
+    lines, found, start, attempts = source.split("\n"), [], 0, 0
     ends = [i for i, line in enumerate(lines) if line[:1] not in ("", " ", "\t", "\f", "#", ")")]
     for end in [*ends[1:], len(lines)]:
         text = "\n".join(lines[start:end])

@@ -53,8 +53,10 @@ def _fields_of(source):
         if isinstance(node, ast.ClassDef) and node.name == "Hyperparameters":
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    kind = field.annotation
                     fields[field.target.id] = Field(
-                        ast.unparse(field.annotation), _constant(field.value),
+                        kind.id if isinstance(kind, ast.Name) else ast.unparse(kind),
+                        _constant(field.value),
                         _text(field.value, lines) if field.value else "no default")
     return fields
 
@@ -71,6 +73,8 @@ def _text(node, lines):
 
 def _constant(node):
     """The value of a constant expression such as 8 * 64 * 1024, else None."""
+    if isinstance(node, ast.Constant):  # most are: to compile each takes long
+        return node.value
     if node is None or not all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
         return None
     try:

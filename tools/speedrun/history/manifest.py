@@ -14,6 +14,13 @@ from typing import Literal
 
 from speedrun.base.errors import UserError
 from speedrun.base.files import REPOSITORY
+from speedrun.history.effects import (
+    Effect,
+    Incomparable,
+    Succession,
+    read_effects,
+    read_incomparable,
+)
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import Glossary, load_glossary
 from speedrun.history.records import Record, load_records
@@ -22,8 +29,10 @@ from speedrun.history.schema import (
     Counts,
     Curve,
     Day,
+    Entries,
     FiguresOf,
     Pairs,
+    Table,
     Texts,
     build,
     nearest,
@@ -60,6 +69,7 @@ class Declared:
     kind: Literal[KINDS]
     parent: str | None = None
     changes: Texts = ()
+    shows: str | None = None
     exceeds: str = ""
     records: Counts = ()
     part_of: int | None = None
@@ -72,11 +82,15 @@ class Declared:
     runs: int = 1
     besides: Texts = ()
     lesson: str | None = None
+    exercises: dict = field(default_factory=dict)
     ablate: str | None = None
     borrows: Borrows | None = None
     formerly: Texts = ()
     stated: Pairs = ()
     claimed: dict = field(default_factory=dict)
+    incomparable: Table = field(default_factory=dict)
+    effect: Entries = ()
+    succession: Entries = ()
     tiny: dict = field(default_factory=dict)
     check: dict = field(default_factory=dict)
 
@@ -125,6 +139,9 @@ class Milestone(Declared):
     own: Figures
     claimed: Claimed | None
     borrows: Borrowed | None
+    incomparable: Incomparable | None
+    effect: tuple[Effect, ...]
+    succession: tuple[Succession, ...]
 
     @property
     def folder(self) -> Path:
@@ -236,6 +253,11 @@ class Manifest:
     def glossary(self) -> Glossary:
         """What hyperparameters.toml says of every hyperparameter. Raises as load_glossary."""
         return load_glossary(self.history / "hyperparameters.toml")
+
+    @cached_property
+    def records(self) -> dict[int, Record]:
+        """{number: Record} of all public records. Raises as load_records."""
+        return {r.number: r for r in load_records(self.history / "records.json")}
 
     def get(self, id: str) -> Milestone:
         """Return the milestone called `id`: "01", "1", "muon" and "01_muon" are the same one.
@@ -405,12 +427,23 @@ def _milestone(folder, before, records):
     own = build("", Figures, {key: table.pop(key) for key in keys & table.keys()})
     declared = build("", Declared, table)
     claimed = build("claimed: ", Claimed, declared.claimed) if declared.claimed else None
+    successions = tuple(build(f"succession {number}: ", Succession, entry)
+                        for number, entry in enumerate(declared.succession, start=1))
     parent = _parent(declared.parent, before, folder.parent)
+    if parent and declared.parameters == parent.parameters is not None:
+        raise ValueError(f"parameters = {declared.parameters} follows from the parent; leave it"
+                         " out")
     if parent and not declared.changes:
         raise ValueError('missing key "changes"')
     if not parent and declared.changes:
         missing = "" if before else "; if it is none, the folder before it is missing"
         raise ValueError(f"changes: a root has none{missing}")
+    named = [("exercises", name) for name in declared.exercises]
+    named += [("succession", name) for pair in successions for name in (pair.block, pair.by)]
+    named += [("shows", declared.shows)] if declared.shows and parent else []  # a root shows any
+    for key, name in named:
+        if name not in declared.changes:
+            raise ValueError(f'{key}: "{name}" is none of its changes')
     if parent and declared.borrows:
         raise ValueError("borrows: only a root borrows blocks")
     borrows = declared.borrows and Borrowed(
@@ -427,7 +460,9 @@ def _milestone(folder, before, records):
         record = other
     derived = Milestone(
         **{**vars(declared), "parent": parent and parent.id, "claimed": claimed,
-           "borrows": borrows},
+           "borrows": borrows, "incomparable": read_incomparable(declared.incomparable),
+           "effect": read_effects(declared.effect), "succession": successions,
+           "parameters": declared.parameters or (parent and parent.parameters)},
         script=scripts[0], record=record, covered=tuple(covered), own=Figures())
     for key, value in vars(own).items():
         if value is not None and value == getattr(derived, key):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from datetime import date
+from functools import cache
 from typing import Annotated, Literal, get_args, get_origin
 
 Day = Annotated[str, "YYYY-MM-DD"]
@@ -15,6 +16,9 @@ Tables = tuple[dict, ...]
 Pairs = tuple[tuple[str, str], ...]
 FiguresOf = Annotated[int | str, "a record's number or none"]
 Borrows = Annotated[dict, "from and blocks"]
+Flag = Annotated[bool, "true or false"]
+Entries = Annotated[tuple, "tables that hold lists, which another schema checks"]
+Table = Annotated[dict, "a table that another schema checks"]
 
 
 def build(where: str, cls: type, table: dict):
@@ -23,18 +27,11 @@ def build(where: str, cls: type, table: dict):
     A field without a default is required, `X | None` takes an X, and lists become tuples.
     Raises ValueError, one line that begins with `where` ("record 3: "), for what does not fit.
     """
-    kinds = {f.name: f.type for f in fields(cls)}
-    required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
+    kinds, required = _kinds_of(cls)
     check_keys(where, table, kinds, required)
     for key, value in table.items():
-        kind = kinds[key]
-        if type(None) in get_args(kind):
-            kind = get_args(kind)[0]
-        if get_origin(kind) is Literal:
-            words, fits = f"one of {', '.join(get_args(kind))}", value in get_args(kind)
-        else:
-            words, fits = TYPES[kind][0], TYPES[kind][1](value)
-        if not fits:
+        words, fits = kinds[key]
+        if not fits(value):
             raise ValueError(f'{where}"{key}" must be {words}, not {value!r}')
     return cls(**{key: _frozen(value) for key, value in table.items()})
 
@@ -50,6 +47,17 @@ def check_keys(where: str, table: dict, known: Iterable[str], required: Iterable
             raise ValueError(f'{where}unknown key "{key}"{hint}')
     for key in sorted(set(required) - set(table)):
         raise ValueError(f'{where}missing key "{key}"')
+
+
+@cache
+def _kinds_of(cls):
+    """{field: (what its value must be, in words; the test of it)}, and the required fields."""
+    kinds = {}
+    for f in fields(cls):
+        kind = get_args(f.type)[0] if type(None) in get_args(f.type) else f.type
+        kinds[f.name] = TYPES[kind] if get_origin(kind) is not Literal else (
+            f"one of {', '.join(get_args(kind))}", get_args(kind).__contains__)
+    return kinds, {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
 
 
 def nearest(wanted: str, names: Iterable[str]) -> str | None:
@@ -104,6 +112,9 @@ TYPES = {
     Pairs: ("a list of pairs of strings", lambda v: _is_pairs(v, str)),
     FiguresOf: ('a record\'s number or "none"', lambda v: v == "none" or type(v) is int),
     Borrows: ("a table with from, an id, and blocks, a list of strings", _is_loan),
+    Flag: ("true or false", lambda v: type(v) is bool),
+    Entries: ("a list of tables", lambda v: _is_list(v, dict)),
+    Table: ("a table", lambda v: type(v) is dict),
     object: ("a plain value", lambda v: type(v) not in (list, dict)),
     dict: ("a table of plain values", _is_flat),
 }

@@ -20,7 +20,7 @@ from speedrun.run.plan import Plan, check_out, make_fresh_out
 from speedrun.run.preflight import check_shards
 from speedrun.run.progress import NotFinite, follow
 from speedrun.run.summary import Summary, summarize, to_json
-from speedrun.run.torchrun import announce_nodes, check_open_files, launch, stop_signals
+from speedrun.run.torchrun import announce_nodes, check_open_files, run_ranks, stop_signals
 
 PROBE_BYTES = 2**16  # to find out whether a disk is full
 
@@ -74,7 +74,7 @@ def execute(plan: Plan, stream: TextIO) -> Failure | None:
     with stop_signals() as stop, _claimed(plan):
         try:
             with follow(plan, stream, stop.give_up) as show:
-                exit_code = launch(plan.command, plan.ranks_dir, show, stop)
+                exit_code = run_ranks(plan.command, plan.ranks_dir, show, stop)
         except NotFinite as error:
             return Failure(str(error), 1, explained=True)
         if stop.reason:

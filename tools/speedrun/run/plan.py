@@ -32,7 +32,7 @@ from speedrun.run.data import (
 )
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
-from speedrun.run.torchrun import Nodes, check_nodes, launcher
+from speedrun.run.torchrun import Nodes, check_nodes, launcher_command
 from speedrun.scripts.find import Script, find_script
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
@@ -87,7 +87,7 @@ class Plan:
             return [sys.executable, short(self.script.path), *options]
         options = {**self.options, "log_dir": short(self.out)}
         return [
-            sys.executable, *launcher(self.nodes), f"--nproc-per-node={self.nproc}",
+            sys.executable, *launcher_command(self.nodes), f"--nproc-per-node={self.nproc}",
             "--redirects=2", f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
             *(f"--{name}={value}" for name, value in options.items()),
         ]
@@ -123,11 +123,12 @@ def make_plan(
         raise ModuleNotFoundError(name="torch")
     nodes = nodes or Nodes()
     check_nodes(nodes)
-    gpus = visible_gpus()
-    settings = dict(_name_and_value(setting, script) for setting in settings)
-    start = _start_of(script, start, settings)
+    gpus, notes = visible_gpus(), []
+    chosen = dict(_name_and_value(setting, script) for setting in settings)
+    start = _start_of(script, start, chosen)
     scale, reason = choose_scale(scale, data, gpus, start)
-    notes = [] if script.generates else [f"scale: {scale} ({reason})"]
+    if not script.generates:
+        notes.append(f"scale: {scale} ({reason})")
 
     def check_here(check, *arguments):
         try:
@@ -148,6 +149,34 @@ def make_plan(
     out_is_free, out = out is None, out or fresh_out(script.name)
     check_out(out, nodes)
 
+    options = _sizes(script, scale, gpus, notes)
+    if start is not None:
+        options["checkpoint"] = short(start)
+    folder, files = _choose_data(script, scale, data, chosen)
+    options |= files
+    if scale == "tiny" and "train_files" in files and folder != BUILTIN and not holds_bytes(folder):
+        of_bytes = load_glossary().of_kind(*OF_BYTES)
+        options = {k: v for k, v in options.items() if k not in of_bytes}
+        notes.append("vocabulary: the script's own (the shards do not hold bytes)")
+    steps = whole(chosen.get("train_steps")) or steps
+    options |= _schedule(script, options, chosen, steps, notes)
+    options |= _micro_batch(script, options, chosen, device_batch, nproc * nodes.count, notes)
+    if save_checkpoint:
+        options["save_checkpoint"] = True
+    options |= chosen
+
+    is_auto = device_batch == AUTO and "micro_batch_size" not in chosen
+    plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes,
+                auto_batch=is_auto, out_is_free=out_is_free)
+    preflight.check_values(plan.hyperparameters, script.hyperparameters, nproc * nodes.count,
+                           bool(gpus) or elsewhere)
+    _note_run(plan, is_own=not (settings or steps))
+    _check_files(plan, check_here)
+    return plan
+
+
+def _sizes(script, scale, gpus, notes):
+    """The hyperparameters of the scale, as this machine's GPUs need them."""
     options = dict(script.tiny) if scale == "tiny" else {}
     for name, switch, unit in load_glossary().multiples() if gpus else ():
         used = options.get(switch, switch in script.hyperparameters)
@@ -156,60 +185,63 @@ def make_plan(
             notes.append(f"{name}: {unit} ({switch} needs it on a GPU)")
     if scale == "tiny" and script.milestone is None:
         notes.append(f"tiny sizes and rates: those of {script.tiny_of.name}, the nearest milestone")
-    if start is not None:
-        options["checkpoint"] = short(start)
-    folder, files = _choose_data(script, scale, data, settings)
-    options |= files
-    if scale == "tiny" and "train_files" in files and folder != BUILTIN and not holds_bytes(folder):
-        of_bytes = load_glossary().of_kind(*OF_BYTES)
-        options = {k: v for k, v in options.items() if k not in of_bytes}
-        notes.append("vocabulary: the script's own (the shards do not hold bytes)")
+    return options
 
-    steps = whole(settings.get("train_steps")) or steps
-    if steps is not None:
-        phases = scaled_phases(script.hyperparameters | options, steps)
-        phases = {name: change for name, change in phases.items() if name not in settings}
-        if phases:
-            changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
-            notes.append(f"schedule: {changes} (in proportion to the steps)")
-        options |= {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
-    free_batch = "micro_batch_size" not in settings
+
+def _schedule(script, options, chosen, steps, notes):
+    """The steps, if any are asked for, and the phases of the schedule in proportion to them."""
+    if steps is None:
+        return {}
+    phases = scaled_phases(script.hyperparameters | options, steps)
+    phases = {name: change for name, change in phases.items() if name not in chosen}
+    if phases:
+        changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in phases.items())
+        notes.append(f"schedule: {changes} (in proportion to the steps)")
+    return {"train_steps": steps, **{name: new for name, (_, new) in phases.items()}}
+
+
+def _micro_batch(script, options, chosen, device_batch, world_size, notes):
+    """The micro batch that is asked for, else one with which a step divides among all ranks."""
     if device_batch not in (None, AUTO):
-        options["micro_batch_size"] = device_batch
-    elif free_batch and (fitting := fitting_micro_batch(
-            script.hyperparameters | options | settings, nproc * nodes.count)):
-        options["micro_batch_size"] = fitting
-        if device_batch is None:
-            notes.append(f"micro_batch_size: {fitting} (so that a step divides among all ranks)")
-    if save_checkpoint:
-        options["save_checkpoint"] = True
-    options |= settings
+        return {"micro_batch_size": device_batch}
+    sizes = script.hyperparameters | options | chosen
+    fitting = "micro_batch_size" not in chosen and fitting_micro_batch(sizes, world_size)
+    if not fitting:
+        return {}
+    if device_batch is None:
+        notes.append(f"micro_batch_size: {fitting} (so that a step divides among all ranks)")
+    return {"micro_batch_size": fitting}
 
-    plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes,
-                auto_batch=device_batch == AUTO and free_batch, out_is_free=out_is_free)
-    values = plan.hyperparameters
-    preflight.check_values(values, script.hyperparameters, nproc * nodes.count,
-                           bool(gpus) or elsewhere)
+
+def _note_run(plan, is_own):
+    """Notes what runs. is_own: whether it is as the scale has it."""
+    milestone, values = plan.script.milestone, plan.hyperparameters
     if values.get("train_steps"):
-        milestone, where = script.milestone, short(folder) if folder else "your files"
-        own = scale == "tiny" and folder == BUILTIN and not (settings or steps)
-        notes.append(f"run: {milestone.name if milestone else script.name}, "
-                     f"{values['train_steps']:,} steps on {where}"
-                     + (_kept_run(milestone) if own else ""))
+        kept = is_own and plan.scale == "tiny" and plan.data == BUILTIN
+        plan.notes.append(f"run: {milestone.name if milestone else plan.script.name}, "
+                          f"{values['train_steps']:,} steps on "
+                          f"{short(plan.data) if plan.data else 'your files'}"
+                          + (_kept_run(milestone) if kept else ""))
     if os.environ.get("PYTHONOPTIMIZE"):
-        notes.append("PYTHONOPTIMIZE: the ranks run without it, as it skips a script's own checks")
+        plan.notes.append(
+            "PYTHONOPTIMIZE: the ranks run without it, as it skips a script's own checks")
+
+
+def _check_files(plan, check_here):
+    """Checks the files that the run reads, apart from a corpus that is made when it is needed."""
+    values, milestone = plan.hyperparameters, plan.script.milestone
     for name in ("train_file", "val_file"):
-        if values.get(name) and (folder != BUILTIN or Path(values[name]).exists()):
+        if values.get(name) and (plan.data != BUILTIN or Path(values[name]).exists()):
             conversations.check(values[name])
     check_here(preflight.check_prefixes, values)
-    if folder != BUILTIN or has_shards(BUILTIN):  # it is made when it is needed
-        ratio = script.milestone.read_ratio if script.milestone else 1.0
-        served = check_here(preflight.check_shards, values, ratio)
-        needed = values.get("train_steps")
-        if served is not None and needed is not None and served < needed:
-            notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then start"
-                         " over")
-    return plan
+    if plan.data == BUILTIN and not has_shards(BUILTIN):
+        return
+    served = check_here(
+        preflight.check_shards, values, milestone.read_ratio if milestone else 1.0)
+    needed = values.get("train_steps")
+    if served is not None and needed is not None and served < needed:
+        plan.notes.append(f"training shards: they serve {served:,} of {needed:,} steps, then start"
+                          " over")
 
 
 def _kept_run(milestone):

@@ -88,7 +88,7 @@ def check_open_files() -> None:
         raise UserError(f"a process may open only {limit} files here; first type: ulimit -n 1024")
 
 
-def launcher(nodes: Nodes) -> list[str]:
+def launcher_command(nodes: Nodes) -> list[str]:
     """The arguments of Python that start torch's launcher, up to where the machines meet."""
     if nodes.count == 1:
         return [short(LAUNCHER), "--standalone", "--local-addr=127.0.0.1"]
@@ -133,7 +133,7 @@ def stop_signals() -> Iterator[Stop]:
             signal.signal(signum, old)
 
 
-def launch(command: list[str], folder: Path, on_line: Callable[[str], None], stop: Stop) -> int:
+def run_ranks(command: list[str], folder: Path, on_line: Callable[[str], None], stop: Stop) -> int:
     """Runs the command, passes each line of its stdout to `on_line` and returns its exit code.
 
     folder: gets the launcher's REPORT and FAILURES; stop: of the stop_signals block around this. A

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from speedrun.base.errors import UserError
+from speedrun.history.blocks import statements
 from speedrun.history.fields import default_hyperparameters, hyperparameter_types
 from speedrun.history.glossary import load_glossary
 from speedrun.history.handles import Handles, handles_of
@@ -145,16 +146,23 @@ def code_hash(script: Path, kernels: bool = True) -> str:
 
 @cache
 def _code_hash(source, kernels):
-    tree = ast.parse(source)
-    if not kernels:
-        tree.body = [node for node in tree.body if not (
-            isinstance(node, ast.If) and ast.unparse(node.test) == "find_spec('triton')")]
-    for node in ast.walk(tree):
-        match node:
-            case ast.AST(body=[ast.Expr(ast.Constant()), *_]):
-                del node.body[0]
-    tree.body.sort(key=_shape)
-    return hashlib.sha256(_shape(tree).encode()).hexdigest()[:16]
+    body = _without_docstring([node for node, _ in statements(source) if kernels or not (
+        isinstance(node, ast.If) and ast.unparse(node.test) == "find_spec('triton')")])
+    shapes = sorted(_statement_shape(node) for node in body if not isinstance(node, ast.Assert))
+    return hashlib.sha256(f"['Module', ('body', [{', '.join(shapes)}])]".encode()).hexdigest()[:16]
+
+
+@cache
+def _statement_shape(node):
+    return _shape(node)  # once for all scripts that hold the statement
+
+
+def _without_docstring(value):
+    """A statement's body without the text that it begins with; any other value as it is."""
+    match value:
+        case [ast.Expr(ast.Constant()), *rest]:
+            return rest
+    return value
 
 
 def _shape(syntax):
@@ -163,7 +171,9 @@ def _shape(syntax):
     Asserts are left out: one that holds does nothing, and one that fails leaves no result.
     """
     if isinstance(syntax, ast.AST):
-        fields = [f"('{name}', {_shape(value)})" for name, value in ast.iter_fields(syntax)
+        values = ((name, _without_docstring(value) if name == "body" else value)
+                  for name, value in ast.iter_fields(syntax))
+        fields = [f"('{name}', {_shape(value)})" for name, value in values
                   if value is not None and value != []]
         return f"[{', '.join([repr(type(syntax).__name__), *fields])}]"
     if isinstance(syntax, list):

@@ -10,7 +10,7 @@ from speedrun.diff.html import TEMPLATES, templates
 from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
 
-ASSETS = "style.css", "site.js"
+ASSETS = {"style.css": ("chart.css", "style.css"), "site.js": ("site.js",)}  # made of these files
 MARK = ".built"  # lists the files that this made, which it may therefore replace
 
 
@@ -36,15 +36,17 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
     pages.globals.update(
         layout="layout.html", site_name=NAME, path_of=site.path_of, script_of=site.script_of,
         raw_of=site.raw_of, lesson_of=site.lesson_of, block_paths=site.block_paths,
-        version_of=site.version_of, record_folders=RECORD_FOLDERS, no_link=lambda m: None,
+        version_of=site.version_of, life_of=site.life_of, record_folders=RECORD_FOLDERS,
+        no_link=lambda m: None,
         href_to=lambda page: lambda m: site.relative(site.path_of(m), page))
     every = list(site.pages())
     known = [page.path for page in every]
     wanted = [page for page in every if not only or page.path in only]
     navigation = [(chain.capitalize(), f"{chain}/index.html") for chain in site.chains]
     navigation += [(name, path) for name, path in (
-        ("Lessons", "lessons/index.html"), ("Records", "records.html"), ("Laptop", "laptop.html"),
-        ("Predicted", "predicted.html"), ("Hyperparameters", "hyperparameters.html"))
+        ("Lessons", "lessons/index.html"), ("Records", "records.html"), ("Saved", "saved.html"),
+        ("Laptop", "laptop.html"), ("Predicted", "predicted.html"),
+        ("Hyperparameters", "hyperparameters.html"))
         if path in known]
     paths = {page.path for page in wanted}
     asked = [m for m in site.manifest.milestones if site.path_of(m) in paths]
@@ -60,8 +62,8 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
         write(site.raw_of(m), m.script.read_bytes())
     index = json.dumps(site.search_index(), ensure_ascii=True, separators=(",", ":"))
     write("search-index.js", f"window.searchIndex = {index};\n".encode())
-    for name in ASSETS:
-        write(name, (TEMPLATES / name).read_bytes())
+    for name, parts in ASSETS.items():
+        write(name, b"".join((TEMPLATES / part).read_bytes() for part in parts))
     for path, data in site.files.items():
         write(path, data)
     return sorted(made)

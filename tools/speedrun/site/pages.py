@@ -8,25 +8,37 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from speedrun.base.text import UNKNOWN
+from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import changed_hyperparameters, side_of
 from speedrun.diff.origin import Version, line_origins, read_script
+from speedrun.figures import charts
 from speedrun.figures.generated import RESULTS, TABLES, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.figures.readme import claim
 from speedrun.figures.tables import records_of
 from speedrun.history.blocks import FREE, split_blocks
+from speedrun.history.effects import TIME, TOKENS
 from speedrun.history.fields import read_fields
+from speedrun.history.gains import (
+    comparable_base,
+    estimates,
+    loss_effects,
+    own_gain,
+    runs_text,
+    whole_effects,
+    whole_records,
+)
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.records import Record, load_records
-from speedrun.site import charts
 from speedrun.site.lessons import lesson_title, make_lesson
 from speedrun.site.models import compared_with
 from speedrun.site.text import anchor, make_html, make_inline, resolve, section
 
 NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
-OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "tiny"}  # have no own pages
+# Tables that have no pages of their own.
+OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "saved", "tiny"}
 ALONE = {"memory"}  # tables whose section is about something else
 MOST = 16  # versions of a block on a page: the largest so far takes 17 kB of a page's 300
 
@@ -130,6 +142,12 @@ class Site:
         return next((f"{path}#v{m.id}" for path, versions in self.parts(name)
                      if m in (v.milestone for v in versions)), self.block_paths[name])
 
+    def life_of(self, m: Milestone) -> Callable[[str], str | None]:
+        """What gives, on a milestone's page, the address of a block's version; None for a block
+        that has one version only."""
+        return lambda name: name in self.block_paths and self.relative(
+            self.version_of(name, m), self.path_of(m)) or None
+
     def path_of(self, m: Milestone) -> str:
         return f"{m.chain}/{m.slug}.html"
 
@@ -197,7 +215,9 @@ class Site:
             parts = self.parts(name)
             spans = [f"{some[0].milestone.id} to {some[-1].milestone.id}" for _, some in parts]
             around = {"name": name, "count": len(versions), "parts": [
-                (span, path) for span, (path, _) in zip(spans, parts, strict=True)]}
+                (span, path) for span, (path, _) in zip(spans, parts, strict=True)],
+                "successors": [(m, s.by) for m in self.manifest.milestones for s in m.succession
+                               if s.block == name and s.by in self.lives]}
             yield from _in_a_row([
                 Page(path, "block.html",
                      f"The life of {name}" + (f", {span}" if len(parts) > 1 else ""),
@@ -209,6 +229,9 @@ class Site:
                    lambda: {"chart": charts.both(charts.record_chart, self.records,
                                                  self.manifest.of_chain(first)),
                             "covering": self._covering()})
+        if any(m.effect for m in self.manifest.milestones):
+            yield Page("saved.html", "saved.html", "What saved most",
+                       "What each idea saved by itself, and how it is known", self._saved)
         if self._tables({"tiny"}):
             yield Page("laptop.html", "laptop.html", "On your laptop",
                        "Every milestone at the tiny scale, on a CPU", self._laptop)
@@ -250,8 +273,9 @@ class Site:
 
     def _chain(self, chain):
         manifest = self.manifest.of_chain(chain)
-        gains = {m: self._gain(m) for m in manifest.milestones}
+        gains = {m: own_gain(self.manifest, m) for m in manifest.milestones}
         return {"milestones": manifest.milestones, "gains": gains, "chain": chain,
+                "has_effects": any(m.effect for m in self.manifest.milestones),
                 "intro": self._intro(chain, f"{chain}/index.html"),
                 "raced": any(m.record for m in manifest.milestones)}
 
@@ -266,19 +290,22 @@ class Site:
 
     def _milestone(self, m, number):
         parent = self._parent(m)
-        base = next((a for a in self.manifest.lineage(m)[1:] if a.minutes), None)
+        base = comparable_base(self.manifest, m) or parent
         drawn = next((a for a in self.manifest.lineage(m)[1:] if a.curve), None)
-        change, values, in_model = None, None, []
+        change, arranged, values, in_model = None, None, None, []
         picture, removed = self.models[m]() if m in self.models else (None, [])
         if parent:
-            change = find_difference(read_script(parent), read_script(m))
-            values = changed_hyperparameters(side_of(parent), side_of(m))
+            sides = side_of(parent), side_of(m)
+            change = find_difference(*(side.text for side in sides))
+            arranged, values = arrange(*sides, change), changed_hyperparameters(*sides)
             known = _model_blocks(parent, m)
             in_model = [c.name for c in change.changes if c.name in known]
         return {
             "m": m, "parent": parent, "base": base, "drawn": drawn, "number": number,
             "count": len(self.chains[m.chain]), "figures": self._figures(m, base),
-            "gain": self._gain(m), "records": records_of(m),
+            "gain": own_gain(self.manifest, m), "whole": whole_effects(self.manifest, m),
+            "whole_records": whole_records(self.manifest, m), "records": records_of(m),
+            "arranged": arranged,
             "picture": picture, "removed": removed,
             "marked": compared_with(self.manifest, m),
             "in_model": in_model,
@@ -300,32 +327,33 @@ class Site:
         return self.manifest.get(m.parent) if m.parent else None
 
     def _figures(self, m, base):
-        """The figures that are known of a milestone."""
-        def row(name, form, of):
+        """The figures that are known of a milestone, and how they change where that can be told."""
+        def row(name, form, of, what=None):
             now, before = of(m), base and of(base)
-            change = now / before - 1 if now and before else None
+            told = now and before and (not what or comparable_base(self.manifest, m, what))
             return Figure(name, form.format(before) if before else UNKNOWN,
-                          form.format(now) if now else UNKNOWN, change)
+                          form.format(now) if now else UNKNOWN, now / before - 1 if told else None)
 
         rows = [
-            row("minutes", "{:g}", lambda m: m.minutes),
-            row("steps", "{:,}", lambda m: m.train_steps),
-            row("tokens", "{:,}", lambda m: m.tokens),
-            row("milliseconds per step", "{:.1f}", lambda m: m.step_avg_ms),
-            row("validation loss", "{:.4f}", lambda m: m.val_loss),
+            row("minutes", "{:g}", lambda m: m.minutes, TIME),
+            row("steps", "{:,}", lambda m: m.train_steps, TOKENS),
+            row("tokens", "{:,}", lambda m: m.tokens, TOKENS),
+            row("milliseconds per step", "{:.1f}", lambda m: m.step_avg_ms, TIME),
+            row("validation loss", "{:.4f}", lambda m: m.val_loss, TIME),
             row("parameters", "{:,}", lambda m: m.parameters),
-            row("peak memory, MiB", "{:,}", lambda m: m.peak_memory_mib)]
+            row("peak memory, MiB", "{:,}", lambda m: m.peak_memory_mib, TIME)]
         return [r for r in rows if r.now != UNKNOWN or (m.record and r.before != UNKNOWN)]
 
-    def _gain(self, m):
-        """(the nearest ancestor with a time, tokens and minutes as fractions more or less than its
-        own), None where a figure is missing or both tell one record."""
-        base = next((a for a in self.manifest.lineage(m)[1:] if a.minutes), None)
-        if not (m.minutes and base) or m.record == base.record:
-            return None
-        # A root's minutes are those of record #1: another trainer, which read other tokens.
-        is_known = m.tokens and base.tokens and base.parent
-        return base, m.tokens / base.tokens - 1 if is_known else None, m.minutes / base.minutes - 1
+    def _saved(self):
+        """(milestone, its Gain, effects on the loss, estimates, whole records) of each milestone
+        that has one of them, the largest gain first."""
+        manifest = self.manifest
+        rows = [(m, own_gain(manifest, m), loss_effects(m), estimates(m),
+                 whole_records(manifest, m)) for m in manifest.of_chain(
+                     next(m.chain for m in manifest.milestones if m.effect)).milestones]
+        rows = [row for row in rows if any(row[1:])]
+        return {"rows": sorted(rows, key=lambda row: row[1].seconds if row[1] else 0),
+                "runs_text": runs_text}
 
     def _covering(self):
         return [(r, [m for m in self.manifest.milestones if r in m.covered]) for r in self.records]

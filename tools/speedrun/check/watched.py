@@ -19,7 +19,8 @@ from torch.nn.attention import flex_attention
 from torch.optim import optimizer as optim
 
 from speedrun.check.kernels import modules
-from speedrun.check.spy import Enough, Spy, arguments, fill
+from speedrun.check.spy import Enough, Spy
+from speedrun.check.weights import arguments, fill
 from speedrun.compat import optimized_module
 
 try:
@@ -98,7 +99,7 @@ def _compile(model=None, *, disable=False, **options):
 def triton():
     """Puts something in the place of Triton, which a CPU has no use for and may lack: what a script
     imports meanwhile has kernels that run, and the current spy sees each launch."""
-    made = modules(lambda *seen: Spy.current.launch(*seen))
+    made = modules(lambda *seen: Spy.current.saw_kernel(*seen))
     for module in made.values():
         module.__spec__ = ModuleSpec(module.__name__, None)
     with mock.patch.dict(sys.modules, made):
@@ -117,7 +118,7 @@ def save_start(module, values, file):
     return str(file)
 
 
-def run(module, values, folder, spy, meter=False):
+def run_watched(module, values, folder, spy, meter=False):
     """Runs main in the folder; returns the lines of its log below the script's own text."""
     args = arguments(module, {**values, "log_dir": str(folder)})
     watch(module)

@@ -1,17 +1,22 @@
-"""What the charts of the site show, in the units of their pictures; site/charts.html draws it."""
+"""What the charts show, in the units of their pictures: those of the site, and those that READMEs
+show as files. site/charts.html draws both; site/chart.css has their colours."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from speedrun.figures.ladder import Comparison
+from speedrun.compare.results import Comparison
+from speedrun.figures.causes import Cause
 from speedrun.history.manifest import Manifest, Milestone
 from speedrun.history.records import Record
 
 WIDE, NARROW = 1024, 380
+FILE = 880  # width of a picture that is a file of its own, about that of a README's column
 LETTER, LINE = 7.2, 16  # a label's size: width of a letter, height
 MINUTES = (1, 1.5, 2, 3, 5, 10, 20, 45)
+FACTORS = (0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5)
+ROW = 16  # height of a cause's row, which has two bars
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,20 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A bar; part: the class of its colour."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    part: str
+
+
+@dataclass(frozen=True)
 class Chart:
-    """A picture: its size, labelled ticks, lines as (class, points), points, a title in words."""
+    """A picture: its size, labelled ticks, lines as (class, points), points, bars, texts as
+    (x, y, text), a title in words. upright: the grid's lines are those of the x ticks."""
 
     width: float
     height: float
@@ -39,6 +56,9 @@ class Chart:
     y_ticks: Sequence[tuple[float, str]]
     lines: Sequence[tuple[str, str]] = ()
     points: Sequence[Point] = ()
+    bars: Sequence[Bar] = ()
+    texts: Sequence[tuple[float, float, str]] = ()
+    upright: bool = False
 
 
 class Frame:
@@ -182,6 +202,51 @@ def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart 
         title="Final validation loss of each milestone at the tiny scale", x_ticks=ticks,
         y_ticks=[(frame.y(y), f"{y:.2f}") for y in _round(min(losses), max(losses), 5)],
         points=points)
+
+
+def causes_chart(found: Sequence[Cause], width: float) -> Chart:
+    """Two bars for each cause, fewer tokens and faster tokens, or one where it is not split, on a
+    logarithmic axis of factors, and the seconds that it saved."""
+    lengths = [length for cause in found for length in cause[2:] if length is not None]
+    left = 16 + LETTER * max(len(cause.label) for cause in found)
+    frame = Frame(width, ROW * len(found) + 58, (min(lengths), max(lengths)), (0, 1),
+                  left=left, right=70, top=20)
+    bars, rows, texts = [], [], [(width - 58, frame.top - 6, "seconds")]
+
+    def bar(part, length, y, height):
+        start, end = sorted((frame.x(0), frame.x(length)))
+        bars.append(Bar(start, y, round(end - start, 1), height, part))
+
+    for row, cause in enumerate(found):
+        y = frame.top + ROW * row
+        rows.append((y + ROW / 2, cause.label))
+        texts.append((width - 58, y + ROW / 2 + 4, f"{cause.seconds:.1f}"))
+        if cause.tokens is None:
+            bar("whole", cause.whole, y + 2, ROW - 4)
+        else:
+            bar("tokens", cause.tokens, y + 2, ROW / 2 - 2)
+            bar("speed", cause.speed, y + ROW / 2, ROW / 2 - 2)
+    place = frame.top + ROW * (len(found) - 6)  # where the bars are short
+    names = ("tokens", "fewer tokens"), ("speed", "faster tokens"), ("whole", "not split")
+    for row, (part, name) in enumerate(names):
+        bars.append(Bar(width - 250, place + (ROW + 4) * row, 20, 10, part))
+        texts.append((width - 220, place + (ROW + 4) * row + 10, name))
+    return Chart(
+        width, frame.height, frame.left, frame.bottom,
+        "What each idea gained by itself, by fewer tokens and by faster tokens", upright=True,
+        x_ticks=[(frame.x(math.log(tick)), f"{tick:g}") for tick in FACTORS
+                 if min(lengths) <= math.log(tick) <= max(lengths)],
+        y_ticks=rows, bars=bars, texts=texts)
+
+
+def as_file(chart: Chart, caption: str, href: Callable[[Milestone], str | None]) -> str:
+    """A chart as an SVG that is a file of its own, with a line of text below it; href: where a
+    milestone's point leads, from the file."""
+    from speedrun.diff.html import TEMPLATES, templates  # jinja2, which --help does not need
+
+    style = (TEMPLATES / "chart.css").read_text(encoding="utf-8")
+    return templates().get_template("chart.svg").render(
+        chart=chart, caption=caption, href=href, style=style) + "\n"
 
 
 def _round(low: float, high: float, count: float) -> list[float]:
