@@ -611,7 +611,7 @@ def train_and_write(module: ModuleType, prompt: str, *, letters: int = 200,
         module.main(module.Hyperparameters(**{**what, **hyperparameters}))
         shutil.copy(module.__file__, Path(folder, SCRIPT))
         log, trained = read_log(Path(folder, "log.txt")), load_run(Path(folder))
-    vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))
+    vocabulary = vocabulary_of(trained.args.vocab_size, trained.first_token)
     start = vocabulary.encode(prompt.encode())
     drawn = generate(trained, [vocabulary.bos, *start], vocabulary.size, temperature, 0,
                      random_stream(0, 0))

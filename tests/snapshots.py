@@ -1,12 +1,12 @@
 """What tests need of the snapshots: which of them have a subject, and micro-sized runs of them."""
 
 import gc
-import inspect
 import subprocess
 import sys
 import tomllib
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ import torch
 import shards as shard_files
 from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
-from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.history.manifest import REPOSITORY, Milestone, load_manifest
 from speedrun.scripts import find
-from speedrun.scripts.sizes import length_names
+from speedrun.scripts.sizes import fitting, length_names
 
 MANIFEST = load_manifest()
 SCRIPTS = MANIFEST.milestones  # all there are
@@ -52,12 +52,12 @@ def _blocks(id):
     return found
 
 
-def declaring(*subjects, known=None):
+def declaring(*subjects, known=None, block=None):
     """The milestones at which one of the subjects changed: the roots that have it, and those that
     declare it and still have it. A subject is a block, or a section with all its blocks.
 
     Everywhere else it is the parent's, byte for byte, as test_chain.py proves. known: only those
-    that have this key among their known values.
+    that have this key among their known values; block: only those that have this block.
     """
     def changed(milestone):
         return {name for name, title in _blocks(milestone.id).items()
@@ -65,20 +65,15 @@ def declaring(*subjects, known=None):
                 and (milestone.parent is None or name in milestone.changes)}
 
     return [milestone for milestone in MILESTONES
-            if changed(milestone) and (known is None or known_values(milestone.id).get(known))]
+            if changed(milestone) and (known is None or known_values(milestone.id).get(known))
+            and (block is None or block in _blocks(milestone.id))]
 
 
-def where(*subjects, known=None):
+def where(*subjects, known=None, block=None):
     """Runs a test once for each milestone that `declaring` names."""
-    found = declaring(*subjects, known=known)
+    found = declaring(*subjects, known=known, block=block)
     assert found, f"no milestone declares {', '.join(subjects)}"
     return pytest.mark.parametrize("milestone", found, ids=by_id)
-
-
-def summing(milestones):
-    """Those of the milestones whose layers weigh their input as a whole; from 14 on, sublayers do,
-    in test_stream_coefficients.py."""
-    return [m for m in milestones if "add_lr" not in default_hyperparameters(m.script)]
 
 
 @cache
@@ -124,43 +119,26 @@ def load_snapshot(milestone):
     return find.load_snapshot(milestone.script)
 
 
-def value_tables(record, num_layers):
-    """Which layer has which value embedding, in a model of so many layers: as in the record's
-    pattern in each of both halves, or in the last layer where there are no halves."""
-    if len(record) % 2:
-        return "0".rjust(num_layers, ".")
-    half = "0".ljust(num_layers // 2, "." if "." in record else "1")
-    return half + half[::-1]
+def handles(subject):
+    """How to get hold of the parts of a milestone: given as such, as its module, or as an object of
+    one of its classes."""
+    if isinstance(subject, Milestone):
+        return find.handles_for(subject.script)
+    if not isinstance(subject, ModuleType):
+        subject = next(sys.modules[kind.__module__] for kind in type(subject).__mro__
+                       if kind.__module__.startswith("snapshot "))
+    return find.handles_for(subject.__file__)
 
 
-def value_tables_of(model):
-    """The tables (V, C) of value embeddings, in the order of their letters; from 13a on they are
-    rows of one tensor."""
-    embeds = model.value_embeds
-    if hasattr(embeds, "weight"):
-        return [*embeds.weight.unflatten(0, (-1, model.args.vocab_size))]
-    return [table.weight for table in embeds.values()]
-
-
-def four_matrices(attn):
-    """Views (C, C) of an attention's queries, keys, values and output, however they are stored."""
-    if hasattr(attn, "c_qkvo"):
-        C = len(attn.c_qkvo)
-        return attn.c_qkvo.detach().view(4, C, C).unbind()
-    C = attn.c_qk.size(-1)  # from 14b on Q's pairs of heads and K's, then V and the output
-    return *attn.c_qk.detach().view(2, C, C), *attn.c_vo.detach()
-
-
-def sized(sizes, fields):
+def sized(sizes, fields, parts):
     """The sizes, with seq_len under the names by which a script of these fields knows it, with the
-    value embeddings of so many layers, and with backout_layer or cached_layer in their second
-    half."""
+    value embeddings of so many layers, and with layers that belong there in the second half. parts:
+    the script's handles."""
     named = dict.fromkeys(length_names(fields), sizes["seq_len"])
-    if "value_embed_pattern" in fields and "num_layers" in sizes:
-        named["value_embed_pattern"] = value_tables(
-            fields["value_embed_pattern"], sizes["num_layers"])
+    if "num_layers" in sizes:
+        named |= parts.for_layers(fields, sizes["num_layers"])
     named |= {name: value for name, value in sizes.items() if name != "seq_len"}
-    for name in sizes.keys() & {"backout_layer", "cached_layer"}:
+    for name in sizes.keys() & set(parts.SECOND_HALF):
         named[name] = max(sizes[name], sizes["num_layers"] // 2)
     return named
 
@@ -175,8 +153,8 @@ def micro_of(milestone, **more):
     """The hyperparameters of a micro run, which moves the loss by more than 0.5; in `more`, seq_len
     is the length of all sequences."""
     fields = default_hyperparameters(milestone.script)
-    micro = {name: value for name, value in _micro(milestone.id).items() if name in fields}
-    return sized({"seq_len": MICRO["seq_len"], **micro, **more}, fields)
+    micro = fitting(_micro(milestone.id), fields)
+    return sized({"seq_len": MICRO["seq_len"], **micro, **more}, fields, handles(milestone))
 
 
 def micro_overrides(milestone, folder, log_dir, **more):
@@ -194,15 +172,14 @@ def micro_args(milestone, folder, log_dir, **more):
 def constant_momentum(milestone):
     """What lets the momentum stand still: then a sum and a mean of gradients, of which the second
     is a multiple of the first, are one direction."""
-    fields = default_hyperparameters(milestone.script)
-    named = "muon_momentum_start" in fields
-    return {"muon_momentum_start": fields["muon_momentum"]} if named else {}
+    return handles(milestone).constant_momentum(default_hyperparameters(milestone.script))
 
 
 def micro_sizes(module, **more):
     """Hyperparameters of a micro model, for a test that does not train."""
     sizes = {"seq_len": MICRO["seq_len"], **_of_kind(module, *SIZES), **more}
-    return module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
+    fields = vars(module.Hyperparameters)
+    return module.Hyperparameters(**sized(sizes, fields, handles(module)))
 
 
 def micro_layers(module):
@@ -213,93 +190,27 @@ def micro_layers(module):
 def _of_kind(module, *kinds):
     """The micro values of these kinds of hyperparameters."""
     (milestone,) = [m for m in MILESTONES if str(m.script) == module.__file__]
-    return {name: value for name, value in _micro(milestone.id).items()
-            if name in MANIFEST.glossary.of_kind(*kinds) and hasattr(module.Hyperparameters, name)}
+    named = MANIFEST.glossary.of_kind(*kinds)
+    return fitting(fitting(_micro(milestone.id), named), vars(module.Hyperparameters))
 
 
 def record_layers(module):
     """The same of the record."""
-    names = MANIFEST.glossary.of_kind(*LAYERS)
-    return {name: getattr(module.Hyperparameters, name) for name in names
-            if hasattr(module.Hyperparameters, name)}
-
-
-def _without_normuon(module, update, *args):
-    """The module's update by plain Muon."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module, "even_out", lambda updates, *_: updates)
-        return update(*args)
-
-
-def make_muon(module, params, lr, bf16=False):
-    """The module's Muon without compiled code and kernels. params: also its groups, from 08d on;
-    else those of one shape are a group."""
-    asked, params = inspect.signature(module.Muon).parameters, list(params)
-    if "args" in asked:
-        args = module.Hyperparameters(muon_lr=lr, compile=False, bf16=bf16)
-        return module.Muon(module.stacks_of(params, args) if hasattr(module, "stacks_of")
-                           else params, args)
-    if "groups" in asked and not isinstance(params[0], dict):
-        shapes = dict.fromkeys(param.shape for param in params)
-        params = [dict(params=[p for p in params if p.shape == shape]) for shape in shapes]
-    switches = {name: False for name in ("compiled", "use_triton") if name in asked}
-    if "neuron_beta" in asked:
-        switches["neuron_beta"] = 0.95
-    if "self.lr_factors" in inspect.getsource(module.Muon):
-        params = [dict(lr_factors=[1.0] * len(group["params"])) | group for group in params]
-    if "weight_decay" in asked:
-        switches["weight_decay"] = 0.0
-    muon = module.Muon(params, lr=lr, momentum=0.95, bf16=bf16, **switches)
-    if "neuron_beta" in asked:
-        muon.muon_update = partial(_without_normuon, module, muon.muon_update)
-    return muon
-
-
-def orthogonalizer(module):
-    """The name of the function that orthogonalizes."""
-    return "polar_express" if hasattr(module, "polar_express") else "newton_schulz"
-
-
-def path(module, flex):
-    """What makes a model take FlexAttention, or the dense mask that stands in for it."""
-    if hasattr(module, "best_attention"):  # no FlexAttention any more
-        return dict(attention_kernel="dense")
-    return dict(use_flex_attention=flex)
-
-
-def set_window(model, size):
-    """Gives the model another window, window_end with the long window of the last validation;
-    before 05 it has none."""
-    forward = type(model).forward
-    if hasattr(model, "set_window"):
-        last = size == model.args.window_end
-        longs = [model.args.long_window_end if last else size]
-        model.set_window(size, *longs if "long_window" in inspect.signature(
-            model.set_window).parameters else [])
-    elif "window" in inspect.signature(forward).parameters:
-        exact = hasattr(model.args, "window_growth")  # then it is a number
-        model.forward = partial(forward, model, window=size if exact else torch.tensor(size))
-    elif hasattr(getattr(model, "args", None), "window"):
-        model.args.window = size
+    return fitting(vars(module.Hyperparameters), MANIFEST.glossary.of_kind(*LAYERS))
 
 
 def open_shard(module, file):
     """A shard's tokens, as the milestone's loader has them by default."""
-    told = dict(args=module.Hyperparameters())
-    asked = inspect.signature(module.open_shard).parameters
-    return module.open_shard(file, **{k: v for k, v in told.items() if k in asked})
+    return handles(module).open_shard(module, file, module.Hyperparameters())
 
 
 def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, validating=False,
                   aligned=False):
-    """The micro-batches of a rank, whatever the milestone's loader is told apart from `args`.
-    aligned: rows begin with documents."""
+    """The micro-batches of a rank. aligned: rows begin with documents, if the milestone's do."""
     length = getattr(args, length_names(vars(args))[validating])
-    parameters = inspect.signature(module.token_batches).parameters
-    told = dict(seq_len=length, aligned=aligned, packed=aligned)
-    return module.token_batches(
-        pattern, step_tokens, args=args, rank=rank, world_size=world_size,
-        device=torch.device("cpu"), **{k: v for k, v in told.items() if k in parameters})
+    return handles(module).token_batches(
+        module, pattern, step_tokens, length, aligned, args=args, rank=rank, world_size=world_size,
+        device=torch.device("cpu"))
 
 
 def aligned_starts(tokens, T, bos_id):
@@ -317,30 +228,7 @@ def aligned_starts(tokens, T, bos_id):
 
 def loader_args(module, **values):
     """Hyperparameters with those of these values that the milestone has."""
-    fields = vars(module.Hyperparameters())
-    return module.Hyperparameters(**{k: v for k, v in values.items() if k in fields})
-
-
-def row_stages(module, lengths, args):
-    """The stages of rows of these lengths, for packed_rows; other lengths have a stage as well."""
-    first, *later = module.stages(args)
-    for length in lengths:
-        row = first if length == first.seq_len else later[-1]
-        yield row._replace(seq_len=length)
-
-
-def pack(module, tokens, lengths, args):
-    """The rows of the module's packed_rows; all have the first of the lengths before 10d."""
-    grows = "row_stages" in inspect.signature(module.packed_rows).parameters
-    told = row_stages(module, lengths, args) if grows else next(lengths)
-    return module.packed_rows(tokens, told, args)
-
-
-def windows_of(module, args):
-    """The windows of the stages and of what follows them, in order."""
-    if hasattr(module, "stages"):
-        return [row.window for row in module.stages(args)]
-    return module.all_windows(args)
+    return module.Hyperparameters(**fitting(values, vars(module.Hyperparameters())))
 
 
 def packed_rows(tokens, lengths, bos_id, longest):
@@ -364,9 +252,8 @@ def training_rows(milestone, tokens, lengths, args):
     cut from a shard without its loader."""
     known = known_values(milestone.id)
     if known.get("packed"):
-        first = getattr(args, "first_document_len", args.max_document_len)
-        return packed_rows(tokens, lengths, args.bos_id, lambda T: (
-            first if T == args.train_seq_len else args.max_document_len))
+        longest = partial(handles(milestone).document_len, args)
+        return packed_rows(tokens, lengths, args.bos_id, longest)
     T = next(lengths)
     starts = range(0, len(tokens) - T, T)
     if known.get("aligned"):
@@ -422,7 +309,7 @@ def first_step(id, overrides):
         patched.setattr(module, "quantize", noted)
         patched.setattr(module, "fp8_product", fp8_product)
         patched.setattr(module, "validate", lambda *_: 0.0)
-        patched.setattr(module, orthogonalizer(module), lambda matrices, *_, **__: matrices)
+        patched.setattr(module, handles(module).ORTHOGONALIZER, lambda matrices, *_, **__: matrices)
         module.main(module.Hyperparameters(**overrides))
     return {name: p.detach().numpy() for name, p in models[0].named_parameters()}, codes
 

@@ -5,6 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_aligned_rows.py
 """
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +17,9 @@ from snapshots import (
     aligned_starts,
     by_id,
     declaring,
+    handles,
     load_snapshot,
     loader_args,
-    pack,
     packed_rows,
     token_batches,
     training_rows,
@@ -113,7 +114,7 @@ def test_a_shard_with_too_few_rows_is_passed_over_and_none_with_enough_is_refuse
 @where("packed_rows")
 def test_packs_follow_the_definition(milestone):
     module, rng = load_snapshot(milestone), np.random.default_rng(0)
-    grows = hasattr(module, "stages")  # then rows may differ
+    factors = handles(module).ROW_FACTORS[:2]  # rows may differ
     for length, documents in [
             (60, [0, 20, 40]), (60, [3, 4, 5, 59]),  # documents of one token, the last one too
             (60, [0]), (60, []), (8, range(8)),
@@ -123,13 +124,10 @@ def test_packs_follow_the_definition(milestone):
             for longest in (1, 5, T, T + 1, T + 2, 100):
                 args = loader_args(module, bos_id=BOS, max_document_len=longest, train_seq_len=T,
                                    first_document_len=3)  # in rows of T tokens
-                lengths = (T, 2 * T) if grows else (T,)
-                rows = pack(module, tokens, itertools.cycle(lengths), args)
-                first = getattr(args, "first_document_len", longest)
-                expected = packed_rows(
-                    tokens, itertools.cycle(lengths), BOS,
-                    lambda length, T=T, first=first, longest=longest: (
-                        first if length == T else longest))
+                lengths = [factor * T for factor in factors]
+                rows = handles(module).pack(module, tokens, itertools.cycle(lengths), args)
+                expected = packed_rows(tokens, itertools.cycle(lengths), BOS,
+                                       partial(handles(module).document_len, args))
                 assert [row.tolist() for row in rows] == expected, (length, T, longest)
 
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from snapshots import known_values
 from speedrun.anatomy.picture import ACCENT, model_svg, removed, strip_svg
 from speedrun.anatomy.trace import Tracer, anatomy, trace
 from speedrun.history.manifest import load_manifest
-from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.find import handles_for, load_snapshot
 
 MANIFEST = load_manifest()
 MODEL = {"GPT", "Block", "CausalSelfAttention", "MLP", "Rotary", "attention_mask"}
@@ -56,36 +57,32 @@ def test_picture_shows_the_module_tree(id):
     count = sum(parameter.numel() for parameter in model.parameters())
     assert f"{count / 1e6:.1f}M parameters".encode() in svg and f"{L} layers".encode() in svg
     assert svg.count(b'data-part="gate') <= 3 * L  # gates, not the tensors that they consist of
-    tables = getattr(args, "value_embed_pattern", "." * L)
+    known = known_values(id)
+    record, picture = known.get("record", {}), known["picture"]
+    tables = record.get("value_embed_pattern", "." * L)
     assert numbers(parts, "table") == {i for i in range(L) if tables[i] != "."}
     for i in numbers(parts, "table"):
         assert "".join(parts[f"table {i}"].itertext()) == tables[i]
-    assert ("positions" in parts) == hasattr(model, "pos_embed")
-    assert ("smear" in parts) == hasattr(model, "smear_gate")
+    for part in ("positions", "smear", "cap"):
+        assert (part in parts) == picture[part], part
     assert ("tied" in parts) == (model.embed.weight is model.lm_head.weight)
-    caps = "tanh" in MANIFEST.get(id).script.read_text(encoding="utf-8")
-    assert ("cap" in parts) == (caps or hasattr(args, "cap_width"))
-    if hasattr(args, "window_pattern"):
+    if kinds := record.get("window_pattern"):
         windows = {i: int("".join(parts[f"window {i}"].itertext()).replace(",", ""))
                    for i in attention}
         of_kind = defaultdict(set)
         for i, window in windows.items():
-            of_kind[args.window_pattern[i]].add(window)
+            of_kind[kinds[i]].add(window)
         (short,), (long,) = of_kind["S"], of_kind["L"]
         assert short < long
         assert of_kind["P"] <= {short // 2}  # the same number of slots, of which a token has two
-        paired = {i for i in attention if args.window_pattern[i] == "P"}
+        paired = {i for i in attention if kinds[i] == "P"}
         assert numbers(parts, "pair") == paired
-    composed = {L - 1} if hasattr(args, "composed_window") else set()
-    assert numbers(parts, "composed") == composed
-    assert not composed or f"to the last {args.composed_window} tokens".encode() in svg
-    bigrams = {i for i in range(1, L) if hasattr(args, "bigram_rows")}
-    if hasattr(args, "add_lr"):  # the skip takes their place
-        bigrams.remove(args.skip_to)
-    assert numbers(parts, "bigrams") == bigrams
-    if hasattr(args, "window_pattern"):
-        last = module.window_size(args.train_steps, args)
-        assert long == getattr(args, "long_window_end", last)
+    composed = record.get("composed_window")
+    assert numbers(parts, "composed") == ({L - 1} if composed else set())
+    assert not composed or f"to the last {composed} tokens".encode() in svg
+    assert numbers(parts, "bigrams") == {*picture["bigrams"]}
+    if kinds:
+        assert long == record.get("long_window_end", module.window_size(args.train_steps, args))
 
 
 @pytest.mark.parametrize("id", sorted(QUICK))
@@ -94,7 +91,8 @@ def test_every_parameter_is_in_the_picture(id):
     module = load_snapshot(MANIFEST.get(id).script)
     args = module.Hyperparameters(model_dim=module.Hyperparameters().num_heads * 16, vocab_size=64)
     model = module.GPT(args).eval()
-    with torch.no_grad(), Tracer(model, 256) as tracer:
+    with torch.no_grad(), Tracer(
+            model, 256, handles_for(module.__file__)) as tracer:
         model(torch.ones(1, 256, dtype=torch.int64))
     read = set().union(*tracer.used.values(), *tracer.sources.values())
     assert {f"w:{name}" for name, _parameter in model.named_parameters()} <= read

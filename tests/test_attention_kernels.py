@@ -16,15 +16,15 @@ import torch.nn.functional as F
 
 import shards as shard_files
 from snapshots import (
+    handles,
     known_values,
     load_snapshot,
     loader_args,
     micro_sizes,
-    pack,
-    set_window,
     token_batches,
     where,
 )
+from speedrun.scripts.sizes import fitting
 from test_masks import attend, documents, mask_of, masks_of
 
 BOS = 1
@@ -99,7 +99,7 @@ def test_where_the_documents_of_known_packs_begin(milestone, module):
     args = loader_args(module, bos_id=BOS, max_document_len=longest, first_document_len=longest,
                        train_seq_len=T)
     rows = [torch.from_numpy(row)[None, :-1]
-            for row in pack(module, tokens, itertools.repeat(T), args)]
+            for row in handles(module).pack(module, tokens, itertools.repeat(T), args)]
     assert [[start for start in module.document_starts(row, args).tolist() if start < T]
             for row in rows] == known["packed_starts"]
 
@@ -136,7 +136,7 @@ def test_known_attention(milestone):
     for window, scale, expected in known["cases"]:
         found = [attend(milestone, mask_of(milestone, inputs, window, flex), flex, q, k, v, scale)
                  for flex in masks_of(module)]
-        if hasattr(module, "attention_masks"):
+        if "FA2" in handles(module).PATHS:
             args = micro_sizes(module, bos_id=BOS, attention_kernel="FA2", max_document_len=4)
             masks = module.attention_masks(inputs, dict(L=window), True, args)
             starts, longest, reach = masks["L"]
@@ -149,8 +149,8 @@ def test_known_attention(milestone):
 
 def models(module, *kernels):
     """Models with the same random weights, one for each kernel."""
-    longest = {name: LONGEST for name in ("first_document_len", "max_document_len")
-               if hasattr(module.Hyperparameters, name)}
+    longest = fitting(dict(first_document_len=LONGEST, max_document_len=LONGEST),
+                      vars(module.Hyperparameters))
     made = [module.GPT(micro_sizes(
         module, bos_id=BOS, attention_kernel=kernel, tile_size=8, seq_len=48, num_layers=4,
         **longest)) for kernel in kernels]
@@ -165,7 +165,7 @@ def models(module, *kernels):
 
 def with_window(model, window):
     """The model, in another window."""
-    set_window(model, window)
+    handles(model).set_window(model, window)
     return model
 
 

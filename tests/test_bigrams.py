@@ -16,7 +16,7 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
-    four_matrices,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
@@ -24,7 +24,6 @@ from snapshots import (
     train,
     where,
 )
-from speedrun.history.fields import default_hyperparameters
 from test_optimizers import World
 from test_streams import record_model, scalars_of, watched
 from test_updates import having
@@ -123,7 +122,7 @@ def test_bigrams_enter_before_every_layer(milestone):
     for block in model.blocks:  # blocks add nothing
         block.mlp.c_proj.zero_()
         if block.attn is not None:
-            four_matrices(block.attn)[3].zero_()
+            handles(block.attn).matrices(block.attn)[3].zero_()
     model.bigram_embed.weight.normal_()
     named = scalars_of(model)
     for name in ("x", "x0", "bigram"):
@@ -222,7 +221,7 @@ def test_attention_writes_and_mlps_are_silent_at_the_start(milestone):
     for block in model.blocks:
         if block.attn is not None:
             C = model.args.model_dim
-            for weights in four_matrices(block.attn):  # alike: Q, K, V and output
+            for weights in handles(block.attn).matrices(block.attn):  # alike: Q, K, V and output
                 assert weights.abs().max().item() == pytest.approx(0.5 * (3 / C) ** 0.5, rel=0.05)
                 assert weights.std().item() == pytest.approx(0.5 / C**0.5, rel=0.1)
 
@@ -231,7 +230,7 @@ def test_attention_writes_and_mlps_are_silent_at_the_start(milestone):
 
 
 READING = [m for m in having("value_gate", "Block", "GPT")
-           if "value_embed_init" in default_hyperparameters(m.script)]  # since 13c
+           if known_values(m.id).get("gates_read_tables")]
 
 
 @pytest.mark.parametrize("milestone", READING, ids=by_id)
@@ -264,9 +263,7 @@ def test_gates_read_the_stream_and_the_table(milestone):
 
 # ---- 14e: bigrams that share a row have signs of their own ----
 
-SIGNED = [m for m in declaring("sign_hashes", "BigramEmbed")
-          if "sign_rows" in default_hyperparameters(m.script)]
-signed = pytest.mark.parametrize("milestone", SIGNED, ids=by_id)
+signed = where("sign_hashes", "BigramEmbed", block="sign_hashes")
 
 
 @signed

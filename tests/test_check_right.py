@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -208,8 +209,8 @@ def test_values_exercise_every_window(id, tmp_path):
 
 
 @pytest.mark.parametrize("id", [
-    pytest.param(id, marks=pytest.mark.slow) if id == "09" else id  # seven looks
-    for id in dict.fromkeys(id for id, *_ in SEEN_BY_ONE_LOOK)])
+    pytest.param(id, marks=pytest.mark.slow) if looks > 6 else id
+    for id, looks in Counter(id for id, *_ in SEEN_BY_ONE_LOOK).items()])
 def test_what_one_look_shows(id, ask):
     cases = [(job, edited(id, *edits), words)
              for some, job, edits, words in SEEN_BY_ONE_LOOK if some == id]

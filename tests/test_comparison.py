@@ -225,8 +225,7 @@ def test_a_picture_of_runs_without_finite_losses(tmp_path):
 def test_flops_of_the_records(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)
     args = module.Hyperparameters()
-    T, rows = getattr(args, length_names(vars(args))[0]), getattr(args, "vocab_multiple", 1)
-    V = math.ceil(args.vocab_size / rows) * rows
+    T, V = getattr(args, length_names(vars(args))[0]), known.get("head_rows", args.vocab_size)
     windows, exact = [known["record"].get("window", T)], False
     if table := known.get("window"):  # the mean over the steps of the schedule
         numbers = [bisect(table["changes"], s) for s in range(args.train_steps)]
@@ -250,16 +249,13 @@ def test_flops_of_the_records(milestone):
                         for part in ("attention", "mlp"))
     gates = 6 * known["record"].get("gate_channels", 0)  # a layer's weights
     gated = attentions  # and from 11d on value embeddings, by layer
-    gated += sum(table != "." for table in args.value_embed_pattern) if hasattr(
-        module, "gates") else 0
-    networks = []  # numbers of coefficients that networks of 64 hidden channels compute
-    if hasattr(module, "Coefficients"):  # the last layer's values have no gate any more
-        networks, gated = [14, 5], gated - 1
+    gated += known.get("gated_tables", 0)
+    networks = known.get("networks", [])  # coefficients of each; 64 hidden channels
     if found := known.get("stream_gates"):  # and attentions' heads have no other gates
         networks, gated = [*networks, found["early"], found["late"]], gated - attentions
     weights = (attentions * 4 + mlps * 8) * 768**2 + gated * gates + V * 768
     weights += sum(64 * (768 + outputs) for outputs in networks)
-    if hasattr(module, "composed_heads"):  # scores, mixture and values of 256 keys
+    if known.get("composed_heads"):  # scores, mixture and values of 256 keys
         weights += 256 * (768 + 6 + 768)
     expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from snapshots import MANIFEST, by_id, declaring, four_matrices, known_values, load_snapshot, where
+from snapshots import MANIFEST, by_id, declaring, handles, known_values, load_snapshot, where
 from test_masks import documents
 from test_streams import Attention, record_model
 from test_updates import having
@@ -21,7 +21,7 @@ composing = where("composed_heads")
 
 def decided_by_the_stream(module):
     """Whether networks on the stream decide, per token: since 14f."""
-    return hasattr(module, "gate_layout")
+    return handles(module).PER_TOKEN
 
 
 # ---- 14d: less of the token's own value ----
@@ -69,11 +69,13 @@ class Heads(Attention):
             self.more["c"] = dict(own_value=self.shares, gate=self.gate)
 
     def own_values(self):
-        return (0.5 * self.x @ four_matrices(self.attn)[2].T + self.values).unflatten(-1, (4, -1))
+        weight = handles(self.attn).matrices(self.attn)[2]
+        return (0.5 * self.x @ weight.T + self.values).unflatten(-1, (4, -1))
 
     def result(self, y):
         """The output from what is left of the heads' (B, T, H, D)."""
-        return 0.7 * (y * self.gates[..., None]).flatten(2) @ four_matrices(self.attn)[3].T
+        weight = handles(self.attn).matrices(self.attn)[3]
+        return 0.7 * (y * self.gates[..., None]).flatten(2) @ weight.T
 
 
 @returning

@@ -23,7 +23,7 @@ from speedrun.run.fit_batch import fit_micro_batch, trial_options
 from speedrun.run.log import read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
-from speedrun.scripts.sizes import length_names, micro_batches, trial_sizes
+from speedrun.scripts.sizes import fitting, length_names, micro_batches, trial_sizes
 from test_predictions import invented
 
 GPU = "NVIDIA Simulated"
@@ -131,8 +131,7 @@ def machine(monkeypatch, tmp_path, shards):
         monkeypatch.setattr(fit_batch, "execute", trials)
         fields = default_hyperparameters(milestone.script)
         overrides = micro_of(milestone, **SIZES)
-        if "attention_kernel" in fields:
-            overrides["attention_kernel"] = "dense"  # in float32
+        overrides |= fitting(dict(attention_kernel="dense"), fields)  # in float32
         fixed = overrides.keys() - {"micro_batch_size", "train_steps",
                                     *MANIFEST.glossary.of_kind("phase")}
         settings = [*(f"{name}={overrides[name]}" for name in fixed), *settings]
@@ -325,7 +324,8 @@ def test_a_script_without_the_sizes(machine, tmp_path):
 
 @every_snapshot
 def test_every_milestone_can_be_tried(milestone, machine):
-    tiles = ["tile_size=128"] * ("tile_size" in default_hyperparameters(milestone.script))
+    sizes = fitting(dict(tile_size=128), default_hyperparameters(milestone.script))
+    tiles = [f"{name}={size}" for name, size in sizes.items()]
     plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3", *tiles])
     trial = replace(plan, options=trial_options(plan, 6)).hyperparameters
     check_values(trial, plan.script.hyperparameters, world_size=1, on_gpu=True)

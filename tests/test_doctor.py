@@ -20,22 +20,20 @@ import torch
 
 import doctor
 import shards as shard_files
-from snapshots import MILESTONES
+from snapshots import MILESTONES, handles
 from speedrun.doctor import checks
 from speedrun.doctor.checks import NEEDED, REQUIREMENTS, pins
 from speedrun.history import manifest
-from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 H100 = "NVIDIA H100 80GB HBM3"
 # On invented machines the report is only about these milestones, so that it is short.
 LAST = load_manifest().of_chain().milestones[-1]
-TRIED = [milestone for milestone in MILESTONES
-         if milestone.id in ("00", "01", "02", "05") or milestone is LAST]
+TRIED = [*map(load_manifest().get, ("00", "01", "02", "05")), LAST]
 SHORT = SimpleNamespace(milestones=TRIED, overrides=load_manifest().overrides)
 NAMES = [milestone.name for milestone in TRIED]
 WITH_FLEX = [milestone for milestone in TRIED
-             if "use_flex_attention" in default_hyperparameters(milestone.script)]
+             if "flex" in handles(milestone).PATHS]
 
 
 class Machine:

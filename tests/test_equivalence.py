@@ -19,6 +19,8 @@ from snapshots import (
     MILESTONES,
     by_id,
     constant_momentum,
+    handles,
+    known_values,
     load_snapshot,
     micro_args,
     micro_overrides,
@@ -40,7 +42,7 @@ EVERY = 4  # steps between two validations
 def few_documents(milestone, **sizes):
     """The sizes, from 14 on with a quarter of the rows and with longer documents: since 14b, a
     micro-batch has room for few of them."""
-    if "first_document_len" not in default_hyperparameters(milestone.script):
+    if not known_values(milestone.id).get("few_documents"):
         return sizes
     return sizes | dict(micro_batch_size=sizes["micro_batch_size"] // 4, max_document_len=96)
 
@@ -98,8 +100,9 @@ def expected_blocks(folder, steps, milestone):
     B, T = MICRO["micro_batch_size"], MICRO["seq_len"]
     step_rows = SIZES["total_batch_size"] // T
     args = micro_args(milestone, folder, None)
-    grows = hasattr(load_snapshot(milestone), "stages")  # in thirds of the schedule
-    lengths = [T * min(3, 1 + 3 * step // args.scheduled_steps) if grows else T
+    factors = handles(milestone).ROW_FACTORS  # in equal parts of the schedule
+    last = len(factors) - 1
+    lengths = [T * factors[min(last, len(factors) * step // args.scheduled_steps) if last else 0]
                for step in range(2 * steps)]
     cuts, rounds = [], 0  # the rows of each step, with the last targets
     while len(cuts) < steps:

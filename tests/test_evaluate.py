@@ -28,6 +28,8 @@ from speedrun.evaluate import (
     picks_right,
     val_loss,
 )
+from speedrun.history.handles import Handles, handles_of
+from speedrun.history.manifest import load_manifest
 from speedrun.sample import Trained, vocabulary_of
 from test_sample import fake, untrained  # noqa: F401  (fixtures)
 
@@ -49,9 +51,9 @@ class Successor(torch.nn.Module):
 @pytest.fixture
 def trained():
     """Makes a model of successors with this context."""
-    def make(context=64, **args):
-        args = SimpleNamespace(**dict(vocab_size=257, seq_len=context) | args)
-        return Trained(Successor(), torch.device("cpu"), args, context, step=1)
+    def make(context=64, handles=Handles, **args):
+        args = SimpleNamespace(**dict(vocab_size=257, seq_len=context, val_tokens=None) | args)
+        return Trained(Successor(), torch.device("cpu"), args, context, step=1, handles=handles)
     return make
 
 
@@ -137,7 +139,7 @@ def test_docstrings_of_other_functions_are_the_wrong_endings(tmp_path, trained):
         list(docstring_items(write_items(file, [talk("q", answer) for answer in "abc"])))
     # a fine-tuned model is asked as in a conversation
     assert docstring_ids(items[0], trained(), BYTES) == [256, *b'def f0():\n    """']
-    tuned = trained(checkpoint="x", bos_id=256)
+    tuned = trained(handles=handles_of(load_manifest().get("e0")), bos_id=256)
     assert docstring_ids(items[0], tuned, BYTES) == [256, 257, *b"def f0():", 258]
 
 

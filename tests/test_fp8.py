@@ -30,13 +30,13 @@ from snapshots import (
 )
 from speedrun.history.fields import default_hyperparameters
 from speedrun.run.log import read_log
+from speedrun.scripts.sizes import fitting
 from test_parts import train_small
 
 SCALES = 2.0, 2.0**9, 2.0**19  # of inputs, weights and gradients
 
-in_fp8 = pytest.mark.parametrize("milestone", [
-    m for m in declaring("quantize", "fp8_product", "FP8Linear", "Head", known="fp8_training")
-    if hasattr(load_snapshot(m), "FP8Linear")], ids=by_id)  # later it belongs to the loss
+in_fp8 = where("quantize", "fp8_product", "FP8Linear", "Head", known="fp8_training",
+               block="FP8Linear")  # later it belongs to the loss
 
 
 def forward_and_backward(milestone, x, weight, grad, scales=SCALES):
@@ -122,8 +122,7 @@ def step_of_eight(milestone, shards, log_dir, micro_batch_size=1):
     gradients say."""
     fields = default_hyperparameters(milestone.script)
     moves = {name: 1 for name in fields if name.endswith("_lr") or name == "adam_every"}
-    if "first_document_len" in fields:
-        moves["first_document_len"] = 20  # of shorter ones, a batch has too many
+    moves |= fitting(dict(first_document_len=20), fields)  # of shorter ones, a batch has too many
     return micro_overrides(
         milestone, shards, log_dir, **moves, adam_eps=1.0, use_fp8=True, total_batch_size=8 * 32,
         micro_batch_size=micro_batch_size, train_steps=1, val_loss_every=0, kernel_warmup_steps=0)
@@ -138,7 +137,7 @@ def summing(*subjects):
     """The milestones at which a subject changed and whose gradients are sums over sequences: from
     14i on MLPs have scales of a micro-batch."""
     return [m for m in declaring(*subjects, known="fp8_training")
-            if "fp8_mlp" not in known_values(m.id)]
+            if not known_values(m.id).get("fp8_mlp")]
 
 
 @pytest.mark.parametrize("milestone", summing("train"), ids=by_id)

@@ -4,7 +4,6 @@ kernel of 12c, in FP8 since 14i: run by Triton's interpreter, assembled for thre
 Run: .venv/bin/python -m pytest tests/test_fused_mlp.py
 """
 
-import inspect
 import json
 import os
 import subprocess
@@ -14,14 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snapshots import (
-    MANIFEST,
-    declaring,
-    known_values,
-    load_snapshot,
-    micro_sizes,
-    where,
-)
+from snapshots import MANIFEST, declaring, handles, known_values, load_snapshot, micro_sizes, where
 from test_gpu import environment_with_gpus, has_gpu
 from test_kernels import assembled, interpreted, needs_triton, whole
 
@@ -30,16 +22,13 @@ SHRUNK = 8  # times smaller than the script's are tiles in the interpreter, whic
 SHAPES = [(25, 18, 40), (16, 8, 16), (1, 3, 5)]  # (M, K, N)
 FITTING = [(columns, stages, 64) for columns in (128, 256) for stages in (3, 4)] + [
     (128, 3, 128)]  # forms for bfloat16; the tuner leaves out those that do not fit
-IN_FP8 = [m for m in declaring("relu2_kernel") if hasattr(load_snapshot(m), "fp8_relu2_product")]
+IN_FP8 = declaring("relu2_kernel", block="fp8_relu2_product")
 TILES = 9 if "RUN_SLOW" in os.environ else 1  # how many sizes of tiles are tried
 
 
 def apply(module, x, w_in, w_out, use_triton=False):
     """The MLP of x (N, C) as the module computes it."""
-    parameters = inspect.signature(module.SquaredReLUMLP.forward).parameters
-    switch = [use_triton] if "use_triton" in parameters else []
-    results = module.SquaredReLUMLP.apply(x, w_in, w_out, *switch)
-    return results[0] if isinstance(results, tuple) else results  # a maximum follows in FP8
+    return handles(module).mlp_function(module, x, w_in, w_out, use_triton)
 
 
 def plain(x, w_in, w_out):

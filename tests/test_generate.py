@@ -16,13 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranks import run_tool
-from snapshots import MANIFEST, REPOSITORY, by_id, known_values, load_snapshot, own_values
+from snapshots import MANIFEST, REPOSITORY, by_id, handles, known_values, load_snapshot, own_values
 from test_parts import SMALL, fill
 
 RUNGS = [m for m in MANIFEST.of_chain("encore").milestones if m.program == "generate.py"]
 MODULES = {milestone.id: load_snapshot(milestone) for milestone in RUNGS}
 every_rung = pytest.mark.parametrize("milestone", RUNGS, ids=by_id)
-CACHED = [milestone for milestone in RUNGS if hasattr(MODULES[milestone.id], "KVCache")]
+CACHED = [milestone for milestone in RUNGS if "KVCache" in vars(MODULES[milestone.id])]
 RUN = REPOSITORY / "tools" / "run_milestone.py"
 COMPARE = REPOSITORY / "tools" / "compare_milestones.py"
 PROMPT = torch.tensor([1, 9, 27])
@@ -226,7 +226,7 @@ def test_a_draw_is_one_from_all_ids_in_order(milestone, dtype, top_k, temperatur
 
     def source():
         generators = [torch.Generator().manual_seed(i) for i in range(len(logits))]
-        return generators if hasattr(module, "random_stream") else generators[0]
+        return handles(module).random_source(generators)
 
     found, ids = module.draw(logits, source(), args), logits.double().argsort(
         descending=True, stable=True)
@@ -235,11 +235,11 @@ def test_a_draw_is_one_from_all_ids_in_order(milestone, dtype, top_k, temperatur
         return
     ids = ids[:, : top_k or None]
     probabilities = (logits.double().gather(1, ids) / temperature).softmax(-1)
-    if hasattr(module, "random_stream"):
+    if isinstance(streams := source(), list):
         ranks = torch.stack([torch.multinomial(row, 1, generator=stream) for row, stream in zip(
-            probabilities, source(), strict=True)])
+            probabilities, streams, strict=True)])
     else:
-        ranks = torch.multinomial(probabilities, 1, generator=source())
+        ranks = torch.multinomial(probabilities, 1, generator=streams)
     assert torch.equal(found, ids.gather(1, ranks)[:, 0])
 
 

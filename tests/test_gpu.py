@@ -9,10 +9,18 @@ import sys
 
 import pytest
 
-from snapshots import MILESTONES, as_options, by_id, every_snapshot, micro_of, micro_overrides
-from speedrun.history.fields import default_hyperparameters
+from snapshots import (
+    MILESTONES,
+    as_options,
+    by_id,
+    every_snapshot,
+    handles,
+    micro_of,
+    micro_overrides,
+)
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import read_log
+from speedrun.scripts.sizes import fitting
 
 
 def environment_with_gpus():
@@ -32,8 +40,7 @@ def has_gpu():
 
 def run(milestone, shards, log_dir, cuda=True, **options):
     """Trains a micro model on the GPU or the CPU and returns its log."""
-    if "tile_size" in micro_of(milestone):
-        options["tile_size"] = 128  # FlexAttention's on a GPU
+    options |= fitting(dict(tile_size=128), micro_of(milestone))  # FlexAttention's on a GPU
     overrides = micro_overrides(milestone, shards, log_dir, **options)
     environment = environment_with_gpus()
     if not cuda:
@@ -49,8 +56,8 @@ def run(milestone, shards, log_dir, cuda=True, **options):
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
-WITH_FLEX = [m for m in MILESTONES if "use_flex_attention" in default_hyperparameters(m.script)]
-WITH_KERNELS = [m for m in MILESTONES if "attention_kernel" in default_hyperparameters(m.script)]
+WITH_FLEX = [m for m in MILESTONES if "flex" in handles(m).PATHS]
+WITH_KERNELS = [m for m in MILESTONES if "FA2" in handles(m).PATHS]
 WINDOWS = dict(window=150, window_start=32, window_end=192, window_growth=64, long_window_end=224)
 
 
@@ -67,7 +74,7 @@ def test_gpu_losses_follow_the_cpus(milestone, shards, tmp_path):
 def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path):
     # FlexAttention has a backward pass only on a GPU.
     sizes = dict(seq_len=256, micro_batch_size=1, bf16=False)
-    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in micro_of(milestone)}
+    sizes |= fitting(WINDOWS, micro_of(milestone))
     curves = []
     for flex in (False, True):
         log = run(milestone, shards, tmp_path / str(flex), use_flex_attention=flex,
@@ -81,7 +88,7 @@ def test_gpu_flex_attention_trains_like_a_dense_mask(milestone, shards, tmp_path
 @pytest.mark.parametrize("milestone", WITH_KERNELS, ids=by_id)
 def test_gpu_attention_kernels_train_like_a_dense_mask(milestone, shards, tmp_path):
     sizes = dict(seq_len=256, micro_batch_size=2, max_document_len=100, bf16=True, compile=True)
-    sizes |= {name: WINDOWS[name] for name in WINDOWS if name in micro_of(milestone)}
+    sizes |= fitting(WINDOWS, micro_of(milestone))
     curves = {}
     for kernel in ("dense", "FA2"):
         log = run(milestone, shards, tmp_path / kernel, attention_kernel=kernel, **sizes)

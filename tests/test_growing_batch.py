@@ -22,6 +22,7 @@ from snapshots import (
     where,
 )
 from speedrun.history.tokens import tokens_after
+from speedrun.scripts.sizes import fitting
 
 # ---- stages ----
 
@@ -154,8 +155,7 @@ def found_steps(module, folder, first, count, world_size=1):
     args = module.Hyperparameters(
         micro_batch_size=1, max_document_len=LONGEST, bos_id=BOS, vocab_size=64,
         train_seq_len=length_of(0), scheduled_steps=9)
-    if hasattr(args, "first_document_len"):
-        args.first_document_len = LONGEST
+    vars(args).update(fitting(dict(first_document_len=LONGEST), vars(args)))
     ranks = [module.token_batches(
         f"{folder}/*.bin", ROWS * length_of(0), length_of(0), packed=True, args=args, rank=rank,
         world_size=world_size, device=torch.device("cpu"), first=first)

@@ -17,6 +17,7 @@ from speedrun.base.errors import UserError
 from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import GLOSSARY, load_glossary
+from speedrun.history.handles import Handles, handles_of
 from speedrun.history.manifest import HISTORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
 
@@ -312,6 +313,48 @@ def test_a_folder_holds_one_script_and_what_it_is(history):
     (folder / "train_gpt.py").touch()
     (folder / "milestone.toml").unlink()
     assert fault_of(history).endswith("main/01_next/milestone.toml: No such file or directory")
+
+
+def test_handles_are_the_nearest_ancestors(history):
+    for name, text in (
+            ("00_base", "import re\ndef adam_due(step, args):\n    return _half(step)\n"
+             "def _half(step):\n    return step // 2\nFEATURES = dict(a=re.match, b=re.split)\n"),
+            ("02_other", "SLOTS = 2\nFEATURES = dict(a=None, c=len)\n")):
+        if not (history / "main" / name).exists():
+            add(history, name, NEXT)
+        (history / "main" / name / "handles.py").write_text(text, encoding="utf-8")
+    add(history, "p0_root", NEXT.replace('changes = ["main"]\n', ""), chain="prelude")
+    add(history, "q0_lent", NEXT.replace('changes = ["main"]\n', "")
+        + 'borrows = { from = "02", blocks = ["norm"] }\n', chain="quarter")
+    manifest = load_manifest(history)
+    found = {m.id: handles_of(m, manifest) for m in manifest.milestones}
+    assert {id: some.adam_due(6, None) for id, some in found.items()} == {
+        "00": 3, "01": 3, "02": 3, "p0": True, "q0": 3}
+    assert {id: some.SLOTS for id, some in found.items()} == {
+        "00": 1, "01": 1, "02": 2, "p0": 1, "q0": 2}
+    assert [*found["01"].FEATURES] == ["a", "b"] and [*found["02"].FEATURES] == ["b", "c"]
+    assert found["p0"] is Handles and Handles.FEATURES == {}
+    assert not {"re", "_half"} & vars(found["00"]).keys()
+
+
+def test_a_handle_that_nobody_asks_for_is_refused(history):
+    file = history / "main" / "01_next" / "handles.py"
+    for name, hint in (("matrixes", "did you mean matrices?"),
+                       ("zzz", "begin the names of helpers with _")):
+        file.write_text(f"def {name}(model):\n    return []\n", encoding="utf-8")
+        manifest = load_manifest(history)
+        with pytest.raises(ManifestError, match=f"/handles.py: {name} is no handle; {hint}") as one:
+            handles_of(manifest.get("01"), manifest)
+        assert "\n" not in str(one.value)
+
+
+def test_every_handle_of_this_history_overrides_one_of_the_list():
+    manifest = load_manifest()
+    for milestone in manifest.milestones:
+        handles_of(milestone)
+        file = milestone.folder / "handles.py"
+        text = file.read_text(encoding="utf-8") if file.exists() else '"""'
+        assert text.startswith('"""') and "speedrun" not in text, milestone.name
 
 
 def test_a_history_without_records_or_milestones(history):

@@ -16,6 +16,7 @@ import torch
 import shards as shard_files
 from snapshots import (
     MANIFEST,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
@@ -41,7 +42,8 @@ def folder(tmp_path):
 def stream(module, folder, world_size, count):
     """The first `count` micro-batches of every rank."""
     sizes = dict(micro_batch_size=2, seq_len=4, vocab_size=1000)
-    args = module.Hyperparameters(**sized(sizes, vars(module.Hyperparameters)))
+    fields = vars(module.Hyperparameters)
+    args = module.Hyperparameters(**sized(sizes, fields, handles(module)))
     ranks = [token_batches(module, f"{folder}/*.bin", 32, args, rank, world_size)
              for rank in range(world_size)]
     return [[next(rank) for rank in ranks] for _ in range(count)]

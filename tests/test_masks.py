@@ -3,7 +3,6 @@
 Run: .venv/bin/python -m pytest tests/test_masks.py
 """
 
-import inspect
 import itertools
 import math
 from functools import partial
@@ -17,20 +16,18 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
     micro_sizes,
-    path,
     record_layers,
-    set_window,
     train,
     tried,
-    value_tables_of,
     where,
 )
 from speedrun.figures import attention_cost
-from speedrun.history.fields import default_hyperparameters
+from speedrun.scripts.sizes import fitting
 
 TILE = 128
 # torch warns that FlexAttention is slow without a compiler, which is all right here
@@ -44,41 +41,34 @@ def documents(T, *starts):
     return inputs
 
 
-def counts_tiles(module):
-    """Whether a mask is made of tiles. Uncompiled FlexAttention ignores which tiles are listed: it
-    applies the rule to every pair."""
-    return hasattr(module.Hyperparameters, "tile_size")
+def rounds(milestone):
+    """Whether the window is rounded up to whole tiles. Uncompiled FlexAttention ignores which tiles
+    are listed: it applies the rule to every pair."""
+    return handles(milestone).WINDOW == "tiles"
 
 
-def is_staged(module):
+def is_staged(milestone):
     """Whether the window has a few values in stages, each a Python number. Then it counts the
     tokens before a token's own, exactly."""
-    return hasattr(module.Hyperparameters, "window_growth")
-
-
-def rounds(module):
-    """Whether the window is rounded up to whole tiles."""
-    return counts_tiles(module) and not is_staged(module)
+    return handles(milestone).WINDOW == "exact"
 
 
 def masks_of(module):
     """The values of `flex` in mask_of: there are only dense masks from 06 on."""
-    return (False, True) if hasattr(module.Hyperparameters, "use_flex_attention") else (False,)
+    return (False, True) if "flex" in handles(module).PATHS else (False,)
+
+
+def path(module, flex):
+    """The hyperparameters that choose FlexAttention, or the dense mask that stands in for it."""
+    return handles(module).PATHS["flex" if flex else "dense"]
 
 
 def mask_of(milestone, inputs, window, flex, tile_size=None):
     """The milestone's mask: FlexAttention's, or the dense one of (B, 1, T, T) booleans."""
     module = load_snapshot(milestone)
-    tiles = dict(tile_size=tile_size or TILE) if counts_tiles(module) else {}
+    tiles = fitting(dict(tile_size=tile_size or TILE), vars(module.Hyperparameters))
     args = micro_sizes(module, bos_id=1, **path(module, flex), **tiles | dict(compile=flex))
-    if hasattr(module, "attention_masks"):
-        return module.attention_masks(inputs, dict(L=window), True, args)["L"]
-    if "window" in inspect.signature(module.attention_mask).parameters:
-        if not is_staged(module):
-            window = torch.tensor(window, dtype=torch.int32)
-        return module.attention_mask(inputs, window, args)
-    args.window = window
-    return module.attention_mask(inputs, args)
+    return handles(module).mask(module, inputs, window, args)
 
 
 def attend(milestone, mask, flex, q, k, v, scale=None):
@@ -140,7 +130,7 @@ def flex_attention_by_tiles(request, monkeypatch):
 
     if "milestone" in request.fixturenames:
         module = load_snapshot(request.getfixturevalue("milestone"))
-        if counts_tiles(module) and True in masks_of(module):
+        if handles(module).WINDOW in ("tiles", "exact") and True in masks_of(module):
             monkeypatch.setattr(module, "flex_attention", flex_attention)
 
 
@@ -173,7 +163,7 @@ def test_block_masks_follow_the_definition(milestone, window):
     assert applied(mask, T)[:, 0].equal(visible)
     b, q, k = torch.meshgrid(torch.arange(B), torch.arange(T), torch.arange(T), indexing="ij")
     rule = mask.mask_mod(b, torch.tensor(0), q, k)
-    assert rounds(load_snapshot(milestone)) or rule.equal(visible)  # also uncompiled
+    assert rounds(milestone) or rule.equal(visible)  # also uncompiled
     for b in range(B):
         partial, full = tiles_of(mask, b)
         for row in range(T // TILE):
@@ -183,7 +173,7 @@ def test_block_masks_follow_the_definition(milestone, window):
             assert partial[row] == [i for i, count in enumerate(counts) if 0 < count < TILE**2]
 
 
-ROUNDING = [m for m in declaring("attention_mask") if rounds(load_snapshot(m))]
+ROUNDING = [m for m in declaring("attention_mask") if rounds(m)]
 
 
 @pytest.mark.parametrize("milestone", ROUNDING, ids=by_id)
@@ -220,8 +210,7 @@ def small_models(milestone, **overrides):
     """Models with the same random weights, one for each of masks_of."""
     torch.manual_seed(0)
     module = load_snapshot(milestone)
-    if counts_tiles(module):
-        overrides["tile_size"] = 8
+    overrides |= fitting(dict(tile_size=8), vars(module.Hyperparameters))
     models = [module.GPT(micro_sizes(
         module, bos_id=1, **path(module, flex), **overrides | dict(compile=flex)))
         for flex in masks_of(module)]
@@ -234,7 +223,7 @@ def small_models(milestone, **overrides):
 
 
 FLEX = [m for m in declaring("attention_mask", "CausalSelfAttention", "GPT")
-        if "use_flex_attention" in default_hyperparameters(m.script)]
+        if "flex" in handles(m).PATHS]
 
 
 @pytest.mark.parametrize("milestone", FLEX, ids=by_id)
@@ -246,7 +235,7 @@ def test_both_masks_have_the_same_loss(milestone):
     losses = []
     for size in (1, 40, 150, 300):  # of which half may be seen
         for model in (dense, flex):
-            set_window(model, size)
+            handles(model).set_window(model, size)
         losses.append(dense(inputs, targets).item())
         assert flex(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-5)
     assert len({round(loss, 5) for loss in losses}) == 4, "the window must matter"
@@ -256,11 +245,10 @@ def test_both_masks_have_the_same_loss(milestone):
     "milestone", tried(declaring("window_size", "attention_masks")), ids=by_id)
 @torch.no_grad()
 def test_windows_need_one_graph_or_one_for_each_stage(milestone):
-    stages, module = {}, load_snapshot(milestone)
-    if hasattr(module.GPT, "set_window"):  # rotary tables change with them
-        stages = dict(window_start=16, window_growth=16, window_end=64)
-        stages |= {"window_stages": 2} if hasattr(module.Hyperparameters, "window_stages") else {}
-    graphs = []
+    module, graphs = load_snapshot(milestone), []
+    # Rotary tables change with them.
+    stages = fitting(dict(window_start=16, window_growth=16, window_end=64, window_stages=2),
+                     vars(module.Hyperparameters))
 
     def count(graph, example_inputs):
         graphs.append(graph)
@@ -274,13 +262,13 @@ def test_windows_need_one_graph_or_one_for_each_stage(milestone):
         inputs, targets = torch.randint(2, 64, (2, 1, 64))
         losses = []
         for size in (16, 32, 64, 16, 32, 64):  # of which half may be seen
-            set_window(model, size)
+            handles(model).set_window(model, size)
             losses.append(model(inputs, targets).item())
             assert compiled(inputs, targets).item() == pytest.approx(losses[-1], abs=1e-6)
-        assert len(graphs) == (3 if is_staged(module) else 1) and len(set(losses)) == 3
+        assert len(graphs) == (3 if is_staged(milestone) else 1) and len(set(losses)) == 3
 
 
-STAGED = [m for m in declaring("window_size") if is_staged(load_snapshot(m))]
+STAGED = [m for m in declaring("window_size") if is_staged(m)]
 
 
 @pytest.mark.parametrize("milestone", tried(STAGED), ids=by_id)
@@ -292,7 +280,7 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
         return graph.forward
 
     stages, steps = 3, 6  # one stage more than torch would compile; there may not be others
-    staged = {"window_stages": stages} if hasattr(module.Hyperparameters, "window_stages") else {}
+    staged = fitting(dict(window_stages=stages), vars(module.Hyperparameters))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     args = micro_args(
         milestone, shards, tmp_path / "log", compile=True, kernel_warmup_steps=0, val_loss_every=0,
@@ -304,19 +292,6 @@ def test_more_stages_than_torch_recompiles_by_itself(milestone, shards, tmp_path
     assert sum(graphs) == stages
 
 
-def replace_masks(module, monkeypatch, mask):
-    """A model's masks become mask(inputs, window)."""
-    def masks(inputs, windows, training, args, slots=1):
-        inputs = inputs.repeat_interleave(slots, dim=1)  # of paired heads
-        return {kind: mask(inputs, window) for kind, window in windows.items()}
-
-    if hasattr(module, "attention_masks"):
-        monkeypatch.setattr(module, "attention_masks", masks)
-    else:
-        monkeypatch.setattr(
-            module, "attention_mask", lambda inputs, window, args: mask(inputs, int(window)))
-
-
 @where("Block", "GPT", known="layers")
 @torch.no_grad()
 def test_how_far_each_layer_sees(milestone, monkeypatch):
@@ -324,25 +299,25 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
     model = module.GPT(micro_sizes(module, **record_layers(module), tile_size=4))
     for table in model.value_embeds.parameters():
         torch.nn.init.normal_(table)
-    seen, place = [], -2 if hasattr(module, "composed_heads") else -1  # of the window
-    factors = (1, 2) if hasattr(module, "LastBlock") else (1,)  # 14c's last layer begins with 2
+    seen, factors = [], known_values(milestone.id).get("table_factors", [1])
 
-    def attend(self, x, value_embed, *scalars_and_window):
-        tables = [table[inputs] for table in value_tables_of(model)]
+    def attend(self, *what):
+        named = dict(zip(handles(module).ATTENTION, what, strict=True))
+        x, value_embed = named["x"], named["values"]
+        tables = [table[inputs] for table in handles(model).value_tables(model)]
         found = [j for j, table in enumerate(tables) if value_embed is not None
                  and any(value_embed.flatten(2).equal(factor * table) for factor in factors)]
-        seen.append([scalars_and_window[place], *found])
+        seen.append([named["mask"], *found])
         return torch.zeros_like(x)
 
-    replace_masks(module, monkeypatch, lambda inputs, window: window)
+    handles(module).replace_masks(module, monkeypatch.setattr, lambda inputs, window: window)
     monkeypatch.setattr(module.CausalSelfAttention, "forward", attend)
     inputs = torch.arange(8)[None]
     cases = [(4 * tiles, 4 * tiles, 4 * half)
              for tiles, half in ((1, 1), (2, 1), (3, 1), (4, 2), (14, 7))]
-    if hasattr(args, "long_window_end"):  # only in the last window
-        cases.append((args.window_end, args.long_window_end, args.window_end // 2))
+    cases.append((*handles(module).last_windows(args), args.window_end // 2))
     for window, *reach in cases:
-        set_window(model, window)
+        handles(model).set_window(model, window)
         seen.clear()
         model(inputs)
         reach = dict(zip(("long", "short"), reach, strict=True))
@@ -366,7 +341,7 @@ def test_window_table(milestone):
     assert windows[:: args.val_loss_every] == known["validations"]
 
 
-GROWING = [m for m in declaring("window_size") if not is_staged(load_snapshot(m))]
+GROWING = [m for m in declaring("window_size") if not is_staged(m)]
 
 
 @pytest.mark.parametrize("milestone", GROWING, ids=by_id)
@@ -374,7 +349,7 @@ def test_window_is_never_empty(milestone):
     module = load_snapshot(milestone)
     for start, end, steps in [(3, 100, 7), (64, 64, 5), (64, 127, 3)]:
         sizes = dict(window_end=end, train_steps=steps)
-        if counts_tiles(module):
+        if rounds(milestone):
             sizes["tile_size"], end = start, math.ceil(end / start) * start
         else:
             sizes["window_start"] = start
@@ -386,53 +361,40 @@ def test_window_is_never_empty(milestone):
 @where("window_size", "warm_up", known="small_windows")
 def test_the_warm_up_meets_all_that_the_run_needs(milestone):
     module, seen, settlings = load_snapshot(milestone), [], []
-    grows = hasattr(module, "stages")  # then the warm-up loads the batch of a step itself
-    prefixes = [torch.zeros(1)] if hasattr(module, "load_prefixes") else []
+    parts = handles(module)
 
     class Model(torch.nn.Linear):
         def set_window(self, window, long_window=None):
-            self.window = window
+            self.windows = [window]
             assert long_window in (None, window)  # it differs in the last validation only
 
         def quantize_weights(self, delayed):
             settlings.append(delayed)
 
         def forward(self, inputs, targets, *how, **named):
-            how = *how, *named.values()
-            if hasattr(self, "window"):
-                how = self.window, *how
+            how = *vars(self).get("windows", ()), *how, *named.values()
             # of the targets' weights only their number is compiled in
             seen.append((*(len(x) if torch.is_tensor(x) and x.ndim else x for x in how),
                          inputs.size(1)))
             return self.weight.sum()
 
-    def needed(step, args):
-        """What a model is compiled for."""
-        yield module.window_size(step, args)
-        if hasattr(module, "last_tied_step"):
-            yield step <= module.last_tied_step(args)
-        if hasattr(module, "target_weights"):
-            yield len(module.target_weights(step, args))
-        if prefixes:
-            yield 1
-        yield module.stage(step, args).seq_len if grows else 1
-
     def batches(args, first=0):
-        length = module.stage(first, args).seq_len if grows else 1
-        return itertools.repeat((torch.empty(1, length), None))
+        return itertools.repeat((torch.empty(1, parts.row_len(module, first, args)), None))
 
     model = Model(1, 1)
     optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
-    for scheduled_steps in (*range(12 if grows else 5, 40), 1670):  # fewer do not have all of it
+    fewest = 12 if len(parts.ROW_FACTORS) > 1 else 5  # fewer steps do not have all of it
+    for scheduled_steps in (*range(fewest, 40), 1670):
         args = module.Hyperparameters(
             scheduled_steps=scheduled_steps, train_steps=scheduled_steps + 40)
         seen.clear()
-        load = partial(batches, args)
-        module.warm_up(torch.compile(model, disable=True), optimizers,
-                       load if grows else load(), *prefixes, args)
+        parts.warm_up(module, torch.compile(model, disable=True), optimizers,
+                      partial(batches, args), args)
         windows = [window for window, *_ in seen]
         assert sorted(windows) == windows and len(seen) == args.kernel_warmup_steps == 6
-        assert set(seen) == {tuple(needed(step, args)) for step in range(args.train_steps)}
+        assert set(seen) == {
+            (*parts.compiled_for(module, step, args), parts.row_len(module, step, args))
+            for step in range(args.train_steps)}
     if settlings:  # FP8 weights with their own maximum first, which later ones need
         assert settlings[:2] == [False, True]
 
@@ -446,25 +408,26 @@ def test_training_and_validation_use_the_window_of_the_step(
         seen.append((torch.is_grad_enabled(), window))
         return torch.ones(2 * inputs.shape[-1:], dtype=torch.bool).tril()
 
-    replace_masks(module, monkeypatch, causal)
+    parts, fields = handles(module), vars(module.Hyperparameters)
+    parts.replace_masks(module, monkeypatch.setattr, causal)
     sizes, expected = dict(window_start=2, window_end=10), ([2, 4, 6, 8], [2, 6, 10])
-    if is_staged(module):  # of five steps the third and the fifth are later stages
+    if is_staged(milestone):  # of five steps the third and the fifth are later stages
         sizes = dict(window_start=2, window_growth=4, scheduled_steps=4)
         expected = [2, 2, 6, 6], [2, 6, 10]
-        if hasattr(module, "stage"):  # each of three, and a step after them
+        if len(parts.ROW_FACTORS) > 1:  # each of three, and a step after them
             sizes["scheduled_steps"], expected = 3, ([2, 6, 10, 12], [2, 10, 10])
-        for end in ("window_end", "long_window_end"):  # in the last validation
-            if hasattr(module.Hyperparameters, end):
-                sizes[end] = expected[1][-1] = expected[1][-1] + 2
-        if hasattr(module.Hyperparameters, "first_document_len"):  # else there are too many
-            sizes |= dict(first_document_len=96, max_document_len=96)
-    elif counts_tiles(module):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
+        last = expected[1][-1]  # of the last validation; the long one differs, if it may
+        ends = fitting(dict(window_end=last + 2, long_window_end=last + 4), fields)
+        sizes |= ends
+        expected[1][-1] = max(ends.values(), default=last)
+        # Of shorter documents there are too many.
+        sizes |= fitting(dict(first_document_len=96, max_document_len=96), fields)
+    elif rounds(milestone):  # tiles of two: 1, 1.125, 2.25, 3.375 and 4.5 of them, rounded up
         sizes = dict(tile_size=2, window_end=9)
     module.main(micro_args(
         milestone, shards, tmp_path / "log", train_steps=4, val_loss_every=2,
         kernel_warmup_steps=0, micro_batch_size=8, total_batch_size=256, **sizes))
-    each = 2 if hasattr(module.Hyperparameters, "window_pattern") else 1  # the long one first
-    each += hasattr(module, "pair_heads")
+    each = len(parts.KINDS)  # the long one first
     training, validating = (
         [w for grad, w in seen if grad == phase][::each] for phase in (True, False))
     assert training == expected[0]  # steps 0 to 3

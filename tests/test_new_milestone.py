@@ -1,9 +1,10 @@
-"""A new milestone is a folder and nothing else: a throw-away one is taken by the commands and by
-the checks of the chain, and no other file knows of it.
+"""A new milestone is a folder and nothing else: a throw-away one with a new form of parts is taken
+by the commands, by the tests and by the checks of the chain, and no other file knows of it.
 
 Run: .venv/bin/python -m pytest tests/test_new_milestone.py
 """
 
+import ast
 import json
 import os
 import re
@@ -14,7 +15,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapshots import MILESTONES, as_options, micro_of, write_random_shards
+from snapshots import (
+    MANIFEST,
+    MILESTONES,
+    SCRIPTS,
+    as_options,
+    known_values,
+    micro_of,
+    write_random_shards,
+)
 from speedrun.figures import readme, tables
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
@@ -23,16 +32,47 @@ CHAIN = MILESTONES[0].chain
 HERE = [milestone for milestone in MILESTONES if milestone.chain == CHAIN]
 LAST = HERE[-1]
 NEW = SimpleNamespace(id=f"{LAST.id[:2]}z", slug="thrown_away", name=f"{LAST.id[:2]}z_thrown_away")
+# A new form of parts: attention's matrices are one stack, and Muon's groups follow.
+FORM = {
+    "self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])":
+        "self.weights = nn.Parameter(weights)",
+    "        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)"
+    "  # pairs of heads of Q, then K\n": "",
+    "self.c_qk.flatten(0, 1)": "self.weights[:2].flatten(0, 1)",
+    "self.c_vo[0]": "self.weights[2]", "self.c_vo[1]": "self.weights[3]",
+    "        dict(params=[attn.c_qk for attn in attentions], lr_factors=attention_factors),\n": "",
+    "[attn.c_vo for attn": "[attn.weights for attn",
+    "kernel_warmup_steps: int = 6 ": "kernel_warmup_steps: int = 4 ",
+}
+ATTENTIONS = 10  # layers that have it
 ENTRY = f"""
 title = "Thrown away"
-idea = "A copy with another number."
+idea = "One stack of four matrices."
 kind = "systems"
-changes = ["Hyperparameters"]
-shows = "Hyperparameters"
+changes = ["Hyperparameters", "CausalSelfAttention", "muon_groups"]
+shows = "CausalSelfAttention"
 parameters = {LAST.parameters}
 besides = ["It never was a record."]
 lesson = "{LAST.lesson}"
 """
+HANDLES = '''"""How to get hold of the parts that are new here: one stack of four matrices."""
+
+
+def matrices(attn):
+    return tuple(attn.weights.detach())
+
+
+def tensors(model):
+    return {name.removesuffix(".weight").replace("attn.weights", "attn.c_qkvo"): [param]
+            for name, param in model.named_parameters()}
+
+
+def lr_factors(args):
+    return dict(weights=args.attention_lr_factor, c_fc=args.mlp_in_lr_factor,
+                c_proj=args.mlp_out_lr_factor)
+'''
+# Tests that such a form concerns; what a training gives, an oracle would have to say.
+CONCERNED = "parameter_count or small_loss or init or contiguous"
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +96,16 @@ def clone(tmp_path_factory):
     words = f"{LAST.slug.replace('_', ' ')}: "
     text = text.replace(f"{LAST.id} {words}", f"{NEW.id} {NEW.slug.replace('_', ' ')}: ", 1)
     text = re.sub("(Parent: +).*", rf"\g<1>{LAST.id}", text, count=1)
-    text, count = re.subn("(kernel_warmup_steps: int =) .*", r"\1 4", text)
-    assert count == 1
+    for old, new in FORM.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
     (folder / LAST.program).write_text(text, encoding="utf-8")
     (folder / "milestone.toml").write_text(ENTRY, encoding="utf-8")
+    (folder / "handles.py").write_text(HANDLES, encoding="utf-8")
+    known = known_values(LAST.id)
+    values = {name: known[name] - ATTENTIONS for name in ("tensors", "bfloat16_tensors")}
+    (folder / "known.toml").write_text(
+        "".join(f"{name} = {value}\n" for name, value in values.items()), encoding="utf-8")
     return root
 
 
@@ -95,6 +141,21 @@ def test_the_checks_of_the_chain_find_it(clone):
     assert told.count(f"PASSED tests/test_chain.py::test_exactly_the_declared_blocks_changed["
                       f"{NEW.name}]") == 1
     assert f"test_style.py::test_card[{NEW.name}]" in told
+
+
+def test_its_parts_are_found_by_the_tests(clone):
+    told = start(clone, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-k",
+                 f"{NEW.slug} and ({CONCERNED})", "tests/test_parts.py")
+    assert told.count("PASSED tests/test_parts.py") == 5
+
+
+def test_its_model_is_drawn(clone):
+    code = ("import sys; sys.path.insert(0, 'tools')\n"
+            "from speedrun.anatomy.picture import model_svg\n"
+            "from speedrun.history.manifest import load_manifest\n"
+            f"print(model_svg(load_manifest(), '{NEW.id}').decode())")
+    drawn = re.findall(r'data-part="attn \d+', start(clone, "-c", code))
+    assert len(set(drawn)) == ATTENTIONS
 
 
 def test_it_trains_and_writes(clone, small):
@@ -158,3 +219,77 @@ def test_no_other_file_knows_of_it(clone):
     changed = git(clone, "status", "--porcelain", "--untracked-files=normal").split("\n")
     assert [line for line in changed if line and not line.endswith(" runs/")] == [
         f"?? history/{CHAIN}/{NEW.name}/"]
+
+
+# ---- no line asks which generation a script is of ----
+
+# Uses of what could ask so, {file: (their number, what they ask)}.
+SYSTEM, FOREIGN = "what the system or a library offers", "objects of any class, such as errors"
+LEARNER, SYNTAX = "what a learner's script has so far, which is compared", "nodes of a syntax tree"
+KIND = "which files a run reads: shards, conversations, a checkpoint"
+VALUES = "values that were given, of which a refusal speaks"
+LAWFUL = {
+    "lessons/lesson.py": (2, "the source of an exercise, and of a milestone's function"),
+    "tests/examinations.py": (1, KIND), "tests/snapshots.py": (1, KIND),
+    "tests/test_fused_mlp.py": (1, FOREIGN), "tests/test_measure.py": (2, FOREIGN),
+    "tests/test_notebooks.py": (2, SYNTAX), "tests/test_style.py": (2, SYNTAX),
+    "tests/test_preflight.py": (1, SYSTEM), "tests/test_site.py": (1, SYSTEM),
+    "tools/speedrun/anatomy/trace.py": (1, FOREIGN), "tools/speedrun/base/cli.py": (3, FOREIGN),
+    "tools/speedrun/check/examine.py": (3, FOREIGN),
+    "tools/speedrun/check/kernels.py": (1, LEARNER),
+    "tools/speedrun/check/watched.py": (1, LEARNER), "tools/speedrun/check/meter.py": (2, FOREIGN),
+    "tools/speedrun/check/spy.py": (1, FOREIGN),
+    "tools/speedrun/check/trace.py": (2, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
+    "tools/speedrun/check/trace_generation.py": (1, FOREIGN),
+    "tools/speedrun/check/trace_runs.py": (1, KIND),
+    "tools/speedrun/compat.py": (2, SYSTEM), "tools/speedrun/doctor/checks.py": (2, SYSTEM),
+    "tools/speedrun/history/blocks.py": (2, SYNTAX),
+    "tools/speedrun/history/fields.py": (1, SYNTAX),
+    "tools/speedrun/history/manifest.py": (1, "a figure of the script, where it has it"),
+    "tools/speedrun/predict/runs.py": (1, KIND),
+    "tools/speedrun/run/conversations.py": (2, FOREIGN),
+    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (5, KIND),
+    "tools/speedrun/run/preflight.py": (3, VALUES),
+    "tools/speedrun/run/torchrun.py": (2, SYSTEM), "tools/speedrun/scripts/find.py": (1, KIND),
+}
+
+
+OF_A_SCRIPT = re.compile(
+    r"hyperparameters|\b(fields|values|args|settings|files|record|known)\b|vars\(")
+NAMED = re.compile(r"\.(id|slug|name)\b|\b(id|slug)\b")
+
+
+def probes(file):
+    """What in a file could tell generations apart, as text: attributes that may be missing,
+    signatures and sources, hyperparameters that a script may have, and conditions on ids."""
+    names = {name for m in SCRIPTS for name in (m.id, m.slug, m.name, *m.formerly)}
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    decided = {id(part) for node in ast.walk(tree)
+               for test in ([node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else
+                            node.ifs if isinstance(node, ast.comprehension) else [])
+               for part in ast.walk(test)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="hasattr")) | ast.Call(
+                    func=ast.Name(id="getattr"), args=[_, _, _]):
+                yield ast.unparse(node)
+            case ast.Call(func=ast.Name(id="signature" | "getsource") | ast.Attribute(
+                    attr="signature" | "getsource")):
+                yield ast.unparse(node)
+            case ast.Compare(left=ast.Constant(value), ops=[ast.In() | ast.NotIn()]) if (
+                    value in MANIFEST.glossary and OF_A_SCRIPT.search(ast.unparse(node))):
+                yield ast.unparse(node)
+            case ast.Compare() if id(node) in decided and NAMED.search(ast.unparse(node)) and (
+                    names & {part.value for part in ast.walk(node)
+                             if isinstance(part, ast.Constant)}):
+                yield ast.unparse(node)
+
+
+def test_no_line_asks_which_generation_a_script_is_of():
+    files = [*(REPOSITORY / "tools").rglob("*.py"), *(REPOSITORY / "tests").glob("*.py"),
+             REPOSITORY / "lessons" / "lesson.py"]
+    found = {path.relative_to(REPOSITORY).as_posix(): [*probes(path)] for path in files}
+    counts = {name: len(some) for name, some in found.items() if some}
+    assert {name: found[name] for name, count in counts.items()
+            if count != LAWFUL.get(name, (0,))[0]} == {}
+    assert LAWFUL.keys() <= counts.keys()

@@ -3,7 +3,6 @@
 Run: .venv/bin/python -m pytest tests/test_optimizers.py
 """
 
-import inspect
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,11 +16,10 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
+    handles,
     known_values,
     load_snapshot,
-    make_muon,
     micro_args,
-    orthogonalizer,
     record_layers,
     where,
 )
@@ -53,21 +51,18 @@ orthogonalizing = partial(where, "newton_schulz", "polar_express")
 
 def orthogonalize(module):
     """The function that does it: of matrices and the dtype of its products."""
-    function = getattr(module, orthogonalizer(module))
-    if "bf16" in inspect.signature(function).parameters:
-        return lambda matrices, dtype: function(matrices, dtype == torch.bfloat16)
-    return function
+    return partial(handles(module).orthogonalize, module)
 
 
 def watch(monkeypatch, module, note):
     """Calls note(matrices) each time that the module orthogonalizes."""
-    function = getattr(module, orthogonalizer(module))
+    function = getattr(module, handles(module).ORTHOGONALIZER)
 
     def spy(matrices, *how, **named):
         note(matrices)
         return function(matrices, *how, **named)
 
-    monkeypatch.setattr(module, orthogonalizer(module), spy)
+    monkeypatch.setattr(module, handles(module).ORTHOGONALIZER, spy)
 
 
 def orthogonalized(milestone, matrix, dtype=torch.float64):
@@ -155,7 +150,8 @@ def step_of_muon(milestone, gradients, lr=1.0, bf16=False, world=None, **group):
         param.grad = gradient.clone()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "dist", (world or World()).dist)
-        muon = make_muon(module, [dict(params=params, **group)] if group else params, lr, bf16)
+        some = [dict(params=params, **group)] if group else params
+        muon = handles(module).make_muon(module, some, lr, bf16)
         muon.step()
     return [param.detach() for param in params], muon
 
@@ -265,7 +261,7 @@ def exchange_updates(milestone_id):
     params = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
-    make_muon(module, params, lr=1.0).step()
+    handles(module).make_muon(module, params, lr=1.0).step()
     module.dist.destroy_process_group()
     return [(-param).tolist() for param in params]
 
@@ -357,11 +353,11 @@ def three_matrices(milestone_id):
 
     for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
         setattr(dist, name, at_once(getattr(dist, name)))
-    setattr(module, orthogonalizer(module), lambda matrices, *_, **__: matrices.clone())
+    setattr(module, handles(module).ORTHOGONALIZER, lambda matrices, *_, **__: matrices.clone())
     params = [torch.nn.Parameter(torch.zeros(1, 1)) for _ in range(3)]
     for mean, param in enumerate(params, start=1):
         param.grad = torch.full((1, 1), mean + (dist.get_rank() - 0.5))  # of two ranks
-    muon = make_muon(module, params, 1.0)
+    muon = handles(module).make_muon(module, params, 1.0)
     for group in muon.param_groups:
         group["momentum"] = 0.0
     muon.step()

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ranks import start_ranks
-from snapshots import MANIFEST, declaring, load_snapshot, make_muon, micro_sizes
+from snapshots import MANIFEST, declaring, handles, load_snapshot, micro_sizes
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY
 
@@ -50,7 +50,7 @@ def log_steps(cases):
             messages = len({param.shape for param in params})
             if messages == 1:  # no gates: two groups, as main has them
                 params, messages = [dict(params=params[:4]), dict(params=params[4:])], 2
-            optimizer = make_muon(module, params, lr=0.1)
+            optimizer = handles(module).make_muon(module, params, lr=0.1)
         else:
             tables = [param for key, param in model.named_parameters()
                       if "blocks." not in key and len(param) % 2 == 0]  # no gate of one row

@@ -6,7 +6,8 @@ Run: .venv/bin/python -m pytest tests/test_paired_heads.py
 import pytest
 import torch
 
-from snapshots import MANIFEST, by_id, four_matrices, load_snapshot, micro_sizes, where
+from snapshots import MANIFEST, by_id, handles, load_snapshot, micro_sizes, where
+from speedrun.scripts.sizes import fitting
 from test_masks import documents
 from test_streams import Attention, record_model
 from test_updates import having
@@ -36,7 +37,7 @@ def by_loops(module, attention, values, visible):
     head and of its partner. values: value embeddings (B, T, C), in front of the pairs."""
     x, H = attention.x, attention.attn.num_heads
     (B, T, C), D, half = x.shape, x.size(-1) // H, H // 2
-    weights, rotary = four_matrices(attention.attn), attention.attn.rotary
+    weights, rotary = handles(attention.attn).matrices(attention.attn), attention.attn.rotary
     q, k, v = ((x @ weight.T).view(B, T, H, D) for weight in weights[:3])
     v = v + values.view(B, T, H, D)
     y = torch.zeros(B, T, H, D, dtype=torch.float64)
@@ -85,7 +86,7 @@ def test_one_token(milestone):
     attention.x = attention.x[:, :1]
     attention.mask = masks_of(module, torch.ones(2, 1, dtype=torch.int64), 8, micro_sizes(
         module, bos_id=1, attention_kernel="dense"))
-    weights = four_matrices(attention.attn)
+    weights = handles(attention.attn).matrices(attention.attn)
     weights[3].copy_(torch.eye(C))
     v = (attention.x @ weights[2].T).view(2, 4, 8)
     found = 2 * attention(1.0, 1.0).view(2, 4, 8)
@@ -139,12 +140,11 @@ def test_documents_are_twice_as_long_for_the_kernel(milestone):
     module = load_snapshot(milestone)
     inputs = torch.zeros(2, 600, dtype=torch.int64)
     inputs[0, [0, 7, 300]] = inputs[1, 590] = 1
-    for training, longest, first in ((True, 40, False), (False, 1200, False), (True, 30, True)):
+    for training, longest, first in ((True, 40, False), (False, 1200, False), (True, None, True)):
         args = micro_sizes(module, bos_id=1, attention_kernel="FA2", max_document_len=20)
-        if first:  # rows of the first stage, where documents are shorter since 14
-            if not hasattr(args, "first_document_len"):
-                continue
-            args.first_document_len, args.train_seq_len = 15, 600
+        if first:  # rows of the first stage, where documents may be shorter
+            vars(args).update(fitting(dict(first_document_len=15, train_seq_len=600), vars(args)))
+            longest = 2 * handles(module).document_len(args, 600)
         starts, found, window = module.attention_masks(
             inputs, dict(P=8), training, args, slots=2)["P"]
         assert (found, window) == (longest, 8) and starts.dtype == torch.int32

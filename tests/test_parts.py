@@ -1,4 +1,4 @@
-"""Models, layers and schedules of the snapshots against the values of known.toml, which tests/oracle
+"""Models, layers and schedules of the snapshots against known.toml, whose values tests/oracle
 computes in float64.
 
 Run: .venv/bin/python -m pytest tests/test_parts.py
@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 from snapshots import (
     by_id,
     declaring,
-    four_matrices,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
@@ -25,15 +25,12 @@ from snapshots import (
     micro_sizes,
     own_values,
     record_layers,
-    set_window,
     sized,
-    summing,
     train,
     where,
-    windows_of,
 )
 from speedrun.history.fields import default_hyperparameters
-from speedrun.scripts.sizes import length_names
+from speedrun.scripts.sizes import fitting, length_names
 
 # ---- whole models ----
 
@@ -84,8 +81,8 @@ def test_full_size_trains(milestone, shards, tmp_path):
     micro = micro_args(milestone, shards, tmp_path / "log")
     kept = ("train_files", "val_files", "log_dir", "bos_id", "warmup_steps", "cooldown_steps")
     losses = train(module, module.Hyperparameters(
-        **{name: getattr(micro, name) for name in kept if hasattr(micro, name)},
-        **sized(dict(seq_len=1024), vars(micro)), micro_batch_size=1, total_batch_size=1024,
+        **fitting(vars(micro), kept), **sized(dict(seq_len=1024), vars(micro), handles(module)),
+        micro_batch_size=1, total_batch_size=1024,
         val_tokens=1024, train_steps=2, kernel_warmup_steps=0, compile=False, bf16=False))
     assert losses[-1] < losses[0] - 0.1
 
@@ -99,18 +96,20 @@ SMALL = dict(vocab_size=64, num_layers=2, num_heads=2, model_dim=16, seq_len=8, 
 PREFIXES = torch.tensor([v // 2 if v > 1 and v % 3 else -1 for v in range(64)])  # from 14h on
 
 
+def tensors_of(model, fused_qkv=False):
+    """{name: parameters} as known.toml names them; fused_qkv: c_q, c_k and c_v count as one."""
+    found = {}
+    for name, params in handles(model).tensors(model).items():
+        if fused_qkv and name.endswith(("c_q", "c_k", "c_v")):
+            name = name[:-3] + "c_qkv"
+        found.setdefault(name, []).extend(params)
+    return found
+
+
 def weights_of(model, name):
-    """The matrices called `name`; c_qkv is three from 01 on, until it is a stack of three, and
-    c_qkvo is two stacks from 14b on."""
-    parameters = dict(model.named_parameters())
-    if name in parameters:  # a stack of matrices
-        return [parameters[name]]
-    names = [name]
-    if name.endswith("c_qkv") and f"{name}.weight" not in parameters:
-        names = [name.replace("c_qkv", part) for part in ("c_q", "c_k", "c_v")]
-    if name.endswith("c_qkvo"):
-        return [parameters[name.replace("c_qkvo", part)] for part in ("c_qk", "c_vo")]
-    return [parameters[f"{name}.weight"] for name in names]
+    """The parameters called `name`."""
+    found = tensors_of(model)
+    return found[name] if name in found else tensors_of(model, fused_qkv=True)[name]
 
 
 def is_scalar(name, param):
@@ -123,17 +122,12 @@ def fill(model, amplitude, fused_qkv=False, vectors=False):
     """Fills tensor k with amplitude * sin(0.37 i + k); vectors: all tensors count, not only the
     matrices, and weights of norms, of one dimension, become 1 more. Bigrams' signs are those of
     cos(2.2 i)."""
-    names = [name.removesuffix(".weight") for name, param in model.named_parameters()
-             if vectors or not is_scalar(name, param)]
-    names = [name.replace("c_qk", "c_qkvo") if name.endswith("c_qk") else name
-             for name in names if not name.endswith("c_vo")]  # one tensor, cut in two
-    for table in ("lm_head", "embed"):  # these come first, embed before the head
-        if table in names:
-            names.insert(0, names.pop(names.index(table)))
-    if fused_qkv:
-        names = [name.replace("c_q", "c_qkv") for name in names if name[-3:] not in ("c_k", "c_v")]
-    for k, name in enumerate(names):
-        weights = weights_of(model, name)
+    found = {name: params for name, params in tensors_of(model, fused_qkv).items()
+             if vectors or not is_scalar(name, params[0])}
+    # These come first, embed before the head.
+    names = [name for name in ("embed", "lm_head") if name in found]
+    for k, name in enumerate(dict.fromkeys([*names, *found])):
+        weights = found[name]
         index = torch.arange(sum(map(torch.numel, weights)), dtype=torch.float64)
         values = amplitude * torch.sin(0.37 * index + k)
         for weight, part in zip(weights, values.chunk(len(weights)), strict=True):
@@ -150,7 +144,7 @@ def hyperparameters(module, sizes):
     fields = vars(module.Hyperparameters)
     off = {name for name in ("compile", "bf16") if not sizes.get(name) and name not in fields}
     return module.Hyperparameters(
-        **sized({k: v for k, v in sizes.items() if k not in off}, fields))
+        **sized({k: v for k, v in sizes.items() if k not in off}, fields, handles(module)))
 
 
 def small_model(milestone, amplitude, bf16=False, **more):
@@ -197,12 +191,12 @@ def train_small(milestone, train_steps, log_dir, **more):
 
 @where("Model")
 def test_small_loss(milestone):
-    known = known_values(milestone.id)
+    module, known = load_snapshot(milestone), known_values(milestone.id)
     for case in [*known["small_loss"], *known.get("small_windows", [])]:
         chosen = {name: case[name] for name in ("bos_id", "tile_size") if name in case}
         model = small_model(milestone, case["amplitude"], **chosen)
         if "window" in case:
-            set_window(model, case["window"])
+            handles(module).set_window(model, case["window"])
         with torch.no_grad():
             if case.get("tables") == "bfloat16":
                 for name, buffer in model.named_buffers():
@@ -244,7 +238,7 @@ def test_small_training(milestone, tmp_path):
 
 
 @pytest.mark.parametrize("milestone", [
-    m for m in declaring("Model") if "bf16" in default_hyperparameters(m.script)], ids=by_id)
+    m for m in declaring("Model") if known_values(m.id).get("products") != "float32"], ids=by_id)
 @torch.no_grad()
 def test_small_loss_in_bfloat16(milestone):
     exact, model = (small_model(milestone, 0.5, bf16=bf16).eval() for bf16 in (False, True))
@@ -268,22 +262,20 @@ def test_small_loss_in_bfloat16(milestone):
 def test_init(milestone):
     torch.manual_seed(0)
     module = load_snapshot(milestone)
-    sizes = dict(micro_layers(module), num_layers=3 if hasattr(module, "gates") else 2,
-                 vocab_size=2000, seq_len=1024, bf16=False)
-    if hasattr(module.Hyperparameters, "bigram_rows"):
-        sizes["bigram_rows"] = 2000
+    known = known_values(milestone.id)
+    sizes = dict(micro_layers(module), num_layers=known.get("init_layers", 2), vocab_size=2000,
+                 seq_len=1024, bf16=False)
+    sizes |= fitting(dict(bigram_rows=2000), vars(module.Hyperparameters))
     model = module.GPT(hyperparameters(module, sizes))
-    for name, expected in known_values(milestone.id)["init"].items():
+    for name, expected in known["init"].items():
         weight = torch.cat([matrix.flatten() for matrix in weights_of(model, name)])
         if "max" in expected:
             assert weight.abs().max().item() == pytest.approx(expected["max"], rel=1e-3), name
         if "std" in expected:
             assert weight.std().item() == pytest.approx(expected["std"], rel=0.01), name
     for attn in attentions(model):
-        if hasattr(attn, "c_qkvo") or hasattr(attn, "c_qk"):
-            # of the four matrices the output is zero, or another field's
-            starts = bool(getattr(model.args, "output_init", 0))
-            assert [bool(matrix.any()) for matrix in projections(attn)] == [True] * 3 + [starts]
+        assert [bool(matrix.any()) for matrix in handles(attn).matrices(attn)] == [
+            True, True, True, known["attention_writes"]]
 
 
 # ---- layers ----
@@ -308,21 +300,11 @@ def test_activation(milestone):
     with torch.no_grad():
         for param in mlp.parameters():
             param.zero_()  # also biases
-        c_fc = getattr(mlp.c_fc, "weight", mlp.c_fc)  # or a parameter, stored transposed
-        c_fc.copy_(torch.tensor([1.0, 0, 0, 0]).view_as(c_fc))
-        c_proj = getattr(mlp.c_proj, "weight", mlp.c_proj)
+        c_fc, c_proj = handles(mlp).mlp_matrices(mlp)
+        c_fc.copy_(torch.tensor([1.0, 0, 0, 0])[:, None])
         c_proj.copy_(torch.tensor([[1.0, 0, 0, 0]]))
         values = mlp(torch.tensor([[-1.0], [-0.5], [0.5], [1.0], [2.0]])).flatten().tolist()
     assert values == pytest.approx(known_values(milestone.id)["activation"], abs=1e-6)
-
-
-def make_rotary(module, head_dim, seq_len):
-    """The module's Rotary; for the first window, where windows matter."""
-    rotary = module.Rotary(head_dim, seq_len)
-    if hasattr(rotary, "set_window"):
-        args = module.Hyperparameters()
-        rotary.set_window(args.window_start, args)
-    return rotary
 
 
 @where("Rotary")
@@ -332,7 +314,8 @@ def test_rotary_values(milestone):
         D = case["head_dim"]
         vector = torch.tensor(case.get("vector", [j / D for j in range(D)]), dtype=torch.float32)
         length = 1 + max(position for position, _ in case["turned"])
-        turned = make_rotary(module, D, length)(vector.expand(1, length, 1, D))[0, :, 0]
+        rotary = handles(module).make_rotary(module, D, length)
+        turned = rotary(vector.expand(1, length, 1, D))[0, :, 0]
         for position, values in case["turned"]:
             found = turned[position][case.get("entries", range(D))]
             assert found.tolist() == pytest.approx(values, abs=2e-5)
@@ -343,7 +326,7 @@ def test_rotary_is_the_usual_form_in_two_halves(milestone):
     torch.manual_seed(0)
     in_float32 = known_values(milestone.id).get("rotary_in_float32")
     for dtype in (torch.float32, torch.bfloat16):
-        rotary = make_rotary(load_snapshot(milestone), 16, 50)
+        rotary = handles(milestone).make_rotary(load_snapshot(milestone), 16, 50)
         rotary.to(torch.float32 if in_float32 else dtype)
         x = torch.randn(2, 50, 3, 16).to(dtype)
         x1, x2 = x.chunk(2, dim=-1)
@@ -357,8 +340,8 @@ def test_all_layers_share_one_rotary_table_that_is_not_saved(milestone):
     module = load_snapshot(milestone)
     model = module.GPT(micro_sizes(module, num_layers=4))
     tables = [tuple(buffer.shape) for name, buffer in model.named_buffers() if "rotary" in name]
-    rows = 32 * (3 if hasattr(module, "stages") else 1)  # of the longest sequence
-    rows *= 2 if hasattr(module, "pair_heads") else 1  # a token of paired heads has two positions
+    rows = 32 * max(handles(module).ROW_FACTORS)  # of the longest sequence
+    rows *= handles(module).SLOTS  # a token of paired heads has two positions
     assert tables == 2 * [(rows, 1, 16)]  # cos and sin
     kept = {name for name, _ in model.named_buffers() if name.endswith((".signs", ".post_max"))}
     assert model.state_dict().keys() == kept | dict(
@@ -385,24 +368,6 @@ def attentions(model):
     return [block.attn for block in model.blocks if block.attn is not None]
 
 
-def scalars_of(model):
-    """Of a model with one vector of scalars a row for each layer, and what follows the rows."""
-    size = len(model.blocks) * len(model.layer_scalars)
-    return model.scalars[:size].view(len(model.blocks), -1), model.scalars[size:]
-
-
-def projections(attn):
-    """The weights of queries, keys and values, and of the output if they are stored together."""
-    for name in ("c_qkv", "c_qkvo"):
-        if hasattr(attn, name):
-            weights = getattr(attn, name)
-            width = min(weights.shape[-2:])
-            return weights.view(-1, width, width)  # one after the other, in whatever shape
-    if hasattr(attn, "c_qk"):
-        return four_matrices(attn)
-    return [attn.c_q.weight, attn.c_k.weight, attn.c_v.weight]
-
-
 # ---- from 03b on ----
 
 
@@ -420,16 +385,13 @@ def test_what_values_are_mixed_with(milestone, fresh, monkeypatch):
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
     with torch.no_grad():
         for attn in attentions(model):
-            if hasattr(attn, "value_lambda"):
-                attn.value_lambda.fill_(0.25)
-            else:
-                attn.value_lambdas.copy_(torch.tensor([0.75, 0.25]))
+            handles(attn).mix_values(attn, 0.75, 0.25)
         model(inputs)
     x = module.norm(module.norm(model.embed(inputs)))  # all that a block sees at init
-    raw = [(x @ projections(attn)[2].T).view(2, 8, 2, 16) for attn in attentions(model)]
+    raw = [(x @ handles(attn).matrices(attn)[2].T).view(2, 8, 2, 16) for attn in attentions(model)]
     others = dict(first=raw[0], nowhere=torch.zeros(()))
-    others |= {i: table(inputs).view_as(raw[0])
-               for i, table in enumerate(getattr(model, "value_embeds", {}).values())}
+    others |= {i: table[inputs].view_as(raw[0])
+               for i, table in enumerate(handles(model).value_tables(model))}
     for own, found, source in zip(raw, mixed, known_values(milestone.id)["values_from"],
                                   strict=True):
         torch.testing.assert_close(found, 0.75 * own + 0.25 * others[source])
@@ -442,11 +404,11 @@ def test_softcap(milestone, fresh, monkeypatch):
     model.eval()
     # It is written with a sigmoid: the same function as cap * tanh(z / cap), until it is shifted.
     known, z = known_values(milestone.id), torch.linspace(-200, 200, 40_001)
-    cap, args, some_capped = known["softcap_at"], module.Hyperparameters(), [[0, 0]]
+    cap = known["softcap_at"]
     height, shift, width, below = 2 * cap, 0, cap / 2, cap
-    if hasattr(args, "cap_height"):
-        height, shift, width, below = args.cap_height, args.cap_shift, args.cap_width, 0
-        some_capped = known["cap"]["capped"]
+    if shifted := known.get("cap"):
+        height, shift, width, below = shifted["shape"]
+    some_capped = (shifted or dict(capped=[[0, 0]]))["capped"]
     known_z, known_capped = torch.tensor(some_capped).T
     for some in (z, z.bfloat16(), known_z):
         monkeypatch.setattr(model.lm_head, "forward", lambda x, some=some: some)
@@ -468,9 +430,8 @@ def test_what_is_stored_in_bfloat16(milestone):
     stored = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
     assert len(stored) == known_values(milestone.id)["bfloat16_tensors"]
     tables = {name for name, _ in model.named_parameters() if "embed" in name}
-    if hasattr(module, "join"):  # their other bits stay with the optimizer
-        networks = ("blocks.", "final_mix.", "early_gates.", "late_gates.")
-        tables |= {name for name, _ in model.named_parameters() if name.startswith(networks)}
+    others = tuple(known_values(milestone.id).get("bfloat16_parts", []))
+    tables |= {name for name, _ in model.named_parameters() if name.startswith(others)}
     assert stored in (tables, tables | {"lm_head.weight"})
     others = {p.dtype for name, p in model.named_parameters() if name not in stored}
     assert others == {torch.float32}
@@ -502,8 +463,7 @@ def test_quantized_numbers(milestone):
         torch.testing.assert_close(codes.float() / case["scale"], expected, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("milestone", [
-    m for m in declaring("Head") if hasattr(load_snapshot(m), "FP8Linear")], ids=by_id)
+@where("Head", block="FP8Linear")
 def test_the_head_has_eight_bits_only_in_training(milestone, fresh):
     module, model, inputs, targets = fresh
     torch.nn.init.normal_(model.lm_head.weight, std=0.2)
@@ -522,8 +482,7 @@ def test_the_head_has_eight_bits_only_in_training(milestone, fresh):
 def test_parameters_and_gradients_are_contiguous(milestone, fresh):
     module, model, inputs, targets = fresh
     model(inputs, targets).backward()
-    # The only value table is the last layer's, whose values have no gate from 14c on.
-    unused = {"value_gates"} if hasattr(module, "LastBlock") else set()
+    unused = known_values(milestone.id).get("unused_in_small", [])
     for name, param in model.named_parameters():  # NCCL refuses others
         assert param.is_contiguous() and (
             param.grad is None if name in unused else param.grad.is_contiguous()), name
@@ -546,11 +505,8 @@ def test_turns_and_scale_in_each_window(milestone, monkeypatch):
         assert rotary.scale == pytest.approx(scale, abs=1e-9)
         assert turns[known["pairs"]].tolist() == pytest.approx(expected, rel=2e-5)
         assert not turns[32:].any()
-    if hasattr(args, "window_stages"):  # from the first window to the last in one step
-        args.window_stages = 1
-    else:
-        first, *_, last = module.stages(args)
-        monkeypatch.setattr(module, "stages", lambda args: [first, last])
+    # from the first window to the last in one step, and equal ones after it
+    args.window_growth = args.window_end - args.window_start
     jump = set_window(known["windows"][-1][0])[known["pairs"]]
     assert jump.tolist() == pytest.approx(known["jump"], rel=1e-5)
 
@@ -558,9 +514,9 @@ def test_turns_and_scale_in_each_window(milestone, monkeypatch):
 @where("Rotary", known="yarn")
 def test_rotary_tables_stay_where_they_are(milestone):
     module = load_snapshot(milestone)
-    rotary = make_rotary(module, 16, 8)
+    rotary = handles(module).make_rotary(module, 16, 8)
     first, addresses = rotary.cos.clone(), [rotary.cos.data_ptr(), rotary.sin.data_ptr()]
-    windows = windows_of(module, args := module.Hyperparameters())
+    windows = handles(module).windows(module, args := module.Hyperparameters())
     for window in (windows[-1], windows[-1], windows[0]):  # also back, as warming up does
         rotary.set_window(window, args)
         assert [rotary.cos.data_ptr(), rotary.sin.data_ptr()] == addresses
@@ -589,20 +545,12 @@ def test_angles_are_rounded_as_tables_alone(milestone):
         assert table.equal(expected.to(torch.float32 if in_float32 else torch.bfloat16))
 
 
-@pytest.mark.parametrize("milestone", summing(declaring("GPT", known="skip_pairs")), ids=by_id)
+@pytest.mark.parametrize("milestone", declaring("GPT", known="skip_pairs"), ids=by_id)
 @torch.no_grad()
 def test_which_layers_skips_pair(milestone):
     model, seen = random_model_of_the_records_layers(milestone), []
     weights = torch.linspace(0.4, 0.9, len(model.blocks))
-    if hasattr(model, "skip_weights"):
-        model.skip_weights.copy_(weights[len(weights) // 2 :])
-    elif hasattr(model.args, "skip_to"):  # one skip, after the smear's and the backout's scalar
-        scalars_of(model)[1][2] = weights[model.args.skip_to].logit()
-        if hasattr(model, "skip_gate"):
-            model.skip_gate.zero_()  # a factor of 1
-    else:  # before a sigmoid, unless they are 1 at first
-        column = scalars_of(model)[0][:, 0]
-        column.copy_(weights if column[-1] == 1 else weights.logit())
+    handles(model).set_skips(model, weights)
     for block in model.blocks:
         block.register_forward_hook(lambda block, args, out: seen.append(
             (args[0], out[0] if isinstance(out, tuple) else out)))
@@ -669,10 +617,9 @@ def test_a_step_has_the_rate_and_the_momentum_of_its_schedule(
     assert len(seen) == 12
     for step, at_step in enumerate(seen):
         factor = module.lr_multiplier(step, args)
-        adam_due = (step + 1) % getattr(args, "adam_every", 1) == 0
+        adam_due = handles(module).adam_due(step, args)
         initial = [lr for name, lr in rates.items() if adam_due or name == "muon_lr"]
         found = sorted({group["lr"] for group in at_step})
         assert found == pytest.approx([lr * factor for lr in initial])
-        if hasattr(module, "muon_momentum"):
-            momenta = {group["momentum"] for group in at_step if "momentum" in group}
-            assert momenta == {module.muon_momentum(step, args)}
+        momenta = {group["momentum"] for group in at_step if "momentum" in group}
+        assert momenta == {handles(module).momentum(module, step, args)} - {None}

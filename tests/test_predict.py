@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import predict as command
 from ranks import warm_context
-from snapshots import MILESTONES, known_values, load_snapshot
+from snapshots import MILESTONES, handles, known_values, load_snapshot
 from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
@@ -45,9 +45,9 @@ SMALL = dict(num_layers=2, micro_batch_size=8, total_batch_size=65_536)
 
 
 # By default the first and the last of each chain; each takes ten seconds.
-LAST = {milestone.chain: milestone.id for milestone in MILESTONES}
+LAST = {milestone.chain: milestone for milestone in MILESTONES}
 TRIED = [milestone for milestone in MILESTONES
-         if os.environ.get("RUN_SLOW") or milestone.id in {"00", *LAST.values()}]
+         if os.environ.get("RUN_SLOW") or milestone in (MILESTONES[0], *LAST.values())]
 
 
 @pytest.mark.parametrize("milestone", TRIED, ids=lambda m: m.id)
@@ -66,8 +66,8 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
     # Products take 6 FLOPs for each weight of a linear map and token, and 12 for each number of the
     # width and score that an unfused attention computes; Newton-Schulz comes on top.
     module, tokens = load_snapshot(milestone), milestone.tokens_per_step / 8
-    if hasattr(module, "stages"):  # of two steps, with the smallest and the largest batch
-        tokens *= (1 + 3) / 2
+    factors = handles(module).ROW_FACTORS  # two steps, with the smallest and the largest batch
+    tokens *= (factors[0] + factors[-1]) / 2
     with torch.device("meta"):
         model = module.GPT(module.Hyperparameters())
     head = model.lm_head.weight.numel()
@@ -76,12 +76,12 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
     scores = args.num_layers * args.model_dim * args.seq_len if known.get("full_scores") else 0
     assert 1 <= sum(found.flops.values()) / ((6 * weights + 12 * scores) * tokens) < 1.1
     in_fp8 = {"float8_e4m3fn": 4 * head * tokens, "float8_e5m2": 2 * head * tokens}
-    if hasattr(args, "fp8_act_headroom"):  # forward, the products of MLPs are in FP8, too
+    if known.get("fp8_mlp"):  # forward, the products of MLPs are in FP8, too
         in_fp8["float8_e4m3fn"] += 2 * tokens * sum(
             param.numel() for block in model.blocks for param in block.mlp.parameters())
-    dtype = "bfloat16" if hasattr(module.Hyperparameters, "bf16") else "float32"
+    dtype = known.get("products", "bfloat16")
     assert found.flops == {dtype: found.flops[dtype],
-                           **(in_fp8 if hasattr(module.Hyperparameters, "fp8_x_scale") else {})}
+                           **(in_fp8 if handles(module).HEAD_IN_FP8 else {})}
 
 
 FAULTS = {

@@ -19,9 +19,9 @@ from ranks import start_ranks
 from snapshots import (
     MANIFEST,
     by_id,
+    handles,
     known_values,
     load_snapshot,
-    make_muon,
     micro_args,
     micro_overrides,
     micro_sizes,
@@ -261,7 +261,7 @@ def test_one_update_by_hand(milestone, tall):
     param = torch.nn.Parameter(W.contiguous())
     param.grad = G.contiguous()
     # A tall matrix has the larger rate.
-    muon = make_muon(module, [param], lr=0.02 / math.sqrt(1.5) if tall else 0.02)
+    muon = handles(module).make_muon(module, [param], lr=0.02 / math.sqrt(1.5) if tall else 0.02)
     muon.step()
     torch.testing.assert_close(param.detach(), expected, rtol=0, atol=2e-6)
     (state,) = muon.state.values()
@@ -343,7 +343,7 @@ def test_state_of_the_busiest_rank(milestone, monkeypatch):
         for optimizer in optimizers:
             optimizer.step()
         parts = [part for optimizer in optimizers
-                 for part in getattr(optimizer, "optimizers", [optimizer])]
+                 for part in handles(module).parts_of(optimizer)]
         kept = sum(tensor.nbytes for part in parts for state in part.state.values()
                    for tensor in state.values() if tensor.ndim)  # no step counters
         assert kept == expected, world_size

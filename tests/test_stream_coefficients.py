@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snapshots import MANIFEST, by_id, declaring, four_matrices, known_values, load_snapshot
+from snapshots import MANIFEST, by_id, declaring, handles, known_values, load_snapshot
 from test_streams import record_model, silent_stream
 from test_updates import having
 
@@ -24,7 +24,7 @@ CACHED, SKIP = 7, (3, 6)
 
 def decided_by_the_stream(module):
     """Whether networks decide what layers add of embedding, bigrams and the skip: since 14f."""
-    return hasattr(module, "gate_layout")
+    return handles(module).PER_TOKEN
 
 
 # ---- 14: two scalars per sublayer ----
@@ -72,7 +72,7 @@ def watch(module, model, tokens, monkeypatch):
     model(tokens)
     monkeypatch.setattr(module, "norm", norm)
     seen.last = normed[-1]  # before the head
-    smear_weight = model.scalars[-2 if hasattr(module, "LastBlock") else -3]
+    smear_weight = handles(model).scalars(model)["smear"]
     embedded = F.embedding(tokens, model.embed.weight)
     seen.x0 = norm(module.smear(embedded, smear_weight, model.smear_gate))
     seen.bigrams, seen.tables = model.bigram_embed(tokens), model.value_embeds(tokens)
@@ -99,15 +99,15 @@ def by_formula(module, model, seen):
     norm, close = module.norm, torch.testing.assert_close
     gates = layer_gates(module, model, seen)
     x = start = seen.x0 + gates["bigrams", 0] * seen.bigrams
-    outputs, mixes = [], hasattr(module, "LastBlock")
+    outputs, mixes = [], handles(module).LAST_MIXES
     for layer in range(11 - mixes):
         (r, r2), (p, p2) = model.keep_weights[layer], model.add_weights[layer]
         if layer == SKIP[1]:
             x = x + gates["skip", layer] * outputs[SKIP[0]]
         else:
             read, *_, y = seen.attn[layer]
-            late = hasattr(model.args, "cached_layer") and layer > CACHED
-            close(read, norm(outputs[CACHED] if late else x))
+            source = handles(module).attention_source(model.args, layer)
+            close(read, norm(x if source is None else outputs[source]))
             x = r * x + p * y + gates["x0", layer] * seen.x0
             if layer > 0:
                 x = x + gates["bigrams", layer] * seen.bigrams
@@ -238,7 +238,7 @@ def test_heads_have_gates_in_two_layers_only(milestone):
         network.bias.zero_()  # closes what has a gate
     for layer, block in enumerate(model.blocks):
         if block.attn is not None:
-            assert four_matrices(block.attn)[3].any()
+            assert handles(block.attn).matrices(block.attn)[3].any()
             block.attn.register_forward_hook(
                 lambda attn, args, y, layer=layer: sizes.update({layer: y.abs().max().item()}))
     model(torch.randint(60, (2, 16)))

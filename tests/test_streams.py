@@ -4,8 +4,6 @@ weights, keys of the previous token, gates on value embeddings.
 Run: .venv/bin/python -m pytest tests/test_streams.py
 """
 
-import inspect
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,17 +12,16 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
-    four_matrices,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
     micro_sizes,
     record_layers,
-    summing,
     train,
-    value_tables_of,
     where,
 )
+from speedrun.scripts.sizes import fitting
 from test_updates import having
 
 
@@ -51,14 +48,8 @@ def watched(model):
 
 
 def scalars_of(model):
-    """Views of a model's scalars by name: a vector for each of those that layers have."""
-    width, L = len(model.layer_scalars), len(model.blocks)
-    rows = model.scalars.detach()[: width * L].view(L, width)
-    named = dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
-    if hasattr(model, "x0_weights"):
-        named["x0"] = model.x0_weights.detach()
-    _smear, named["backout"], named["skip"] = model.scalars.detach()[width * L :][:3]
-    return named
+    """Views of a model's scalars by name, without gradients."""
+    return {name: scalar.detach() for name, scalar in handles(model).scalars(model).items()}
 
 
 @torch.no_grad()
@@ -67,7 +58,7 @@ def silent_stream(module, model, monkeypatch):
     last norm."""
     for block in model.blocks:
         if block.attn is not None:  # its output need not start at zero
-            four_matrices(block.attn)[3].zero_()
+            handles(block.attn).matrices(block.attn)[3].zero_()
     inputs, outputs = watched(model)
     normed, norm = [], module.norm
     monkeypatch.setattr(module, "norm", lambda x: normed.append(x) or norm(x))
@@ -79,7 +70,7 @@ def silent_stream(module, model, monkeypatch):
     return multiples
 
 
-@pytest.mark.parametrize("milestone", summing(declaring("GPT", known="silent")), ids=by_id)
+@pytest.mark.parametrize("milestone", declaring("GPT", known="silent"), ids=by_id)
 def test_the_stream_at_the_start(milestone, monkeypatch):
     module, known = load_snapshot(milestone), known_values(milestone.id)["silent"]
     found = silent_stream(module, record_model(module), monkeypatch)
@@ -89,7 +80,7 @@ def test_the_stream_at_the_start(milestone, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "milestone", summing(declaring("GPT", "Block", known="silent")), ids=by_id)
+    "milestone", declaring("GPT", "Block", known="silent"), ids=by_id)
 def test_the_skip_is_added_before_the_layers_own_scalars(milestone, monkeypatch):
     module = load_snapshot(milestone)
     model = record_model(module)
@@ -109,7 +100,7 @@ def test_the_skip_is_added_before_the_layers_own_scalars(milestone, monkeypatch)
     assert found == pytest.approx([float(x) for x in expected], rel=1e-5)
 
 
-@pytest.mark.parametrize("milestone", summing(declaring("GPT", known="silent")), ids=by_id)
+@pytest.mark.parametrize("milestone", declaring("GPT", known="silent"), ids=by_id)
 @torch.no_grad()
 def test_a_closed_skip_is_no_skip(milestone):
     module = load_snapshot(milestone)
@@ -133,11 +124,10 @@ class Attention:
     def __init__(self, module, **sizes):
         torch.manual_seed(0)
         sizes.setdefault("window_pattern", 12 * "S")  # a layer's heads may be paired otherwise
-        for pattern, letter in (("gate_pattern", "G"), ("own_value_pattern", ".")):
-            if hasattr(module.Hyperparameters, pattern):
-                sizes.setdefault(pattern, 12 * letter)
+        sizes = fitting(dict(gate_pattern=12 * "G", own_value_pattern=12 * "."),
+                        vars(module.Hyperparameters)) | sizes
         self.attn = module.GPT(args := micro_sizes(module, **sizes)).double().blocks[0].attn
-        for weights in four_matrices(self.attn):
+        for weights in handles(self.attn).matrices(self.attn):
             torch.nn.init.normal_(weights, std=0.2)
         self.x = torch.randn(2, 16, args.model_dim, dtype=torch.float64)
         self.mask = torch.ones(16, 16, dtype=torch.bool).tril()
@@ -148,12 +138,10 @@ class Attention:
         if values is not None:
             values = values.unflatten(-1, (self.attn.num_heads, -1))
         gates = torch.full((*self.x.shape[:2], self.attn.num_heads), 0.5, dtype=torch.float64)
-        gate = gates if hasattr(self.attn, "has_gates") else self.gate
+        gate = gates if handles(self.attn).PER_TOKEN else self.gate
         coefficients = dict(qkv=qkv, output=output, gate=gate) | more.pop("c", {})
-        named = dict(x=self.x, value_embed=values, extra_values=values, c=coefficients,
-                     mask=self.mask, documents=None) | more
-        asked = inspect.signature(self.attn.forward).parameters
-        return self.attn(**{name: named[name] for name in asked})
+        named = dict(x=self.x, values=values, c=coefficients, mask=self.mask, documents=None) | more
+        return self.attn(*(named[name] for name in handles(self.attn).ATTENTION))
 
 
 @scalars_on_weights
@@ -165,7 +153,7 @@ def test_scalars_have_the_gradients_of_scaled_activations(milestone, monkeypatch
     (attention(u, w, values) * towards).sum().backward()
     expected, linear = [u.grad, w.grad], F.linear
     u, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.5, 0.8))
-    C, output = attention.x.size(-1), four_matrices(attention.attn)[3]
+    C, output = attention.x.size(-1), handles(attention.attn).matrices(attention.attn)[3]
 
     def scaled(x, weight):
         is_gate = len(weight) < C
@@ -191,7 +179,7 @@ def test_a_negative_scalar_turns_values_alone(milestone):
 def test_scalars_of_one_are_plain_attention(milestone):
     attention = Attention(module := load_snapshot(milestone))
     B, T, C = attention.x.shape
-    weights = four_matrices(attention.attn)
+    weights = handles(attention.attn).matrices(attention.attn)
     q, k, v = ((attention.x @ weight.T).unflatten(-1, (attention.attn.num_heads, -1))
                for weight in weights[:3])
     q, k = (attention.attn.rotary(module.norm(t)) for t in (q, k))
@@ -259,7 +247,7 @@ def test_a_repeated_token_finds_what_followed_it(milestone, monkeypatch):
         C = attention.x.size(-1)
         matches = torch.linalg.qr(torch.randn(C, C, dtype=torch.float64))[0]
         matches[torch.arange(C) // (C // 8) % 2 == 0] = 0  # channels that rotate match nothing
-        for weights in four_matrices(attention.attn)[:2]:
+        for weights in handles(attention.attn).matrices(attention.attn)[:2]:
             weights.copy_(matches)
         attention.x[:, 15] = attention.x[:, 5]  # ... A B ... A
         attention.attn.rotary.scale = 1.0
@@ -317,7 +305,8 @@ def test_a_gate_silences_or_doubles_one_heads_values(milestone, monkeypatch):
     assert list(gates.shape) == [5, 4, model.args.gate_channels]
     gates.zero_()
     layers = [layer for layer, table in enumerate(tables)  # 14c's last layer mixes its values
-              if table != "." and not hasattr(model.blocks[layer], "mix")]
+              if table != "." and not (
+                  handles(model).LAST_MIXES and layer == len(model.blocks) - 1)]
     names = sorted(set(tables) - {"."})
     for layer in layers:
         model.blocks[layer].attn.register_forward_pre_hook(
@@ -332,7 +321,7 @@ def test_a_gate_silences_or_doubles_one_heads_values(milestone, monkeypatch):
             model(tokens)
             monkeypatch.setattr(module, "norm", norm)
             for other, found in zip(layers, seen, strict=True):
-                table = value_tables_of(model)[names.index(tables[other])]
+                table = handles(model).value_tables(model)[names.index(tables[other])]
                 table = table[tokens].unflatten(2, (4, -1))
                 factors = torch.ones(4, 1)
                 if other == layer:
@@ -341,7 +330,8 @@ def test_a_gate_silences_or_doubles_one_heads_values(milestone, monkeypatch):
             seen.clear()
 
 
-@pytest.mark.parametrize("milestone", summing(GATED), ids=by_id)
+@pytest.mark.parametrize("milestone", [
+    m for m in GATED if known_values(m.id)["silent"]], ids=by_id)
 @torch.no_grad()
 def test_the_skips_gate_reads_the_first_layers_input(milestone):
     module = load_snapshot(milestone)

@@ -6,7 +6,6 @@ Run: .venv/bin/python -m pytest tests/test_tied_head.py
 
 import math
 from copy import deepcopy
-from functools import partial
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from ranks import start_ranks
 from snapshots import (
     MANIFEST,
     by_id,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
@@ -148,18 +148,18 @@ def test_the_warm_up_visits_one_table_and_two(milestone, shards, tmp_path, monke
     module, models, given = load_snapshot(milestone), [], set()
 
     class Noted(module.GPT):
-        def forward(self, inputs, targets=None, tied=False, weights=(1.0,), *prefixes):
+        def forward(self, inputs, targets=None, tied=False, *more):
+            weights, *prefixes = more or [[1.0]]
             given.add((tied, len(weights) - len(prefixes)))
-            return super().forward(inputs, targets, tied, weights, *prefixes) if hasattr(
-                module, "target_weights") else super().forward(inputs, targets, tied)
+            return super().forward(inputs, targets, tied, *more)
 
     monkeypatch.setattr(module, "GPT", lambda args: models.append(Noted(args)) or models[0])
     monkeypatch.setattr(module, "train", lambda *_: None)
     steps = module.Hyperparameters().kernel_warmup_steps
     module.main(micro_args(milestone, shards, tmp_path / "log", **SIZES, kernel_warmup_steps=steps,
                            scheduled_steps=60))
-    stages = {(True, 3), (True, 2), (False, 1)} if hasattr(module, "target_weights") else {
-        (True, 1), (False, 1)}
+    several = "target_weights" in known_values(milestone.id)
+    stages = {(True, 3), (True, 2), (False, 1)} if several else {(True, 1), (False, 1)}
     assert stages <= given
     assert models[0].lm_head.weight.equal(models[0].embed.weight)  # all is restored
 
@@ -176,14 +176,9 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
     monkeypatch.setattr(module, "dist", World().dist)
     model = module.GPT(args := micro_sizes(module))
     adam, muon = module.make_optimizers(model, args)
-    tables, values = (getattr(args, name, 1) for name in (
-        "head_decay_factor", "value_embed_decay_factor"))
-    first = dict.fromkeys(("head", "value_embed"), 0.65)
-    if hasattr(args, "head_beta1"):
-        first = dict(head=0.5, value_embed=0.75)
-    added = (0.04, (0.65, 0.95), 0)
-    if hasattr(args, "add_lr"):
-        added = (0.008, (0.9, 0.95), 0)
+    known = known_values(milestone.id)["adam_groups"]
+    first, added = known["beta1"], (known["added"][0], tuple(known["added"][1]), 0)
+    tables, values = known["decay"]["head"], known["decay"]["value_embed"]
     expected = dict.fromkeys(("x0_weights", "add_weights", "bigram_weights", "own_values"), added)
     expected |= dict.fromkeys(("blocks", "final_mix"), (0.002, (0.9, 0.99), 1))  # of the mixes
     expected |= dict.fromkeys(("early_gates", "late_gates"), (8e-4, (0.9, 0.99), 1))
@@ -207,10 +202,8 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
             assert found == (rate, betas, pytest.approx(0 if last == "bias" else decay)), name
             assert group["replicated"] == ("embed" not in name and name != "lm_head")
     assert seen == {name for name in names.values() if "blocks." not in name or ".mix." in name}
-    assert (tables, values) == ((150, 5) if hasattr(model, "value_gates") else (1, 1))
     assert {names[id(p)].split(".")[-1] for group in muon.param_groups
-            for p in group["params"]} == {"c_fc", "c_proj"} | (
-                {"c_qk", "c_vo"} if hasattr(model.blocks[0].attn, "c_qk") else {"c_qkvo"})
+            for p in group["params"]} == set(known["muon"])
 
 
 @small
@@ -269,11 +262,11 @@ def test_known_losses_and_gradients(milestone, monkeypatch):
     targets = torch.tensor(toy["targets"])
 
     def loss_of(rows, targets):
-        if hasattr(model, "fp8_scales"):  # the head belongs to the loss
+        if known_values(milestone.id).get("head_in_loss"):
             K, V = len(toy["weights"]), rows.size(-1)
-            return module.CappedLoss.apply(
-                rows.flatten(0, 1), torch.eye(V), module.next_targets(targets, K),
-                torch.tensor(toy["weights"]), partial(module.loss_and_grads, cap=model.cap), None)
+            return handles(module).loss(
+                module, rows.flatten(0, 1), torch.eye(V), module.next_targets(targets, K),
+                torch.tensor(toy["weights"]), model.cap)
         monkeypatch.setattr(model.lm_head, "forward", lambda x: rows)
         mean = model(inputs[: len(targets), : targets.size(1)], targets,
                      target_weights=torch.tensor(toy["weights"]))
@@ -315,14 +308,13 @@ def test_one_target_is_the_usual_cross_entropy(milestone):
 @where("target_weights", "Hyperparameters", known="target_weights")
 def test_weights_of_targets(milestone):
     module = load_snapshot(milestone)
-    args, prefix = module.Hyperparameters(), hasattr(module, "load_prefixes")
-    known = args if prefix else module.Hyperparameters(
-        scheduled_steps=1840, train_steps=1880)  # for which they are known
-    for step, expected in known_values(milestone.id)["target_weights"]["steps"]:
-        assert module.target_weights(step, known) == pytest.approx(expected, abs=1e-8)
+    args, known = module.Hyperparameters(), known_values(milestone.id)["target_weights"]
+    some = module.Hyperparameters(**known["run"])  # for which they are known
+    for step, expected in known["steps"]:
+        assert module.target_weights(step, some) == pytest.approx(expected, abs=1e-8)
     totals = [sum(module.target_weights(step, args)) for step in range(args.train_steps)]
     assert totals == sorted(totals, reverse=True)
-    assert (totals[0], totals[-1]) == (2 if prefix else 1.75, 1)
+    assert (totals[0], totals[-1]) == (known["total"], 1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from snapshots import (
     MANIFEST,
     by_id,
     declaring,
-    four_matrices,
+    handles,
     known_values,
     load_snapshot,
     micro_args,
@@ -207,9 +207,7 @@ def evened(update):
 def test_each_matrix_moves_as_far_as_muon_says_and_its_columns_alike(milestone, monkeypatch):
     module = load_snapshot(milestone)
     model, args, muon = fresh_muon(module, monkeypatch, momentum=0.0, lr=0.1, weight_decay=0.0)
-    factors = dict.fromkeys(
-        ("c_qkvo", "c_qk", "c_vo"), getattr(args, "attention_lr_factor", 1))
-    factors |= dict(c_fc=args.mlp_in_lr_factor, c_proj=getattr(args, "mlp_out_lr_factor", 1))
+    factors = handles(module).lr_factors(args)
     named = {name: param for name, param in model.named_parameters()
              if any(param is other for other in matrices_of(muon))}
     before = {name: param.detach().clone() for name, param in named.items()}
@@ -217,9 +215,8 @@ def test_each_matrix_moves_as_far_as_muon_says_and_its_columns_alike(milestone, 
         param.grad = torch.randn_like(param) * (0.05 + torch.rand(param.size(-1)))
     muon.step()
     for name, param in named.items():
-        part, m = name.split(".")[-1], len(param)
-        blocks = (param.grad.view(4, m, m) if part == "c_qkvo" else
-                  param.grad if part in ("c_qk", "c_vo") else param.grad[None])
+        part = name.split(".")[-1]
+        blocks = handles(module).stack(part, param.grad)
         expected = [orthogonalize(module)(block[None], torch.float32)[0] for block in blocks]
         if part in factors:  # gates are left as they are
             expected = [evened(block) for block in expected]
@@ -251,9 +248,7 @@ def test_matrices_without_a_gradient_shrink_by_the_square_of_the_rate(milestone,
     module = load_snapshot(milestone)
     model, args, muon = fresh_muon(module, monkeypatch)
     rate = 0.7 * args.muon_lr  # the schedule's; it counts twice, the factor once
-    strengths = dict.fromkeys(
-        ("c_qkvo", "c_qk", "c_vo"), getattr(args, "attention_lr_factor", 1))
-    strengths |= dict(c_fc=args.mlp_in_lr_factor, c_proj=getattr(args, "mlp_out_lr_factor", 1))
+    strengths = handles(module).lr_factors(args)
     before = {}
     for name, param in model.named_parameters():
         torch.nn.init.normal_(param)
@@ -329,7 +324,7 @@ def test_the_parts_are_those_of_the_parents_matrix(milestone):
     weights = plain.state_dict()
     for layer, block in enumerate(plain.blocks):
         if block.attn is not None:
-            q, k, v, o = four_matrices(block.attn)
+            q, k, v, o = handles(block.attn).matrices(block.attn)
             del weights[f"blocks.{layer}.attn.c_qkvo"]
             weights[f"blocks.{layer}.attn.c_qk"] = torch.stack([  # by pairs (0, 1), (2, 3), (4, 5)
                 matrix[first * 8 : (first + 2) * 8] for matrix in (q, k) for first in (0, 2, 4)])

@@ -62,7 +62,7 @@ def evaluate(run: Path, tasks: list[str], args: argparse.Namespace) -> dict[str,
     from speedrun.sample import load_run, vocabulary_of
 
     trained, file = load_run(run), find_checkpoint(run)
-    vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))
+    vocabulary = vocabulary_of(trained.args.vocab_size, trained.first_token)
     if vocabulary.note:
         raise UserError(f"{short(run)}: {vocabulary.note}; text cannot be scored without it")
     found: dict[str, object] = dict(run=str(run), step=trained.step)

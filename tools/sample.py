@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     from speedrun.sample import load_run, vocabulary_of  # torch, which takes seconds
 
     trained = load_run(args.run)
-    vocabulary = vocabulary_of(trained.args.vocab_size, getattr(trained.args, "bos_id", None))
+    vocabulary = vocabulary_of(trained.args.vocab_size, trained.first_token)
     if vocabulary.note:
         note(vocabulary.note)
     note(f"{short(args.run)}: step {trained.step}, on {trained.device.type}, "

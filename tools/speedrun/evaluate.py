@@ -303,7 +303,8 @@ def val_loss(
     if tokens and tokens >= length:  # the last token is only a target
         raise UserError(f"{short(file)} has {length:,} tokens; --val-tokens may be at most"
                         f" {length - 1:,}")
-    tokens = tokens or getattr(trained.args, "val_tokens", load_glossary()["val_tokens"].tiny)
+    own = trained.handles.val_tokens(trained.args)
+    tokens = tokens or own or load_glossary()["val_tokens"].tiny
     rows = min(tokens, length - 1) // T
     if not rows:
         raise UserError(f"{short(file)} and {tokens:,} tokens of it hold no sequence of {T}")

@@ -11,11 +11,12 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.blocks import split_blocks
 from speedrun.history.glossary import load_glossary
+from speedrun.history.handles import Handles
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.history.tokens import stages
 from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
 from speedrun.run.log import SCRIPT
-from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.find import handles_for, load_snapshot
 from speedrun.scripts.sizes import BYTE_VOCABULARIES, length_names, longest_dense
 
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
@@ -25,7 +26,8 @@ GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 @dataclass(frozen=True)
 class Trained:
     """A model in evaluation mode, the device that it is on, its hyperparameters, the most tokens
-    that it can be given at once, and the optimizer steps that it was trained for.
+    that it can be given at once, the optimizer steps that it was trained for, and how to get hold
+    of its script's parts.
 
     cached: the same model, with the same weights, as the class of a generating milestone, called
     cached_by, which reads a token only once; new_caches makes what it fills. None without such.
@@ -36,6 +38,7 @@ class Trained:
     args: object
     context: int
     step: int
+    handles: type[Handles]
     cached: torch.nn.Module | None = None
     cached_by: str | None = None
     new_caches: Callable[[], list] | None = None
@@ -43,9 +46,12 @@ class Trained:
     @property
     def markers(self) -> range | None:
         """The ids of start, user, assistant and end; None where a run knows no conversations."""
-        if not hasattr(self.args, "checkpoint"):
-            return None
-        return range(self.args.bos_id, self.args.bos_id + 4)
+        return self.handles.markers(self.args)
+
+    @property
+    def first_token(self) -> int | None:
+        """The id with which documents begin; None where the run's script knows of none."""
+        return self.handles.first_token(self.args)
 
 
 def load_run(run: Path) -> Trained:
@@ -64,7 +70,7 @@ def load_run(run: Path) -> Trained:
     switches = load_glossary().column("cpu") | dict(bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
     try:
-        module = load_snapshot(script)
+        module, handles = load_snapshot(script), handles_for(script)
         defaults = vars(module.Hyperparameters())
         if differing := sorted(defaults.keys() ^ hyperparameters.keys()):
             raise ValueError(f"only one of the two has {', '.join(differing)}")
@@ -76,7 +82,8 @@ def load_run(run: Path) -> Trained:
     except (Exception, SystemExit) as error:  # a script of any origin, numbers of any kind
         raise UserError(f"{short(file)} does not fit {short(script)}: {brief(error)}") from None
     device = torch.device("cuda" if cuda else "cpu")
-    trained = Trained(model.to(device).eval(), device, args, context, checkpoint["step"])
+    trained = Trained(model.to(device).eval(), device, args, context, checkpoint["step"],
+                      handles)
     twin = cached_twin(script.read_text(encoding="utf-8"))
     return _with_cache(trained, twin) if twin else trained
 

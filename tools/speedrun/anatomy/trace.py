@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from speedrun.history.handles import Handles
 from speedrun.history.manifest import Milestone
-from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.find import handles_for, load_snapshot
+from speedrun.scripts.sizes import length_names
 
 TOKENS = 3072  # one document, longer than any window of a record
 HEAD_DIM, VOCABULARY = 16, 64  # of the model that runs; sizes are counted at full width
@@ -79,14 +81,14 @@ def anatomy(milestone: Milestone) -> Anatomy:
 
 def trace(module: ModuleType, name: str = "") -> Anatomy:
     """The Anatomy of the model of an imported snapshot."""
-    args = module.Hyperparameters()
+    args, handles = module.Hyperparameters(), handles_for(module.__file__)
     with torch.device("meta"):
         full = module.GPT(args)
     small = replace(args, model_dim=args.num_heads * HEAD_DIM, vocab_size=VOCABULARY)
-    T = min(TOKENS, getattr(args, "seq_len", TOKENS))
+    T = min(TOKENS, getattr(args, length_names(vars(args))[0]))
     with torch.random.fork_rng(devices=[]):
         model = module.GPT(small).eval()
-    tracer = Tracer(model, T)
+    tracer = Tracer(model, T, handles)
     with torch.no_grad(), tracer:
         logits = model(torch.ones(1, T, dtype=torch.int64))
     tracer.kept.clear()  # hooks hold the tracer in a cycle, so its tensors would stay for long
@@ -100,15 +102,14 @@ def trace(module: ModuleType, name: str = "") -> Anatomy:
         hidden_dim=largest // args.model_dim, vocab_size=args.vocab_size,
         layers=tuple(tracer.layer(i) for i in range(len(model.blocks))),
         skips=tracer.skips(), subtracted=tracer.subtracted(),
-        tables=tuple(sorted(tracer.tables - tracer.streams.keys())),
+        tables=tuple(sorted(tracer.tables - handles.STREAMS.keys())),
         learned_positions="pos_embed" in tracer.tables,
         tied=model.embed.weight is model.lm_head.weight or "lm_head" in tracer.tables,
         smear=any("smear" in source for source in tracer.used["block 0"]),
         rotating=tracer.rotating, qk_norm=tracer.qk_norm, norm=tracer.norm,
         activation=tracer.activation,
         cap=None if high >= BEYOND / 2 else (low, high),
-        fp8=hasattr(args, "use_fp8"),  # off where there is no GPU
-        documents=hasattr(model, "bos_id"),
+        fp8=handles.HEAD_IN_FP8, documents=handles.READS_DOCUMENTS,
     )
 
 
@@ -122,6 +123,7 @@ class Tracer(TorchFunctionMode):
 
     model: torch.nn.Module
     tokens: int
+    handles: type[Handles]
     used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     tables: set[str] = field(default_factory=set)
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -131,9 +133,6 @@ class Tracer(TorchFunctionMode):
     qk_norm: bool = False
     norm: str = ""
     activation: str = ""
-    # Tables that feed the residual stream, and what they are called; the others give values.
-    streams = {"embed": "embed", "lm_head": "embed", "pos_embed": "positions",
-               "bigram_embed": "bigrams"}
 
     def __post_init__(self):
         super().__init__()
@@ -147,9 +146,10 @@ class Tracer(TorchFunctionMode):
             self._watch(block.mlp, f"mlp {i}")
         self._watch(self.model.lm_head, "head")
         self.model.lm_head.register_forward_hook(self._beyond)
+        rotaries = self.handles.rotaries(self.model)
         for module in self.model.modules():
-            module.register_forward_hook(self._rotates if hasattr(module, "cos") else
-                                         self._coefficients)
+            module.register_forward_hook(
+                self._rotates if module in rotaries else self._coefficients)
 
     def layer(self, i: int) -> Layer:
         """What the run showed of layer i."""
@@ -241,7 +241,7 @@ class Tracer(TorchFunctionMode):
             (name,) = names
             table = name.removeprefix("w:").removesuffix(".weight")
             self.tables.add(table)
-            names = frozenset({self.streams.get(table, f"table {table}")})
+            names = frozenset({self.handles.STREAMS.get(table, f"table {table}")})
         if called == "unbind" and names and names <= {f"table {table}" for table in self.tables}:
             return self._several(names, output)
         if not layers and (called in ("sub", "__sub__", "sub_") or called in ("mul", "__mul__")

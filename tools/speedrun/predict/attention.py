@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from speedrun.compat import flash_attention
-from speedrun.scripts.sizes import length_names
+from speedrun.scripts.find import handles_for
+from speedrun.scripts.sizes import fitting, length_names
 
 ROWS = 32  # of tiles, of which one is asked: most are alike
 
@@ -61,15 +62,16 @@ def _listing(counts, rule, KV_LEN, BLOCK_SIZE):
 
 def keys_per_query(module, args, step: int) -> float | None:
     """Keys per query in the window of `step`, the mean over the layers: those in the tiles that the
-    masks of FlexAttention list, or those that FlashAttention sees; None without either.
+    masks of FlexAttention list, or those that FlashAttention sees; None without masks.
 
     The script's model runs, made narrow, on one sequence. The sequence is one document, so this is
     an upper bound: shorter documents leave fewer keys. A mask's rule is applied to one of ROWS rows
     of tiles.
     """
-    if not {"flex_attention", "varlen_attn"} & vars(module).keys():
+    handles = handles_for(module.__file__)
+    if not handles.WINDOW:
         return None
-    keys, window_size = [], getattr(module, "window_size", None)
+    keys = []
 
     def sampled_mask(rule, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE=128):
         zero, every = torch.tensor(0), torch.arange(KV_LEN)
@@ -91,20 +93,14 @@ def keys_per_query(module, args, step: int) -> float | None:
         keys.append((positions.clamp(max=window_size[0]) + 1).float().mean().item())
         return v
 
-    def window_of_step(_last_step, args):  # for the window with which a model is sampled
-        return window_size(step, args)
-
-    on_a_cpu = {name: False for name in ("bf16", "use_triton") if hasattr(args, name)}
+    on_a_cpu = fitting(dict(bf16=False, use_triton=False), vars(args))
     narrow = dataclasses.replace(args, model_dim=4 * args.num_heads, vocab_size=16, **on_a_cpu)
     with (patch.object(module, "create_block_mask", sampled_mask, create=True),
           patch.object(module, "varlen_attn", counted, create=True),
-          patch.object(module, "flex_attention", noted, create=True),
-          patch.object(module, "window_size", window_of_step, create=True), torch.no_grad()):
+          patch.object(module, "flex_attention", noted, create=True), torch.no_grad()):
         seq_len = getattr(args, length_names(vars(args))[0])
         model = module.GPT(narrow).eval()
-        if hasattr(model, "set_window"):  # since 08a with the window of long layers
-            sizes = window_size, getattr(module, "long_window_size", None)
-            model.set_window(*(size(step, args) for size in sizes if size is not None))
+        handles.set_window(model, *handles.window_at(module, step, args))
         model(torch.zeros((1, seq_len), dtype=torch.int64))
     return sum(keys) / len(keys) if keys else None
 
@@ -116,5 +112,5 @@ def replace(module, compiled: bool) -> None:
     if compiled:
         return
     for name, function in (("flex_attention", fused), ("create_block_mask", block_mask)):
-        if hasattr(module, name):
+        if name in vars(module):  # imported
             setattr(module, name, function)

@@ -3,8 +3,10 @@
 import functools
 import os
 import tempfile
+from concurrent import futures
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -25,8 +27,8 @@ from speedrun.predict.cards import Card
 from speedrun.predict.observer import WORKSPACES, Observer
 from speedrun.predict.prediction import STEPS, Kernel
 from speedrun.run.data import HEADER_BYTES, MAGIC, VERSION
-from speedrun.scripts.find import load_snapshot
-from speedrun.scripts.sizes import length_names
+from speedrun.scripts.find import handles_for, load_snapshot
+from speedrun.scripts.sizes import fitting, length_names
 
 
 def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: Card,
@@ -49,12 +51,11 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
         install_compiler(card, observer.kernel, observer.observed)
     if not compiled:
         torch.compile = lambda model, **kwargs: model
-    module = load_snapshot(script)
-    if hasattr(module, "DistributedDataParallel"):
-        module.DistributedDataParallel = functools.partial(
-            distributed_without_data, module.DistributedDataParallel)
-    if hasattr(module, "ThreadPoolExecutor"):
-        module.ThreadPoolExecutor = _AtOnce
+    parallel = torch.nn.parallel
+    without_data = functools.partial(distributed_without_data, parallel.DistributedDataParallel)
+    with (patch.object(parallel, "DistributedDataParallel", without_data),
+          patch.object(futures, "ThreadPoolExecutor", _AtOnce)):
+        module, handles = load_snapshot(script), handles_for(script)
     attention.replace(module, compiled)
 
     def observed(phase, function):
@@ -91,15 +92,13 @@ def main(script: Path, compiled: bool, assembled: bool, world_size: int, card: C
         args = module.parse_args([*options, *short, f"--log_dir={folder}/log"])
         seq_len, val_seq_len = (getattr(args, name) for name in length_names(vars(args)))
         args.val_tokens = args.micro_batch_size * val_seq_len * world_size
-        first_token = getattr(args, "bos_id", 0)
+        first_token = handles.first_token(args) or 0
         args.train_files = _shard(
             folder, "train", stages(vars(args)) * STEPS * args.total_batch_size + 1,
-            getattr(args, "max_document_len", seq_len), first_token)
+            handles.longest_document(args) or seq_len, first_token)
         args.val_files = _shard(folder, "val", args.val_tokens + 1, val_seq_len, first_token)
-        if hasattr(args, "prefix_file"):
-            args.prefix_file = "none"  # a table of the same size, in which no token has a prefix
-        if not compiled and hasattr(args, "use_triton"):
-            args.use_triton = False  # a kernel by itself wants a device
+        without = {} if compiled else dict(use_triton=False)  # a kernel by itself needs a device
+        vars(args).update(handles.EMPTY_FILES | fitting(without, vars(args)))
         if compiled:
             observer.keys_per_query = attention.keys_per_query(module, args, STEPS - 1)
         with FakeTensorMode(allow_non_fake_inputs=True), observer:
@@ -122,7 +121,7 @@ def short_run(hyperparameters: type) -> dict[str, int]:
     values |= dict.fromkeys(glossary.of_kind("interval"), 0)
     if stages(vars(hyperparameters)) > 1:
         values["scheduled_steps"] = STEPS - 1
-    return {name: value for name, value in values.items() if hasattr(hyperparameters, name)}
+    return fitting(values, vars(hyperparameters))
 
 
 def _backward(function, observer):

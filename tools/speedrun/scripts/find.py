@@ -17,6 +17,7 @@ from speedrun.base.errors import UserError
 from speedrun.history.blocks import statements
 from speedrun.history.fields import default_hyperparameters, hyperparameter_types
 from speedrun.history.glossary import load_glossary
+from speedrun.history.handles import Handles, handles_of
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
 # How a script reads a value of each type that a hyperparameter may have.
@@ -69,8 +70,8 @@ def find_script(target: str) -> Script:
     """The Script for a milestone's id, for `train` (the learner's script), or for the path of a
     train_gpt.py or of its folder.
 
-    A script that is no milestone gets the tiny overrides of the milestone with the most similar
-    set of hyperparameters, except those that it does not have. Raises UserError or ManifestError,
+    A script that is no milestone gets the tiny overrides of the nearest milestone, except those
+    that it does not have. Raises UserError or ManifestError,
     both with one line, if there is no such script.
     """
     manifest = load_manifest()
@@ -80,10 +81,36 @@ def find_script(target: str) -> Script:
         tiny = manifest.overrides(milestone, "tiny")
         return Script(milestone.slug, path, milestone, defaults, types, tiny, milestone)
     name = target if target == "train" else path.resolve().parent.name
-    nearest = min(manifest.milestones,
-                  key=lambda m: len(default_hyperparameters(m.script).keys() ^ defaults.keys()))
+    nearest = nearest_milestone(path, manifest)
     tiny = {k: v for k, v in manifest.inherited(nearest, "tiny").items() if k in defaults}
     return Script(name or "run", path, None, defaults, types, tiny, nearest)
+
+
+def nearest_milestone(script: Path, manifest: Manifest) -> Milestone:
+    """The milestone whose hyperparameters, then whose functions and classes, have the most similar
+    set of names to those of a script; raises as default_hyperparameters."""
+    def apart(milestone):
+        one, other = (default_hyperparameters(file).keys() for file in (script, milestone.script))
+        names, others = (_definitions(file.read_text(encoding="utf-8"))
+                         for file in (script, milestone.script))
+        return len(one ^ other), len(names ^ others)
+
+    return min(manifest.milestones, key=apart)
+
+
+@cache
+def _definitions(source):
+    return set(re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE))
+
+
+def handles_for(script: Path | str) -> type[Handles]:
+    """How to get hold of the parts of a script: the handles of the milestone that it is, or of the
+    nearest. Raises as default_hyperparameters."""
+    manifest, script = load_manifest(), Path(script).resolve()
+    for milestone in manifest.milestones:
+        if milestone.script == script:
+            return handles_of(milestone)
+    return handles_of(nearest_milestone(script, manifest))
 
 
 def locate(target: str, manifest: Manifest) -> tuple[Path, Milestone | None]:

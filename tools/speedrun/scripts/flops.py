@@ -1,7 +1,6 @@
 """Counts the arithmetic of a training step from the model itself; needs torch."""
 
 import sys
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from speedrun.compat import FakeTensorMode
 from speedrun.history.glossary import load_glossary
 from speedrun.history.tokens import step_tokens
-from speedrun.scripts.find import load_snapshot
+from speedrun.scripts.find import handles_for, load_snapshot
 from speedrun.scripts.sizes import length_names, longest_dense
 
 
@@ -26,12 +25,13 @@ def training_flops_per_token(script: Path, hyperparameters: dict[str, object]) -
     bound for scripts that mask documents. Raises what the script raises for hyperparameters that do
     not fit it.
     """
-    module = load_snapshot(script)
+    module, handles = load_snapshot(script), handles_for(script)
     args = module.Hyperparameters(**_plain(hyperparameters))
     T = getattr(args, length_names(vars(args))[0])
     half = min(T, longest_dense(vars(module.Hyperparameters()))) // 2
-    per_token, per_pair = _solve(half, 2 * half, *_forward_flops(module, args, half, 2 * half))
-    return 3 * (per_token + per_pair * _mean_visible(module, args, T))
+    counted = _forward_flops(module, handles.countable(args), half, 2 * half)
+    per_token, per_pair = _solve(half, 2 * half, *counted)
+    return 3 * (per_token + per_pair * _mean_visible(module, handles, args, T))
 
 
 def flops_if_countable(script: Path, hyperparameters: dict[str, object]) -> float | None:
@@ -60,8 +60,6 @@ def _plain(hyperparameters):
 
 
 def _forward_flops(module, args, *lengths):
-    if "P" in getattr(args, "window_pattern", ""):  # a slot of a pair sees as many keys as a token
-        args = replace(args, window_pattern=args.window_pattern.replace("P", "S"))
     math = sdpa_kernel(SDPBackend.MATH)  # matrix products, which the counter knows
     with FakeTensorMode(), torch.no_grad(), math:
         model, found = module.GPT(args).requires_grad_(False), []  # the counter examines it
@@ -79,23 +77,15 @@ def _solve(T1, T2, flops1, flops2):
     return flops1 / T1 - b * T1, b
 
 
-def _mean_visible(module, args, T):
+def _mean_visible(module, handles, args, T):
     """Keys that a query sees: the mean over the layers with attention and the run's tokens, where
     T is the length of the first step's sequences, which grow as its batch does."""
     steps = max(args.train_steps, 1)
     lengths = [T * tokens // args.total_batch_size
                for tokens in islice(step_tokens(vars(args)), steps)]
-    windows = [getattr(args, "window", T)] * steps
-    if hasattr(module, "window_size"):
-        windows = [module.window_size(step, args) for step in range(steps)]
-    tile = getattr(args, "tile_size", 1)
-    without = getattr(args, "layer_without_attention", None)
-    pattern = getattr(args, "window_pattern", args.num_layers * "L")
-    kinds = [kind for layer, kind in enumerate(pattern[: args.num_layers]) if layer != without]
-    short = [max(1, window // tile // 2) * tile for window in windows]  # half as many tiles
-    reach = [pair for kind in kinds
-             for pair in zip(lengths, windows if kind == "L" else short, strict=True)]
-    if hasattr(args, "window_growth"):  # exact windows, which do not count the token itself
-        reach, tile = [(length, window + 1) for length, window in reach], 1
+    tile, reach = handles.reach_tile(args), []
+    for step, length in enumerate(lengths):
+        reach += [(length, T if keys is None else keys)
+                  for keys in handles.reach(module, step, args)]
     # each step has the same number of sequences
     return sum(visible_pairs(*pair, tile) for pair in reach) / sum(length for length, _ in reach)

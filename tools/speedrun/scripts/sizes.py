@@ -25,6 +25,11 @@ def length_names(hyperparameters: Container[str]) -> tuple[str, str]:
                  for some in separate)
 
 
+def fitting(values: Mapping[str, object], hyperparameters: Container[str]) -> dict[str, object]:
+    """Those of the values, {name: value}, whose hyperparameters a script has."""
+    return {name: value for name, value in values.items() if name in hyperparameters}
+
+
 def longest_dense(defaults: Mapping[str, object]) -> int:
     """Tokens of a sequence beyond which a dense mask is too large, from a script's own
     hyperparameters: where it pairs heads (the letter P), a token has two rows of the mask."""
