@@ -353,7 +353,6 @@ def test_a_verdict_outlives_a_read_only_disk(script, answers, monkeypatch, capsy
 def test_a_verdict_outlives_its_folder(script, answers, monkeypatch, capsys):
     answers[0].pop()
     learner, out = learner_of(script)
-    monkeypatch.chdir(script.parent)
     shutil.rmtree(script.parent)
     monkeypatch.setattr(commands, "hash_of", lambda _: "")
     monkeypatch.setattr(learner, "existing", lambda: script)

@@ -40,8 +40,8 @@ EVERY = 4  # steps between two validations
 
 
 def few_documents(milestone, **sizes):
-    """The sizes, from 14 on with a quarter of the rows and with longer documents: since 14b, a
-    micro-batch has room for few of them."""
+    """The sizes, with a quarter of the rows and with longer documents where a micro-batch has room
+    for few of them."""
     if not known_values(milestone.id).get("few_documents"):
         return sizes
     return sizes | dict(micro_batch_size=sizes["micro_batch_size"] // 4, max_document_len=96)
