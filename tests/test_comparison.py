@@ -496,5 +496,5 @@ def test_ablation_leaves_out_each_gain_that_the_machine_has():
 
 def test_pictures_need_no_backend_of_the_users():
     code = (f"import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})\n"
-            "from speedrun.compare.plot import new_figure\nnew_figure((1, 1))")
+            "from speedrun.compare.plot import _new_figure\n_new_figure((1, 1), 1)")
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"MPLBACKEND": "x"}, check=True)

@@ -209,7 +209,7 @@ def test_missing_checks_are_told_apart_from_a_wrong_answer(lesson, monkeypatch, 
 def test_show_diff_shows_the_change(lesson, monkeypatch):
     shown = []
     monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
-    lesson.show_diff("02", "03", "Muon")
+    lesson.show_diff("02", "03", "Muon", why=False)
     assert len(shown) == 1 and shown[0].startswith("**`Muon`**\n```diff\n")
     assert "+            dist.all_reduce(flat)" in shown[0]
     shown.clear()

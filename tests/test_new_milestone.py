@@ -51,7 +51,6 @@ idea = "One stack of four matrices."
 kind = "systems"
 changes = ["Hyperparameters", "CausalSelfAttention", "muon_groups"]
 shows = "CausalSelfAttention"
-parameters = {LAST.parameters}
 besides = ["It never was a record."]
 lesson = "{LAST.lesson}"
 """
@@ -173,7 +172,7 @@ def test_it_trains_and_writes(clone, small):
 
 def test_it_is_compared_and_taken(clone, tmp_path):
     told = start(clone, "tools/diff_milestones.py", LAST.id, NEW.id)
-    assert f"{NEW.id} Thrown away. A copy" in told and "kernel_warmup_steps: int = 4" in told
+    assert f"{NEW.id} Thrown away. One stack" in told and "kernel_warmup_steps: int = 4" in told
     script = tmp_path / "train_gpt.py"
     start(clone, "tools/check_train.py", NEW.id, "--take", "--script", script)
     listed = start(clone, "tools/check_train.py", "--list", "--script", script).splitlines()

@@ -177,7 +177,8 @@ def some_conversations():
     conversations.make_builtin()
     args = e2a.Hyperparameters(
         val_file=conversations.files_in(BUILTIN)["val_file"], vocab_size=260, bos_id=256,
-        num_layers=2, num_heads=2, model_dim=32, seq_len=256, bf16=False, compile=False)
+        num_layers=2, num_heads=2, model_dim=32, seq_len=256, micro_batch_size=4, bf16=False,
+        compile=False)
     found, _counts = e2a.read_conversations(args.val_file, args)
     return found[::2], found[1::4], args
 

@@ -90,7 +90,10 @@ ELSEWHERE = {
     "settings of tests and numbers of cards": """form micro micro_steps record notes small_model
         small_sizes small_training_rates small_training_within moved_scalars aligned
         small_loss_in_bfloat16_within norm_epsilon filler tall init python shards_in_memory
-        full_scores softcap_at rotary_in_float32""",
+        full_scores softcap_at rotary_in_float32 few_documents""",
+    "where tests find a part": """picture attention_writes adam_groups head_in_loss gated_tables
+        networks table_factors bfloat16_parts gates_read_tables products init_layers
+        unused_in_small head_rows""",
     "counts of shapes, rows or bytes": """tensors initial_loss all_reduce reduce_scatter
         all_gather traffic muon_batches bfloat16_tensors document_starts kernel_tiles state_bytes
         owners owned_shapes owned_layers stream_gates token_passes step_flops cache_bytes""",

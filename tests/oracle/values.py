@@ -93,8 +93,9 @@ def rows(M):
 
 
 def target_weights(M, stated):
-    f = M.record.but(scheduled_steps=1270 if M.record.prefixes else 1840)  # as stated
-    return dict(steps=[[s, schedules.target_weights(f, s)] for s, _ in stated["steps"]])
+    f = M.record.but(**stated["run"])
+    return stated | dict(total=sum(schedules.target_weights(f, 0)),
+                         steps=[[s, schedules.target_weights(f, s)] for s, _ in stated["steps"]])
 
 
 # ---- layers and losses ----
@@ -207,7 +208,7 @@ MAKERS = dict(
     tokens=lambda M, stated: 8 * sum(rows(M)), target_weights=target_weights,
     tied=lambda M, stated: dict(last_step=schedules.last_tied_step(M.record)), rotary=rotary,
     yarn=yarn, attention=attention, bigrams=bigrams, toy=toy, prefix_toy=prefix_toy,
-    cap=lambda M, stated: dict(
+    cap=lambda M, stated: stated | dict(
         capped=[[z, capped(M, tensor(z)).item()] for z, _ in stated["capped"]]),
     orthogonalized=orthogonalized, exchange=exchange, adam=adam, even_out=even_out,
     cautious_update=lambda M, stated: stated | dict(updated=m.cautious(
