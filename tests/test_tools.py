@@ -104,7 +104,7 @@ def test_the_readme_shows_the_stations(manifest, records):
         m.id for m in manifest.milestones if not m.id[-1].isalpha()]
     assert "| 22.3 | 3.25B | 123,532,032 | [read](lessons/01_muon.ipynb) |" in table
     told = readme.claim(manifest, records).replace("\n", " ")
-    assert "took 45 minutes" in told and f"now {records[-1].minutes:g} minutes." in told
+    assert "took 45 minutes" in told and f"now {records[-1].minutes:g} minutes (accepted" in told
     assert f"The {len(manifest.milestones)} scripts" in told
     assert "step by step: read" in told  # down to the last record
     told = readme.claim(manifest, [records[0], replace(records[-1], minutes=1.0)])
@@ -268,6 +268,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     seen = capsys.readouterr()
     assert seen.out.splitlines() == [
         "stale: history/README.md: table milestones",
+        "stale: history/README.md: table saved",
         "stale: history/README.md: table records",
         "stale: history/records.svg",
         "stale: history/causes.svg",

@@ -6,7 +6,6 @@ the block.
 """
 
 import ast
-import difflib
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -99,8 +98,10 @@ def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
 
 def merge_names(old: list[str], new: list[str]) -> list[str]:
     """The names of both lists, in the order of `new`, each removed name where it stood."""
+    from difflib import SequenceMatcher  # slow to import, and --help does not need it
+
     merged = []
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         merged += new[j1:j2] if tag == "equal" else old[i1:i2] + new[j1:j2]
     return list(dict.fromkeys(merged))

@@ -120,8 +120,7 @@ class Handles:
         validations have it. Without windows it does nothing."""
 
     def last_windows(args):
-        """(window, long window) of the validation after the last step."""
-        return args.window_end, args.window_end
+        """(window, long window) of the validation after the last step, where they differ."""
 
     def windows(module, args):
         """The windows of the schedule's stages and of what follows them, in order."""
