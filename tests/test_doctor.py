@@ -183,7 +183,7 @@ def test_eight_h100(computer, report):
     assert lines["ranks"]["text"] == "nccl on GPUs"
     assert lines["FlashAttn-3"]["text"] == "works; used by 1 milestone"
     assert lines["00_baseline"]["text"] == "CUDA: bf16, compiled"
-    assert lines["FlexAttention"]["text"] == f"works; used by {len(WITH_FLEX)} milestones"
+    assert lines["FlexAttention"]["text"] == f"works; used by {len(WITH_FLEX)} milestone"
     assert lines["Triton"]["text"] == f"works; used by {len(NAMES)} milestones"
     computer.has_gpus(H100, modules=("triton",))
     line = report()[1]["FlashAttn-3"]

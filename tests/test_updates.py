@@ -309,7 +309,7 @@ def test_the_first_two_steps_only_shrink(milestone, shards, tmp_path):
 
 # ---- 14b: a group's parameters are stacks of matrices, one of them pairs of heads ----
 
-PAIRED = having("attn.c_qk", "muon_groups", "Muon")
+PAIRED = having("attn.c_qk for", "muon_groups", "Muon")
 STACKED = having("cautious_update", "Muon", "muon_groups")  # since 10, which has no decay yet
 
 
