@@ -86,7 +86,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    """Constant at 1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
     return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
 
@@ -217,7 +217,7 @@ def count_slots(rows, args):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -232,7 +232,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even, sin odd
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); only the sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -321,7 +321,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)  # initially uniform: a loss of ln(vocab_size)
+        nn.init.zeros_(self.lm_head.weight)  # uniform predictions: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # the residual stream takes its dtype
 
@@ -334,10 +334,10 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0, mask)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
@@ -370,7 +370,7 @@ class Log:
     """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
     def __init__(self, args):
         self.train_steps = args.train_steps
-        self.file = None  # on the other ranks
+        self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -489,10 +489,10 @@ def main(args):
     load_start(model, args)
     model.to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # they are equal; DDP has deprecated its argument for it
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)
@@ -515,7 +515,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
+    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
     dist.destroy_process_group()
 
 

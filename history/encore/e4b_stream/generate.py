@@ -100,7 +100,7 @@ class Writer:
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -115,7 +115,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even, sin odd
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); only the sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -220,7 +220,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)  # initially uniform: a loss of ln(vocab_size)
+        nn.init.zeros_(self.lm_head.weight)  # uniform predictions: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # the residual stream takes its dtype
 
@@ -234,10 +234,10 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0, next(caches))
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, next(caches))
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits

@@ -130,7 +130,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert longest > step_tokens, f"no file {pattern} has more than {step_tokens} tokens"
     for file in itertools.cycle(files):
         shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1])
             assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
@@ -378,7 +378,7 @@ class Log:
     """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
     def __init__(self, args):
         self.train_steps = args.train_steps
-        self.file = None  # on the other ranks
+        self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -421,7 +421,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Optimizers of all parameters; every group remembers its initial learning rate."""
+    """Optimizers of all parameters; every group also holds its initial rate."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     embed_params = [model.embed.weight, model.pos_embed.weight]
     scalar_params = [param for param in model.parameters() if param.ndim == 1]
@@ -436,7 +436,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
     return optimizers
 
 
@@ -521,7 +521,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
         model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
@@ -547,7 +547,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
+    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -99,7 +99,7 @@ def lr_multiplier(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
+    """A shard's uint16 tokens; its header is 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -119,7 +119,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -205,7 +205,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on gradients g / (|g| + 1e-6), per tensor: every step weighs the same in the means."""
+    """AdamW on g / (|g| + 1e-6) for each gradient tensor g, so that large ones do not dominate."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -219,7 +219,7 @@ class Log:
     """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
     def __init__(self, args):
         self.train_steps = args.train_steps
-        self.file = None  # on the other ranks
+        self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -262,7 +262,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters; every group remembers its initial learning rate."""
+    """The optimizers of all parameters; every group also holds its initial rate."""
     optimizers = [NormalizedAdamW(model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]
@@ -270,7 +270,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
     return optimizers
 
 
@@ -355,7 +355,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
@@ -377,7 +377,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
+    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
     dist.destroy_process_group()
 
 

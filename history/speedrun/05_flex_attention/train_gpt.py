@@ -99,7 +99,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 def lr_multiplier(step, args):
-    """1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
+    """Constant at 1, then linear decay to 0 over the last cooldown_steps (arXiv 2405.18392)."""
     return min(1.0, (args.train_steps - step) / args.cooldown_steps)
 
 
@@ -111,7 +111,7 @@ def muon_momentum(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
+    """A shard's uint16 tokens; its header is 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -131,7 +131,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; token `end` is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -144,7 +144,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -159,7 +159,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even, sin odd
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); only the sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -266,7 +266,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, rotary) for _ in range(args.num_layers))
         self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))
         self.lm_head = Linear(args.model_dim, args.vocab_size, bias=False)
-        nn.init.zeros_(self.lm_head.weight)  # initially uniform: a loss of ln(vocab_size)
+        nn.init.zeros_(self.lm_head.weight)  # uniform predictions: a loss of ln(vocab_size)
         if args.bf16:
             self.embed.bfloat16()  # the residual stream takes its dtype
 
@@ -280,10 +280,10 @@ class GPT(nn.Module):
             x, first_v = block(x, first_v, x0, mask)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
@@ -298,7 +298,7 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
+    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20]: a slope this steep misses 1.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
     X = matrices.to(dtype)  # (N, m, n)
@@ -334,12 +334,12 @@ class Muon(torch.optim.Optimizer):
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)  # all updates
             slots = dict(zip(params, flat.split(sizes), strict=True))
             matrices_of_shape = defaultdict(list)  # one batch per shape
-            # Rank i mod world_size owns matrix i: only this rank keeps its momentum and updates it.
+            # Rank i mod world_size owns matrix i: it keeps the momentum and computes the update.
             for matrix in params[dist.get_rank() :: dist.get_world_size()]:
                 matrices_of_shape[matrix.shape].append(matrix)
             for (rows, cols), matrices in matrices_of_shape.items():
                 grads = torch.stack([matrix.grad for matrix in matrices])  # (N, rows, cols)
-                state = self.state[matrices[0]]  # the whole batch's
+                state = self.state[matrices[0]]  # it holds the momentum of the whole batch
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(grads)
                 momenta = nesterov_update(grads, state["momentum_buffer"], group["momentum"])
@@ -358,7 +358,7 @@ class Log:
     """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
     def __init__(self, args):
         self.train_steps = args.train_steps
-        self.file = None  # on the other ranks
+        self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -401,7 +401,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
@@ -419,7 +419,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
     return optimizers
 
 
@@ -506,10 +506,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # one graph per bucket: sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # they are equal; DDP has deprecated its argument for it
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -529,7 +529,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle: its threads could abort the exit
+    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
     dist.destroy_process_group()
 
 

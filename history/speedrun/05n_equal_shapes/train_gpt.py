@@ -45,8 +45,8 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches use tokens better
-    train_seq_len: int = 49_152  # tokens per sequence, an eighth of a step: documents end to end
+    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
+    train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
     # model
@@ -57,7 +57,7 @@ class Hyperparameters:
     value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
-    fp8_weight_scale: float = 2.0**9  # the record's; clamps the head's weights beyond 448 / 2^9
+    fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
     fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -71,7 +71,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-10  # 8 times the record's, because gradients are sums over 8 ranks
+    adam_eps: float = 8e-10  # 8 times the record's: its gradients are means of 8 ranks, not sums
     train_steps: int = 1750
     scheduled_steps: int = 1750  # the step at which the schedules of rate and window end
     cooldown_frac: float = 0.45  # share of scheduled_steps, so the cooldown scales with the run
@@ -128,7 +128,7 @@ def window_size(step, args):
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
+    """A shard's uint16 tokens; its header is 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -184,7 +184,7 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    """a (M, K) times b (N, K) transposed, as `dtype`, divided by the scales of both."""
     # Tensor cores need both operands contiguous along K; fast accumulation keeps fewer bits.
     inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
@@ -193,7 +193,7 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight):
@@ -247,7 +247,7 @@ class Rotary(nn.Module):
         # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); cos is even, sin odd
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); only the sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -398,10 +398,10 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, masks)
             skips.append(x)
         for block, weight in zip(self.blocks[half:], self.skip_weights, strict=True):
-            x = x + weight * skips.pop()  # the first pop is x: (1 + weight) x, as in the record
+            x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a cheaper tanh(u).
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -416,7 +416,7 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors. Values in [0.0015, 1] end in [0.68, 1.20], not at 1, as the slope a at 0 is so steep.
+    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20]: a slope this steep misses 1.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -430,7 +430,7 @@ def newton_schulz(matrices, dtype):
 
 def muon_update(grads, momentum_buffer, momentum, dtype):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean; its scale does not matter
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype)
 
 
@@ -455,7 +455,7 @@ class Muon(torch.optim.Optimizer):
             updates = params[0].new_zeros(share, *params[0].shape, dtype=self.dtype)
             if matrices:
                 grads = torch.stack([matrix.grad for matrix in matrices])  # (N, ..., m, n)
-                state = self.state[matrices[0]]  # the whole batch's
+                state = self.state[matrices[0]]  # it holds the momentum of the whole batch
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(grads)
                 # A tensor: a new Python float would recompile.
@@ -477,7 +477,7 @@ class Log:
     """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
     def __init__(self, args):
         self.train_steps = args.train_steps
-        self.file = None  # on the other ranks
+        self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -520,7 +520,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim >= 2]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
@@ -538,7 +538,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
     return optimizers
 
 
@@ -596,8 +596,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Logit gradients are at most 30 / 7.5 / 4 = 1: the cap's slope, for one target.
-            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
+            # Logit gradients are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            (loss * targets.numel()).backward()  # of a sum, which FP8's scale and adam_eps suit
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)

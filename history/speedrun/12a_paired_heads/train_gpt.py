@@ -70,8 +70,8 @@ class Hyperparameters:
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 100  # the record's; head inputs are at most sqrt(768) = 28
-    fp8_weight_scale: float = 448 / 1.6  # the record's; clamps the head's weights beyond 1.6
+    fp8_x_scale: float = 448 / 100  # as in the record; inputs reach at most sqrt(768) = 28
+    fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
     fp8_grad_scale: float = 448 / 0.75  # keeps logit gradients far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
@@ -84,7 +84,7 @@ class Hyperparameters:
     muon_lr: float = 0.023  # roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the rate's factor for its second matrix; all as in the record
+    mlp_out_lr_factor: float = 4.0  # the rate's factor for the second matrix of each MLP
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
     muon_weight_decay: float = 1.2  # a step removes rate^2 x factor x this share of a weight
     muon_momentum_start: float = 0.85
@@ -102,7 +102,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for the tables and x0_weights
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
     small_beta2: float = 0.99
-    adam_eps: float = 8e-10  # 8 times the record's, because gradients are sums over 8 ranks
+    adam_eps: float = 8e-10  # 8 times the record's: its gradients are means of 8 ranks, not sums
     adam_weight_decay: float = 0.005  # a step removes rate^2 x this share of a weight
     value_embed_decay_factor: float = 5.0
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
@@ -112,7 +112,7 @@ class Hyperparameters:
     train_steps: int = 1775
     scheduled_steps: int = 1735  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
-    third_stage_lr: float = 1.73  # about 3^0.5, as in the record, though the second is 2^0.6
+    third_stage_lr: float = 1.73  # about 3^0.5, as in the record; the second is about 2^0.6
     cooldown_frac: float = 0.5  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
@@ -153,7 +153,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 class Stage(NamedTuple):
-    """A row of the schedules' table; every step has the same number of sequences."""
+    """A row of the table of schedules; every step has the same number of sequences."""
     seq_len: int  # tokens per training sequence
     peak_lr: float  # lr_multiplier before the cooldown
     window: int  # previous tokens that a token sees
@@ -182,7 +182,7 @@ def stage(step, args):
 
 
 def lr_multiplier(step, args):
-    """The stage's peak, then linear decay to final_lr_multiplier (arXiv 2405.18392)."""
+    """The stage's peak; a linear cooldown blends in final_lr_multiplier (arXiv 2405.18392)."""
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
     return stage(step, args).peak_lr * remaining + (1 - remaining) * args.final_lr_multiplier
 
@@ -197,9 +197,9 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step in which embedding and head are one table: Adam's first from tied_frac on."""
+    """The last step in which embedding and head are one table: Adam's first after tied_frac."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
-    while (step + 1) % args.adam_every:  # Adam rests in this step
+    while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
     return step
 
@@ -217,13 +217,13 @@ def window_size(step, args):
 
 
 def long_window_size(step, args):
-    """The window of layers with a long window; it differs in the last validation."""
+    """The window of layers with a long window: long_window_end in the last validation."""
     return args.long_window_end if step == args.train_steps else window_size(step, args)
 
 
 # ---------------------------------------------- Data ----------------------------------------------
 def open_shard(file):
-    """A shard's uint16 tokens, after a header of 256 int32: magic number, version, count, zeros."""
+    """A shard's uint16 tokens; its header is 256 int32: magic number, version, count, zeros."""
     header = np.fromfile(file, dtype="<i4", count=256)
     tokens = np.memmap(file, dtype="<u2", mode="r", offset=1024)
     assert header[:3].tolist() == [20240520, 1, len(tokens)], f"{file} is not a whole token shard"
@@ -247,9 +247,9 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows come from `packed_rows` and grow with the stages, from step `first` on, where
-    step_tokens and seq_len are step 0's; else each starts where the previous row ends. Blocks of B
-    rows go to the ranks round-robin. A shard's tail that is too short for a step is skipped.
+    If packed, rows come from `packed_rows`, have the length of step `first` and grow with the
+    stages; step_tokens and seq_len are those of step 0. Else a row starts where the previous one
+    ends. Ranks take blocks of B rows in turn. A shard's tail that is too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -269,7 +269,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
-                        f"{shard.filename} has too many documents in {B} rows")
+                        f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
@@ -280,7 +280,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory for its GPU
+    executor = ThreadPoolExecutor(  # one thread, so that batches keep their order; it pins memory
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -288,13 +288,13 @@ def prefetched(batches, args, device):
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless; a generator would start its thread too late
+    return iter(next_batch, None)  # endless; a generator would submit nothing before its first use
 
 
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static size: a start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -317,7 +317,7 @@ def quantize(x, scale, dtype):
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
-    """a (M, K) times b (N, K) transposed, as `dtype`; both were quantised with these scales."""
+    """a (M, K) times b (N, K) transposed, as `dtype`, divided by the scales of both."""
     # Tensor cores need both operands contiguous along K; fast accumulation keeps fewer bits.
     inverses = [torch.full((), 1 / scale, device=a.device) for scale in (a_scale, b_scale)]
     return torch._scaled_mm(a, b.T, *inverses, out_dtype=dtype, use_fast_accum=fast)
@@ -342,7 +342,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # the tile is above the diagonal: one below it stores this part
+            return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
@@ -371,7 +371,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor: plain numbers would become constants, and each pair a kernel to tune.
+    # In a tensor, because each pair of plain numbers would get a kernel of its own to tune.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -382,7 +382,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -441,7 +441,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and softmax scale for `window`: YaRN (arXiv 2309.00071) for each growth."""
+        """Sets tables and softmax scale for `window`: a YaRN step (arXiv 2309.00071) per growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -480,10 +480,10 @@ def attention_masks(inputs, windows, training, args, slots=1):
 
 
 def offset_keys(k):
-    """Keys k (B, T, H, D) whose channels that do not rotate are the previous token's.
+    """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before a key's own, so one layer can be an induction head, which
-    repeats what followed the same token earlier. The shift crosses the starts of documents.
+    A query can match the token before a key's, so one layer can be an induction head, which
+    predicts what followed the same token earlier. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
     fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
@@ -647,7 +647,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # the rotary tables follow it; long layers may see further
+        self.window = window  # also the rotary tables'; layers with a long window see further
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
@@ -691,7 +691,7 @@ class GPT(nn.Module):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# a, b, c of each step, optimal for the range that the previous step leaves (arXiv 2505.16932)
+# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for what the step before leaves.
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -745,7 +745,7 @@ def split(numbers):
 def cautious_update(weights, updates, rates, decay, remainders=None):
     """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
 
-    Such an update takes its weight towards zero anyway (cautious decay, arXiv 2510.12402).
+    Where they agree, the update moves the weight towards zero anyway (arXiv 2510.12402).
     bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
     """
     exact = weights if remainders is None else join(weights, remainders)
@@ -763,7 +763,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)  # eps is added to the uncorrected root
-    param.sub_(update + decay * param * (update * param > 0))  # no update, no decay
+    param.sub_(update + decay * param * (update * param > 0))  # decays where signs agree
 
 
 class ShardedAdam(torch.optim.Optimizer):
@@ -825,7 +825,7 @@ def padded(stacks, world_size):
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n), evened out."""
     grads = grads.to(momentum_buffer.dtype)  # float32: bfloat16 would round small changes away
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean: the update ignores the momentum's scale
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean; its scale does not matter
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return even_out(updates, mean_square, beta)
 
@@ -833,7 +833,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group is one batch; its first num_attentions are stacks (4, n, n), stored as (n, 4n).
+        # A group is one batch; its first num_attentions matrices are (4, n, n), stored as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -899,7 +899,7 @@ class Log:
     """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
     def __init__(self, args):
         self.train_steps = args.train_steps
-        self.file = None  # on the other ranks
+        self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
             self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
@@ -958,8 +958,8 @@ def muon_groups(model, args):
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group remembers its initial rate."""
-    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # gradients are noisy
+    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
     value_params = [*model.value_embeds.parameters()]
     table_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -986,7 +986,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each exactly once
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
     return optimizers
 
 
@@ -1046,7 +1046,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
         windows = window_size(step, args), long_window_size(step, args)
-        if windows != (model.window, model.long_window):  # validation also uses them
+        if windows != (model.window, model.long_window):  # before the validation, which uses them
             model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():
@@ -1059,7 +1059,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, tied, weights[step])
             # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
-            (loss * targets.numel()).backward()  # a sum, so that FP8's scale fits any layout
+            (loss * targets.numel()).backward()  # of a sum, which FP8's scale and adam_eps suit
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):
@@ -1093,7 +1093,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # each window compiles to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # two graphs per window: to train and to validate
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
