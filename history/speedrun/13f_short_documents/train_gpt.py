@@ -258,7 +258,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
     If packed, rows come from `packed_rows`, have the length of step `first` and grow with the
     stages; step_tokens and seq_len are those of step 0. Else a row starts where the previous one
-    ends. Ranks take blocks of B rows in turn. Tokens at a shard's end that fill no step are skipped.
+    ends. Ranks take blocks of B rows in turn. A shard's last tokens, if no step fits, are skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
