@@ -689,7 +689,7 @@ class Muon(torch.optim.Optimizer):
             updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
                        for part in zip(*parts, strict=True) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            weights[share].addcmul_(rates, torch.cat(updates), value=-1)
+            weights[share].sub_(rates * torch.cat(updates))
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
         for gather in gathers:
             gather.wait()

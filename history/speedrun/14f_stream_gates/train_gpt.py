@@ -632,7 +632,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, c, mask):
         B, T, C = x.shape
-        qk = F.linear(x, c["qkv"] * self.c_qk.flatten(0, 1))  # the norm undoes the scalar
+        qk = F.linear(x, self.c_qk.flatten(0, 1))  # without the scalar, which the norm would undo
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = F.linear(x, c["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:

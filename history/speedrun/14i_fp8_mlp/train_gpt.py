@@ -687,9 +687,9 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
     visible = visible & (distance >= 0) & (distance < window)  # (B, N, block, 2 block)
     scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
     scores = scores.masked_fill(~visible[:, :, None], -math.inf)
-    attention = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6).to(q.dtype)  # only its direction
-    attention = torch.einsum("bnhij,bnih->bnij", attention, blocks(mix))
+    attention = scores.softmax(-1, dtype=torch.float32)
+    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6)  # only its direction
+    attention = (attention * blocks(mix).mT[..., None]).sum(2).to(q.dtype)  # (B, N, block, 2 block)
     y = torch.einsum("bnij,bnjhd->bnihd", attention, with_previous(v))
     return y.flatten(1, 2)[:, :T]
 
@@ -718,7 +718,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, c, mask, documents):
         B, T, C = x.shape
-        qk = F.linear(x, c["qkv"] * self.c_qk.flatten(0, 1))  # the norm undoes the scalar
+        qk = F.linear(x, self.c_qk.flatten(0, 1))  # without the scalar, which the norm would undo
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = F.linear(x, c["qkv"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
