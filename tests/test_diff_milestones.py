@@ -18,6 +18,7 @@ import diff_milestones
 from snapshots import MILESTONES
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
+from speedrun.diff import terminal
 from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, folded_line, passages
 from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
@@ -309,13 +310,59 @@ def test_distant_reasons_are_those_of_few_owners(reasons):
     assert [id for id, _ in arranged("03c", "03e").whys["GPT"]] == ["03d", "03e"]
 
 
+def test_hidden_reasons_are_announced():
+    hidden = "reasons hidden below 100 columns; --why shows them"
+    for columns, asked, announced in (("99", (), True), ("100", (), False),
+                                      ("99", ["--why"], False), ("99", ["--no-why"], False)):
+        shown = diff("03e", "04", *asked, COLUMNS=columns).stdout
+        assert (hidden in shown) is announced, (columns, asked)
+    assert hidden not in diff("04", "03e", COLUMNS="80").stdout  # the way back has none
+
+
+def test_a_reason_names_its_milestone_once(reasons):
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, soft_wrap=True, highlight=False, markup=False)
+    print_arranged(console, arranged("03b", "03d"))
+    text = stream.getvalue()
+    one = text[text.index("── GPT") :].split("\n\n")[0]
+    assert "  03d: Because of 03d" in one and "  by 03d" not in one
+    print_arranged(console, arranged("03", "04"))
+    text = stream.getvalue()[len(text) :]
+    assert "  reasons: --steps --blocks GPT\n" in text[text.index("── GPT") :]
+    assert "--blocks card" not in text and "--blocks Muon\n" not in text  # 03a alone changed it
+
+
+def test_no_formula_is_split():
+    words = "a bound of 0.5 / sqrt(in) or 2 sigmoid(0) = 1 or +-b"
+    for width in range(24, 60):
+        stream = io.StringIO()
+        console = Console(file=stream, width=width, soft_wrap=True, highlight=False, markup=False)
+        terminal._print_wrapped(console, words)
+        text = stream.getvalue()
+        assert " ".join(text.split()) == words
+        assert "0.5 / sqrt(in)" in text and "2 sigmoid(0) = 1" in text
+
+
+def test_a_spilled_line_goes_on_indented_on_a_terminal():
+    new = replaced("    y = x + 1", "    y = x + 1  # " + "long " * 20)
+    for is_terminal in (True, False):
+        stream = io.StringIO()
+        print_changes(Console(file=stream, force_terminal=is_terminal, width=60, soft_wrap=True,
+                              color_system=None), find_difference(FILE, new))
+        at = stream.getvalue().index("+     y = x")
+        first, second, *_ = stream.getvalue()[at:].split("\n")
+        assert (first.rstrip() == "+     y = x + 1  # " + ("long " * 20).rstrip()) != is_terminal
+        assert (second.startswith(" " * 12 + "long") and len(first) <= 60) is is_terminal
+
+
 def test_retunes_are_folded_on_a_terminal_only():
     for is_terminal in (True, False):
         stream = io.StringIO()
         console = Console(file=stream, force_terminal=is_terminal, width=90, soft_wrap=True,
                           color_system=None)
         print_arranged(console, arranged("03e", "04"))
-        assert ("and retunes: Hyperparameters +6 -6, card" in stream.getvalue()) is is_terminal
+        assert ("not shown: Hyperparameters (+6 -6), docstring (+5 -5)" in stream.getvalue()
+                ) is is_terminal
         assert ("── Hyperparameters" in stream.getvalue()) is not is_terminal
         assert not is_terminal or "--blocks Hyperparameters card shows them" in stream.getvalue()
 
@@ -328,7 +375,9 @@ def test_steps_are_the_diffs_one_by_one():
     blocks = diff("03c", "04", "--steps", "--blocks", "Linear").stdout
     assert blocks.count("── ") == 1 and "── Linear" in blocks
     refused = diff("04", "03c", "--steps")
-    assert refused.returncode == 2 and "04_skip_connections is not an ancestor" in refused.stderr
+    assert refused.returncode == 2 and refused.stderr.endswith(
+        "04_skip_connections is not an ancestor of 03c_momentum_warmup; swap them\n")
+    assert "swap" not in diff("p2", "04", "--steps").stderr
 
 
 # ---- nothing is hidden ----
@@ -400,6 +449,9 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
+    alone = changed_values(read_side("05h"), read_side("05i"))["official figures"]
+    assert ("val loss", "—", "3.2770") in alone  # 05h was not measured
+    assert ("minutes", "—", "3.142") in alone
     moved = changed_values(read_side("13b"), read_side("13d"))  # a script of other steps
     assert ("steps", "1,555", "1,775") in moved["official figures"]
     numbers = changed_values(old, new)["hyperparameters"]
@@ -455,12 +507,36 @@ def test_output_in_a_pipe_is_plain_and_whole():
     assert "\x1b" not in ended.stdout
     head, _, body = ended.stdout.partition("\n── ")
     idea = load_manifest().get("04").idea
-    for told in (f"{idea} Records: #11", "minutes     13.1 → 7.2", "2 added"):
-        assert told in head
+    for told in (f"{idea} Records: #11", "minutes 13.1 → 7.2", "2 added"):
+        assert told in " ".join(head.split())
     comparison = find_difference(read_side("03").text, read_side("04").text)
     for change in comparison.changes:
         for line in marked(change, but=INDENTED):
             assert (f"{line[0]} {line[1:]}".rstrip() if line[1:] else line[0]) in body.split("\n")
+
+
+def test_the_newer_script_and_the_caveats_are_named():
+    shown = diff("12", COLUMNS="100").stdout.split("\n")
+    assert shown[1] == "history/speedrun/12_bfloat16_weights/train_gpt.py"
+    at = shown.index("measured effect")
+    caveat = "caveat: contains the interleaving of Adam and Muon, which this chain does not have"
+    assert f"    {caveat}" in shown[at : at + 5]
+
+
+def test_the_way_back_says_what_had_been_gained():
+    shown = " ".join(diff("04", "03e", COLUMNS="100").stdout.split())
+    assert "Undoes 04 Skip connections." in shown
+    assert "04 had gained: 34.04 s less (-7.3%), two official records caveat: doubled" in shown
+    assert "had gained" not in diff("03e", "04").stdout
+
+
+def test_figures_that_do_not_compare_throughout_are_named():
+    note = "official figures do not compare throughout: see 03a, 03d"
+    for option in ((), ["--stat"]):
+        assert note in " ".join(diff("03", "05", *option, COLUMNS="100").stdout.split())
+        assert "do not compare" not in diff("03e", "05", *option, COLUMNS="100").stdout
+    step = " ".join(diff("03", "05", "--steps", "--stat", COLUMNS="100").stdout.split())
+    assert "time not comparable with 03: 03 has the 13.1 minutes of #6;" in step
 
 
 def test_a_milestone_alone_is_compared_with_its_parent():
@@ -480,7 +556,7 @@ def test_stat(files):
     assert f"  parameters  {' → '.join(parameters)}" in lines
     assert "  muon_lr                3.6e-4 → 0.04" in lines
     assert diff("a.py", "b.py", "--stat", cwd=files).stdout.splitlines()[2:] == [
-        "blocks: 1 changed, 7 unchanged",
+        "blocks: 1 changed, 4 unchanged",  # card and two headings are not counted
         "lines: +1 -1; without card, imports and Hyperparameters: +1 -1", "  LIMIT  +1 -1"]
 
 

@@ -14,6 +14,7 @@ from speedrun.figures.causes import causes
 from speedrun.figures.tables import saved_table
 from speedrun.history.effects import EVIDENCE, TIME, TOKENS
 from speedrun.history.gains import (
+    CAVEAT,
     OFFICIAL,
     comparable_base,
     gain_lines,
@@ -160,9 +161,21 @@ def test_a_diff_shows_no_minutes_that_do_not_compare():
     names = [name for name, *_ in changed_values(*sides)["official figures"]]
     assert names == ["val loss"]
     lines = gained(*sides)
-    assert lines[0].startswith("seconds 106.74 → 105.78 (-0.9%), 1,775 steps in both: #59, then")
+    assert lines[0].startswith(
+        "seconds 106.74 → 105.78 (-0.9%), 1,775 steps in both; before: #59; after: #60")
     assert lines[-1].startswith("time and tokens not comparable with 13c: #60 is older than")
     names = [name for name, *_ in changed_values(read_side("03e"), read_side("04"))[
         "official figures"]]
     assert names[:3] == ["minutes", "steps", "tokens"]
     assert gained(read_side("03"), read_side("04")) == []
+
+
+def test_a_caveat_stands_below_its_effect():
+    for id in ("04", "05i", "12"):
+        m = MANIFEST.get(id)
+        lines = gain_lines(MANIFEST, m)
+        for effect in m.effect:
+            if effect.caveat:
+                at = lines.index(f"{CAVEAT}{effect.caveat}")
+                assert lines[at - 1].startswith(effect.measured), id
+    assert sum(line.startswith(CAVEAT) for line in gain_lines(MANIFEST, MANIFEST.get("05i"))) == 2

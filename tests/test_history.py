@@ -400,6 +400,7 @@ def test_get_takes_every_name_of_a_milestone(name, id):
 
 @pytest.mark.parametrize("name, meant", [
     ("moun", "01_muon"), ("flexattention", "05_flex_attention"), ("05z", "05"), ("x" * 40, None),
+    ("99", None), ("p9", None),
 ])
 def test_get_suggests_the_nearest_name(name, meant):
     with pytest.raises(ManifestError) as error:

@@ -179,6 +179,8 @@ def test_a_life_goes_on_in_the_block_that_follows():
     own = block_life(load_manifest(), "polar_express")
     assert [v.milestone.id for v in own if v.milestone.chain == "speedrun"] == [
         id for id, name, _ in found if name == "polar_express"]
+    renamed = diff("--life", "newton_schulz", "--stat").stdout
+    assert "\n  newton_schulz: added, " in renamed and "\n  polar_express: added, " in renamed
     shown = diff("--life", "polar_express", "--stat").stdout
     assert shown.index("prelude\n") < shown.index("\np4a ") and "speedrun\n" in shown
 
@@ -209,7 +211,7 @@ def test_life_shows_each_version_and_its_idea():
     shown = diff("--life", "norm").stdout
     first, second = block_life(load_manifest(), "norm")[:2]
     for m in (first.milestone, second.milestone):
-        assert f"{m.id} {m.title}. {m.idea}" in shown
+        assert f"{m.id} {m.title}. {m.idea}" in " ".join(shown.split())
     assert "\n+ def norm(x):\n" in shown and "\n-     return F.rms_norm" in shown
     stat = diff("--life", "norm", "--stat").stdout
     assert "+ def norm" not in stat and f"\n  {second.change.fate}\n" in stat
@@ -217,7 +219,8 @@ def test_life_shows_each_version_and_its_idea():
 
 @pytest.mark.parametrize("arguments, message", [
     (["09", "--origin", "08"], "--origin takes one milestone, and only the options --stat"),
-    (["09", "--life", "GPT"], "--life takes one block, and only the options --stat"),
+    (["09", "--life", "GPT"], "--life takes no milestone, and only the options --stat"),
+    (["--life", "GPT", "--time"], "--life takes one block, and only the options --stat"),
     (["--life", ""], "--life: the block's name is empty"),
     (["--origin"], "name a milestone"),
     (["--origin", "--life", "GPT"], "not allowed with argument"),

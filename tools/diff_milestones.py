@@ -11,7 +11,9 @@
     python tools/diff_milestones.py 09 --origin                 the milestone that brought each line
     python tools/diff_milestones.py --life CausalSelfAttention  every version of one block
 
-Signs of lines: - removed, + added, > re-indented, « moved from here, » moved to here.
+Signs of lines: - removed, + added, > re-indented, « moved from here, » moved to here;
+⋯ stands for lines that are not shown. A chain is a series of milestones, each made from the one
+before it. The card is the docstring at the top of a script: what it is and what it changes.
 """
 
 import argparse
@@ -67,12 +69,14 @@ def pairs_between(old, new, blocks):
     """
     from speedrun.base.errors import UserError
     from speedrun.diff.difference import find_difference
-    from speedrun.diff.facts import ideas_between, side_of
+    from speedrun.diff.facts import ideas_between, is_undone, side_of
     from speedrun.history.manifest import load_manifest
 
-    steps = [m for title, m in ideas_between(old, new) if not title.startswith("Undoes")]
+    ideas = ideas_between(old, new)
+    steps = [m for title, m in ideas if not is_undone(title)]
     if not (steps and old.milestone and steps[0].parent == old.milestone.id):
-        raise UserError(f"--steps: {old.name} is not an ancestor of {new.name}", 2)
+        swap = "; swap them" if ideas and not steps else ""
+        raise UserError(f"--steps: {old.name} is not an ancestor of {new.name}{swap}", 2)
     for m in steps:
         sides = side_of(load_manifest().get(m.parent)), side_of(m)
         comparison = find_difference(*(side.text for side in sides))
@@ -164,15 +168,15 @@ def parse_args() -> argparse.Namespace:
     chain = parser.add_argument_group("through the chain").add_mutually_exclusive_group()
     chain.add_argument("--origin", action="store_true",
                        help="the script of A, each line behind the milestone that brought it")
-    chain.add_argument("--life", metavar="BLOCK", help="every version of one block, of all chains")
+    chain.add_argument("--life", metavar="BLOCK", help="every version of one block, chain by chain")
     add = parser.add_argument
     add("--blocks", nargs="+", action="extend", default=[], metavar="NAME",
-        help="only these blocks; behind A and B")
+        help="only these blocks; give it after A and B")
     add("--steps", action="store_true", help="milestone by milestone; A is an ancestor of B")
     add("--why", action=argparse.BooleanOptionalAction, help="say why each block changes (default:"
         " in 100 columns or more)")
-    add("--html", type=Path, metavar="FILE", help="write one self-contained page (prints no view"
-        " but one that is asked for)")
+    add("--html", type=Path, metavar="FILE", help="write one self-contained page; prints nothing"
+        " unless a view is named")
     add("--time", action="store_true", help="also train both in turn, A B A B, and compare the"
         " runs")
     add("--scale", choices=["record", "tiny"], help="with --time: sizes (default: record with GPUs"
@@ -189,7 +193,8 @@ def parse_args() -> argparse.Namespace:
         needless = [*filter(None, (args.life and args.a, args.b)), *args.blocks,
                     *["--time"] * args.time, *["--steps"] * args.steps]
         if needless or args.view not in (None, "stat"):
-            way = "--origin takes one milestone" if args.origin else "--life takes one block"
+            way = ("--origin takes one milestone" if args.origin else
+                   "--life takes no milestone" if args.a else "--life takes one block")
             parser.error(f"{way}, and only the options --stat and --html")
     for name in ("scale", "nproc", "train-steps"):
         if getattr(args, name.replace("-", "_")) is not None and not args.time:

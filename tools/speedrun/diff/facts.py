@@ -7,15 +7,24 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import UNKNOWN, short, visible
 from speedrun.diff.difference import Difference
-from speedrun.history.blocks import merge_names
+from speedrun.history.blocks import FREE, merge_names
 from speedrun.history.effects import TIME, TOKENS
 from speedrun.history.fields import read_fields
-from speedrun.history.gains import comparable_base, gain_lines, gain_words, own_gain
+from speedrun.history.gains import (
+    CAVEAT,
+    comparable_base,
+    gain_lines,
+    gain_words,
+    incomparable_lines,
+    own_gain,
+    timed_parts,
+)
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.scripts.find import locate
 from speedrun.scripts.sizes import training_tokens, whole
 
 # The figures that a diff shows, and their formats.
+UNDOES = "Undoes "  # begins the title of an idea that the way leads back from
 FIGURES = {"minutes": "g", "steps": ",", "tokens": ",", "val loss": ".4f", "parameters": ","}
 
 
@@ -87,11 +96,37 @@ def gained(old: Side, new: Side) -> list[str]:
     return gain_lines(load_manifest(), new.milestone) if is_step(old, new) else []
 
 
-def gained_briefly(m: Milestone) -> str:
-    """What a milestone's idea gained, in a few words: its time, else its first own effect."""
-    if gain := own_gain(load_manifest(), m):
-        return gain_words(gain)
-    return next((f"{e.measured}, {e.how}" for e in m.effect if not e.whole), "")
+def gained_briefly(old: Side, new: Side) -> list[tuple[str, Milestone, list[str]]]:
+    """`ideas_between` with what each idea gained, in a few lines: its time, else its first own
+    effect, the caveats, and why its own official figures, if it has any, do not compare. No lines
+    for a parent and its child, of which `gained` says more."""
+    found = []
+    for title, m in ideas_between(old, new):
+        lines = []
+        if not is_step(old, new):
+            gain, parts = own_gain(load_manifest(), m), timed_parts(m)
+            if not gain:
+                parts = [e for e in m.effect if not e.whole][:1]
+            brief = gain_words(gain) if gain else "".join(f"{e.measured}, {e.how}" for e in parts)
+            if brief:
+                lines.append(f"{m.id} had gained: {brief}" if is_undone(title) else brief)
+            caveats = "; ".join(e.caveat for e in parts if e.caveat)
+            lines += [f"{CAVEAT}{caveats}"] * bool(caveats)
+            lines += incomparable_lines(m) if m.minutes else []
+        found.append((title, m, lines))
+    return found
+
+
+def not_comparable(old: Side, new: Side) -> list[str]:
+    """Which official figures do not compare between two sides, and why; if there are several
+    milestones between them, only which of these say more. Nothing if there is no way."""
+    ideas, ends = [m for _, m in ideas_between(old, new)], (old.milestone, new.milestone)
+    if None in ends or not any(a in load_manifest().lineage(b) for a, b in (ends, ends[::-1])):
+        return []
+    if len(ideas) == 1:
+        return incomparable_lines(ideas[0])
+    ids = ", ".join(m.id for m in ideas if m.minutes and m.incomparable)
+    return [f"official figures do not compare throughout: see {ids}"] if ids else []
 
 
 def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
@@ -102,17 +137,18 @@ def all_figures(old: Side, new: Side) -> list[tuple[str, str, str]]:
 
 
 def changed_values(old: Side, new: Side) -> dict[str, list[tuple[str, str | None, str | None]]]:
-    """(name, old, new) of what differs, by its title: the figures that both sides have, and the
-    hyperparameters. Figures of a parent and a child that are not comparable, and empty titles, are
-    left out."""
+    """(name, old, new) of what differs, by its title: figures and hyperparameters. Left out are
+    figures that both a parent and its child have and that are not comparable, figures of a
+    milestone that another file does not have, and empty titles."""
     hidden = set()
     if is_step(old, new):
         for names, what in ((("minutes",), TIME), (("steps", "tokens"), TOKENS)):
             if not comparable_base(load_manifest(), new.milestone, what):
                 hidden.update(names)
-    figures = [row for row in all_figures(old, new)
-               if row[0] not in hidden and UNKNOWN not in row and row[1] != row[2]]
-    title = "official figures" if old.milestone and new.milestone else "figures"
+    both = old.milestone and new.milestone
+    figures = [row for row in all_figures(old, new) if row[1] != row[2]
+               and (both if UNKNOWN in row else row[0] not in hidden)]
+    title = "official figures" if both else "figures"
     found = {title: figures, "hyperparameters": changed_hyperparameters(old, new)}
     return {title: rows for title, rows in found.items() if rows}
 
@@ -138,7 +174,7 @@ def ideas_between(old: Side, new: Side) -> list[tuple[str, Milestone]]:
                       for side in (old, new))  # the youngest first
     if younger and younger[0] in older:
         undone = older[: older.index(younger[0])]
-        return [(f"Undoes {m.id} {m.title}.", m) for m in undone]
+        return [(f"{UNDOES}{m.id} {m.title}.", m) for m in undone]
     if older and older[0] in younger:
         younger = younger[: younger.index(older[0])]
     else:
@@ -146,8 +182,14 @@ def ideas_between(old: Side, new: Side) -> list[tuple[str, Milestone]]:
     return [(f"{m.id} {m.title}.", m) for m in reversed(younger)]
 
 
+def is_undone(title: str) -> bool:
+    """Whether a title of `ideas_between` is that of a milestone that the way leads back from."""
+    return title.startswith(UNDOES)
+
+
 def summary_line(old: Side, new: Side, comparison: Difference) -> str:
-    """How many blocks changed, were added, were removed and stayed, or why there are none."""
+    """How many blocks changed, were added, were removed and stayed, or why there are none; card
+    and headings are not counted."""
     changes = comparison.changes
     if not changes and old.text != new.text:
         return "the blocks are the same; --full also shows blank lines between blocks"
@@ -157,11 +199,17 @@ def summary_line(old: Side, new: Side, comparison: Difference) -> str:
         return "no difference"
     if comparison.refused:
         return f"compared line by line: {visible(comparison.refused)}"
+    changes = [change for change in changes if _counts(change.name)]
     added = sum(change.old is None for change in changes)
     removed = sum(change.new is None for change in changes)
     parts = {"changed": len(changes) - added - removed, "added": added, "removed": removed,
-             "unchanged": len(comparison.unchanged)}
-    return "blocks: " + ", ".join(f"{count} {word}" for word, count in parts.items() if count)
+             "unchanged": len([*filter(_counts, comparison.unchanged)])}
+    counted = ", ".join(f"{count} {word}" for word, count in parts.items() if count)
+    return f"blocks: {counted or 'none but card and headings'}"
+
+
+def _counts(name):
+    return name != FREE[0] and not name.startswith("heading: ")
 
 
 def _hyperparameters(path):

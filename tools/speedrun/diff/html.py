@@ -36,7 +36,7 @@ from speedrun.diff.facts import (
     changed_values,
     gained,
     gained_briefly,
-    ideas_between,
+    not_comparable,
     summary_line,
 )
 from speedrun.diff.origin import Owners, Version, count_lines
@@ -80,11 +80,10 @@ def make_page(
     old: Side, new: Side, comparison: Difference, runs: Comparison | None = None
 ) -> str:
     """The text of a comparison's page; runs: of both scripts, if the page is to show them."""
-    details, outside = gained(old, new), load_outside()
-    ideas = [(title, m, "" if details else gained_briefly(m))
-             for title, m in ideas_between(old, new)]
+    details, outside, ideas = gained(old, new), load_outside(), gained_briefly(old, new)
     return templates().get_template("diff.html").render(
         title=f"{old.name} → {new.name}", ideas=ideas, gained=details,
+        apart=not_comparable(old, new) if len(ideas) > 1 else (),
         outside=[idea for _, m, _ in ideas for idea in outside.of(m.id)],
         values=changed_values(old, new), timing=columns(runs) if runs else {},
         notes=notes(runs) if runs else (), summary=summary_line(old, new, comparison),

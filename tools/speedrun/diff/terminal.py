@@ -9,7 +9,7 @@ from textwrap import wrap
 from rich.console import Console
 from rich.text import Text
 
-from speedrun.base.text import number_ranges, visible
+from speedrun.base.text import number_ranges, short, visible
 from speedrun.diff.align import (
     ADDED,
     AWAY,
@@ -19,6 +19,7 @@ from speedrun.diff.align import (
     INDENTED,
     REMOVED,
     SAME,
+    counts,
     folded_line,
     hunks,
 )
@@ -31,10 +32,12 @@ from speedrun.diff.facts import (
     changed_values,
     gained,
     gained_briefly,
-    ideas_between,
+    not_comparable,
     summary_line,
 )
 from speedrun.diff.origin import Owners, Version
+from speedrun.history.blocks import FREE, UNCOUNTED
+from speedrun.history.gains import CAVEAT
 from speedrun.history.manifest import Milestone
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: "", AWAY: "magenta",
@@ -44,6 +47,11 @@ CHANGED_WORDS = "bold underline"  # seen without colour too
 BETWEEN = " │ "  # two columns
 NARROWEST = 8  # characters of one of them
 TAB = 4
+SPILLED = 8  # columns by which the rest of a line that is too long is indented further
+# Spaces at which no line breaks: around an operator, and between a factor and a function.
+WITHIN_FORMULA = re.compile(r"(?<=\S) (?=(?:[-+*/=<>]|<=|>=|\+-) \S)|(?<= [-+*/=<>]) (?=\S)"
+                            r"|(?<=\d) (?=\w+\()")
+NO_BREAK = " "
 WIDE = 100  # columns from which on the reasons for changes are shown, if nothing else is asked for
 
 
@@ -57,17 +65,22 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
     """The two names, what lies between them and what each idea gained, the figures and
     hyperparameters that moved, and how many blocks did."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
-    details = gained(old, new)
-    for title, m in ideas_between(old, new):
+    if new.milestone or new.name != short(new.path):
+        console.print(Text(visible(short(new.path)), style=FAINT))
+    details, ideas = gained(old, new), gained_briefly(old, new)
+    for title, m, brief in ideas:
         records = f" Records: {number_ranges(m.records)}" if m.records else ""
-        brief = "" if details else gained_briefly(m)
-        console.print(Text.assemble((f"\n{title} ", "bold"), m.idea, (records, FAINT)))
-        if brief:
-            console.print(Text(f"  {brief}", style=FAINT))
+        console.print()
+        _print_idea(console, title, m, (records, FAINT))
+        for line in brief:
+            _print_wrapped(console, line, FAINT)
     if details:
-        console.print("\nwhat it gained", style="bold")
-        for line in details:
-            _print_wrapped(console, line)
+        console.print("\nmeasured effect", style="bold")
+    for line in details:
+        _print_wrapped(console, line, indent=4 if line.startswith(CAVEAT) else 2)
+    for line in not_comparable(old, new) if len(ideas) > 1 else ():
+        console.print()
+        _print_wrapped(console, line, indent=0)
     for title, rows in changed_values(old, new).items():
         _print_values(console, title, rows)
     console.print(f"\n{summary_line(old, new, comparison)}")
@@ -83,6 +96,8 @@ def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -
         sizes += [f"  {c.name:<{width}}  {c.fate}" for c in comparison.changes]
     console.print(Text("\n" + "\n".join([summary_line(old, new, comparison), *sizes])))
     _print_values(console, "figures", all_figures(old, new))
+    for line in not_comparable(old, new):
+        _print_wrapped(console, line)
     _print_values(console, "hyperparameters", changed_hyperparameters(old, new))
 
 
@@ -92,17 +107,20 @@ def print_arranged(
 ) -> None:
     """The changes in their order, as print_changes prints them, each behind the reason for it.
 
-    reasons: whether to print these; None: if there are WIDE columns. fold: on a terminal, whether
-    to name the last changes in one line instead; a pipe receives every line.
+    reasons: whether to print these; None: if there are WIDE columns, else a line says how to see
+    them. fold: on a terminal, whether to name the last changes in one line instead; a pipe receives
+    every line.
     """
     last = arranged.last
     folded = last if fold and console.is_terminal and arranged.changes else ()
-    whys = arranged.whys if reasons or (reasons is None and console.width >= WIDE) else {}
+    whys = arranged.whys if reasons or (reasons is None and console.width >= WIDE) else None
+    if whys is None and reasons is None and any(arranged.whys.values()):
+        _print_wrapped(console, f"reasons hidden below {WIDE} columns; --why shows them", FAINT, 0)
     print_changes(console, Difference((*arranged.changes, *(() if folded else last))), in_columns,
                   whys, arranged.owners)
     if folded:
-        names = ", ".join(f"{c.name} {c.fate}" for c in folded)
-        console.print(Text.assemble(("\n── ", FAINT), f"and retunes: {names}"))
+        names = ", ".join(map(_briefly, folded))
+        console.print(Text.assemble(("\n── ", FAINT), f"not shown: {names}"))
         asked = " ".join(c.name if c.name.isidentifier() else f'"{c.name}"' for c in folded)
         console.print(Text(f"  --blocks {asked} shows them", style=FAINT))
 
@@ -112,7 +130,8 @@ def print_changes(
     whys: dict[str, list[tuple[str, str]]] | None = None, owners: Owners | None = None,
 ) -> None:
     """The changed lines of each block with some lines around them; in_columns: the old ones on the
-    left and the new ones on the right. whys: the reasons, by block; owners: those of each hunk.
+    left and the new ones on the right. whys: the reasons, by block, if these are to be printed;
+    owners: those of each hunk.
 
     On a terminal long lines go on below; in a pipe the left column is as wide as its longest line.
     """
@@ -122,13 +141,17 @@ def print_changes(
         width = max((_styled(" ", line).cell_len for line in lines), default=NARROWEST)
     for change in comparison.changes:
         _print_title(console, change)
-        for id, why in (whys or {}).get(change.name, ()):
+        reasons = (whys or {}).get(change.name, ())
+        for id, why in reasons:
             _print_wrapped(console, f"{id + ': ' if id else ''}{why}", "italic")
+        if owners and whys is not None and change.name not in whys and _has_reason(change.name):
+            console.print(Text(f"  reasons: --steps --blocks {change.name}", style=FAINT))
+        named = reasons and owners and len(owners.of(change.rows)) == 1  # by its reason
         for hunk in hunks(change.rows):
             if hunk[0][0] == FOLDED:
                 console.print(Text(f"  {folded_line(hunk[0][1])}", style=FAINT))
                 continue
-            if owners:
+            if owners and not named:
                 ids = ", ".join(m.id for m in owners.of(row for _, rows in hunk for row in rows))
                 console.print(Text(f"  by {ids}", style=FAINT))
             for kind, rows in hunk:
@@ -144,7 +167,7 @@ def _print_passage(console, kind, rows, width):
     lines = [(REMOVED, row.old) for row in rows if kind == CHANGED and row.old]
     lines += [(signs[1], row.new) for row in rows if row.new]
     for sign, line in lines:
-        console.print(_styled(sign, line))
+        _print_line(console, _styled(sign, line), line.text)
 
 
 def print_unified(
@@ -186,13 +209,15 @@ def print_origin_counts(console: Console, counts: Sequence[tuple[Milestone, int]
 
 def print_life(console: Console, versions: Sequence[Version], stat: bool = False) -> None:
     """Each version of a block: its milestone and idea, and what it changed; stat: no lines."""
+    renamed = len({version.change.name for version in versions}) > 1
     for chain, some in groupby(versions, lambda version: version.milestone.chain):
         console.print(Text(f"{chain}\n", style=FAINT))
         for version in some:
             m = version.milestone
-            console.print(Text.assemble((f"{m.id} {m.title}. ", "bold"), m.idea))
+            _print_idea(console, f"{m.id} {m.title}.", m)
             if stat:
-                console.print(f"  {version.change.fate}")
+                name = f"{version.change.name}: " if renamed else ""
+                console.print(f"  {name}{version.change.fate}")
             else:
                 print_changes(console, Difference((version.change,)))
                 console.print()
@@ -204,10 +229,46 @@ def _print_title(console, change):
     console.print(Text.assemble(("\n── ", FAINT), (change.name, "bold cyan"), place))
 
 
-def _print_wrapped(console, text, style=""):
-    """Prints a sentence, indented, on lines that a terminal need not break."""
-    for line in wrap(text, max(NARROWEST, min(console.width, WIDE) - 2)):
-        console.print(Text(f"  {visible(line)}", style=style))
+def _print_idea(console, title, milestone, *more):
+    """Prints a title, the milestone's idea and more, wrapped."""
+    text = Text.assemble((f"{title} ", "bold"), milestone.idea, *more)
+    for line in text.wrap(console, max(NARROWEST, min(console.width, WIDE))):
+        line.rstrip()
+        console.print(line)
+
+
+def _briefly(change):
+    """A change in few words: heading Kernels (+1), docstring (+7 -5)."""
+    name = "docstring" if change.name == FREE[0] else change.name.replace("heading: ", "heading ")
+    added, removed, _ = counts(change.rows)
+    lines = [f"+{added}"] * bool(added) + [f"-{removed}"] * bool(removed)
+    return f"{name} ({' '.join(lines) or change.fate})"
+
+
+def _has_reason(name):
+    """Whether changes of such a block are explained."""
+    return name not in UNCOUNTED and not name.startswith("heading: ")
+
+
+def _print_wrapped(console, text, style="", indent=2):
+    """Prints a sentence, indented, on lines that a terminal need not break; no formula is split."""
+    text = WITHIN_FORMULA.sub(NO_BREAK, text)
+    for line in wrap(text, max(NARROWEST, min(console.width, WIDE) - indent)):
+        line = line.replace(NO_BREAK, " ")
+        console.print(Text(f"{' ' * indent}{visible(line)}", style=style))
+
+
+def _print_line(console, text, code):
+    """Prints a styled line of code; what a terminal has no room for goes on below, indented."""
+    text.expand_tabs(TAB)
+    if not console.is_terminal or text.cell_len <= console.width:
+        console.print(text)
+        return
+    indent = min(len(code) - len(code.lstrip()) + SPILLED, console.width // 2)
+    first, *rest = text.wrap(console, console.width - indent)
+    for line in (first, *(Text.assemble(" " * indent, line) for line in rest)):
+        line.rstrip()
+        console.print(line)
 
 
 def _styled(sign, line):
@@ -244,7 +305,12 @@ def _print_values(console, title, rows):
         between = "" if None in (old, new) else " → "
         behind = "  (added)" if old is None else "  (removed)" if new is None else ""
         sides = (visible(old or ""), "red"), (between, FAINT), (visible(new or ""), "green")
-        console.print(Text.assemble(f"  {name:<{width}}  ", *sides, (behind, FAINT)))
+        room = max(NARROWEST, console.width - width - 4)
+        start = f"  {name:<{width}}  "
+        for line in Text.assemble(*sides, (behind, FAINT)).wrap(console, room):
+            line.rstrip()
+            console.print(Text.assemble(start, line))
+            start = " " * len(start)
 
 
 def _print_unified(console, texts, names, starts):

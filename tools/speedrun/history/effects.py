@@ -29,7 +29,8 @@ class Effect:
     records/track_1_short where it begins with a date. runs, steps, tokens: of both sides, 0 for not
     stated; steps and tokens belong to seconds. counts: whether seconds are part of the idea's own
     gain; those of equal steps that lower the loss, or of another machine, are not. whole: the
-    number of a record that several milestones share, if the effect is that of all of it.
+    number of a record that several milestones share, if the effect is that of all of it. caveat:
+    what decides how to read the values, shown wherever they are; note: anything else.
     """
 
     quantity: Literal[tuple(QUANTITIES)]
@@ -44,6 +45,7 @@ class Effect:
     tokens: Counts = ()
     counts: Flag = True
     whole: int | None = None
+    caveat: str = ""
     note: str = ""
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from speedrun.history.effects import ESTIMATE, EVIDENCE, TIME, TOKENS, Effect
 from speedrun.history.manifest import Manifest, Milestone
 
+CAVEAT = "caveat: "  # begins the line below an effect's
 OFFICIAL = "official minutes"  # the weakest evidence: those of a record and of the one before it
 
 
@@ -51,9 +52,7 @@ def own_gain(manifest: Manifest, m: Milestone) -> Gain | None:
 
     It is that of its effects in seconds; official minutes count only without any such effect.
     """
-    parts = [e for e in m.effect
-             if e.quantity == "seconds" and e.counts and e.before and not e.whole]
-    if parts:
+    if parts := timed_parts(m):
         ratios = [_tokens_ratio(e) for e in parts]
         return Gain(
             seconds=sum(e.after - e.before for e in parts),
@@ -66,6 +65,12 @@ def own_gain(manifest: Manifest, m: Milestone) -> Gain | None:
         return Gain(60 * (m.minutes - base.minutes), m.minutes / base.minutes,
                     m.tokens / base.tokens if has_tokens else None, OFFICIAL, ())
     return None
+
+
+def timed_parts(m: Milestone) -> list[Effect]:
+    """The effects in seconds that its own gain is the sum of."""
+    return [e for e in m.effect
+            if e.quantity == "seconds" and e.counts and e.before and not e.whole]
 
 
 def loss_effects(m: Milestone) -> list[Effect]:
@@ -129,15 +134,24 @@ def gain_words(gain: Gain) -> str:
 
 def gain_lines(manifest: Manifest, m: Milestone) -> list[str]:
     """What a milestone gained, line by line: its own effects, the strongest evidence first, then
-    those of its whole record, then why its official figures are not comparable."""
-    lines = [f"{e.measured}: {e.what} ({e.evidence})" for e in m.effect if not e.whole]
-    lines += [f"all of #{e.whole}, {e.measured}: {e.what} ({e.evidence})"
-              for e in whole_effects(manifest, m)]
+    those of its whole record, each before its caveat, then why its official figures are not
+    comparable."""
+    lines = []
+    for e in (*(e for e in m.effect if not e.whole), *whole_effects(manifest, m)):
+        whole = f"all of #{e.whole}, " if e.whole else ""
+        lines.append(f"{whole}{e.measured}; {e.what} ({e.evidence})")
+        lines += [f"{CAVEAT}{e.caveat}"] * bool(e.caveat)
     lines += [f"the whole {text}" for text in whole_records(manifest, m)]
     gain = own_gain(manifest, m)
     if gain and gain.evidence == OFFICIAL:
         lines.append(gain_words(gain))
-    if m.incomparable and m.parent:
-        what = " and ".join(m.incomparable.what)
-        lines.append(f"{what} not comparable with {m.parent}: {m.incomparable.why}")
-    return lines
+    return lines + incomparable_lines(m)
+
+
+def incomparable_lines(m: Milestone) -> list[str]:
+    """Which official figures of a milestone are not comparable with its parent's, and why; one
+    line, or none."""
+    if not (m.incomparable and m.parent):
+        return []
+    what = " and ".join(m.incomparable.what)
+    return [f"{what} not comparable with {m.parent}: {m.incomparable.why}"]

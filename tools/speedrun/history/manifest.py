@@ -268,6 +268,8 @@ class Manifest:
         if wanted in self._names:
             return self._names[wanted]
         near = nearest(wanted, self._names)
+        if near and ID.fullmatch(wanted) and _station(wanted) != _station(self._names[near].id):
+            near = None
         hint = f"; did you mean {self._names[near].name}?" if near else ""
         if not wanted or Path(id).is_file():
             kind = "that is a file" if wanted else "the name is empty"
@@ -359,6 +361,11 @@ class Manifest:
                                         f" not a number: {value!r}")
             values |= getattr(m, table)
         return values
+
+
+def _station(id):
+    """The chain's letter and the station's number of an id: 05z and 5 are at one station."""
+    return re.sub(r"^([a-z]?)0*(\d+).*", r"\1\2", id)
 
 
 def slug_in(name: str) -> str | None:
