@@ -255,8 +255,8 @@ def test_flops_of_the_records(milestone):
         networks, gated = [*networks, found["early"], found["late"]], gated - attentions
     weights = (attentions * 4 + mlps * 8) * 768**2 + gated * gates + V * 768
     weights += sum(64 * (768 + outputs) for outputs in networks)
-    if known.get("composed_heads"):  # scores, mixture and values of 256 keys
-        weights += 256 * (768 + 6 + 768)
+    if known.get("composed_heads"):  # scores and values of 256 keys; the mixture is no product
+        weights += 256 * (768 + 768)
     expected = 6 * weights + 12 * attentions * 768 * visible
     assert training_flops_per_token(milestone.script, asdict(args)) == pytest.approx(expected)
 
