@@ -37,7 +37,7 @@ APART = [m for m in MILESTONES if m.incomparable]
     ("09", -6.20, -4.2, EVIDENCE[1]), ("10a", -4.04, -2.8, EVIDENCE[1]),
     ("10e", -0.27, -0.2, EVIDENCE[0]), ("11a", -2.28, -1.8, EVIDENCE[1]),
     ("12c", -2.40, -2.2, EVIDENCE[2]), ("13e", -4.44, -4.7, EVIDENCE[1]),
-    ("14b", -0.89, -1.0, EVIDENCE[1]), ("14c", -2.79, -3.3, EVIDENCE[1]),
+    ("14b", -0.39, -0.4, EVIDENCE[1]), ("14c", -2.79, -3.3, EVIDENCE[1]),
     ("14d", -0.95, -1.1, EVIDENCE[1]), ("14h", -0.78, -1.0, EVIDENCE[1]),
     ("14i", -1.82, -2.2, EVIDENCE[1]),
 ])

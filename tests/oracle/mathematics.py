@@ -28,6 +28,29 @@ def gelu(x):
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
+class EightBitProduct(torch.autograd.Function):
+    """x W' of numbers in E4M3; their gradients are products with those of x W' in E5M2. FP8
+    formats, arXiv 2209.05433; the scales are those of the small model's tests."""
+
+    @staticmethod
+    def forward(ctx, x, W):
+        x, W = in_eight_bits(x, 2, "e4m3fn"), in_eight_bits(W, 2**9, "e4m3fn")
+        ctx.save_for_backward(x, W)
+        return x @ W.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x, W), g = ctx.saved_tensors, in_eight_bits(gradient, 2**15, "e5m2")
+        return g @ W, g.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+def in_eight_bits(x, scale, form):
+    """x rounded to numbers of this form, scaled; beyond its range, the end of the range."""
+    form = getattr(torch, f"float8_{form}")
+    most = torch.finfo(form).max
+    return (scale * x).clamp(-most, most).to(form).double() / scale
+
+
 def frequencies(head_dim, half):
     """Radians per position of a head's pairs (i, i + D / 2): 10000^(-2 i / D) (RoPE, arXiv
     2104.09864), or from 1 to 1 / 1024 for half of them, 0 for the others (record #17)."""

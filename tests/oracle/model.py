@@ -145,10 +145,10 @@ class Model:
         return losses.sum() if summed else losses.mean()
 
     def logits(self, P, inputs=INPUTS, window=None, tables=None, bos_id=50_256, tile_size=128,
-               attn_scale=None):
+               attn_scale=None, eight_bits=False):
         """Capped logits. window: tokens that long layers see, None for all, at the angles of the
         last window; tables: "bfloat16" rounds cosines and sines; tile_size: what short windows are
-        multiples of; attn_scale: of what attention writes."""
+        multiples of; attn_scale: of what attention writes; eight_bits: of the head's product."""
         f, self.P, self.inputs, self.rounded = self.f, P, inputs, tables == "bfloat16"
         self.branch = attn_scale or ((2 * self.L) ** -0.5 if f.branch_factor else 1)
         self.documents = (inputs == bos_id).cumsum(1) * bool(f.documents)
@@ -160,7 +160,8 @@ class Model:
             passed = [w for w in schedules.stage_windows(f) if w <= self.long]
             self.turns, self.scale = m.yarn(self.turns, passed)
         self.scalar = dict(zip(self.places, P["scalars"], strict=True)) if f.bank else {}
-        z = self.normed(self.stream(), "norm") @ P["lm_head" if f.untied else "embed"].T
+        x, W = self.normed(self.stream(), "norm"), P["lm_head" if f.untied else "embed"]
+        z = m.EightBitProduct.apply(x, W) if eight_bits else x @ W.T
         constants = (f.cap_height, f.cap_shift, f.cap_width) if f.cap == "stated" else f.cap
         return m.cap(z, *constants) if f.cap else z
 
@@ -299,7 +300,9 @@ class Model:
             matrices = self.P[f"{name}c_{f.attention}"].split(self.C)
             q, k, v = (x @ W.T for W in matrices[:3])
         if f.scalars_on_weights:  # record #47
-            q, k, v = (s[f"qkv {i}"] * part for part in (q, k, v))
+            v = s[f"qkv {i}"] * v
+            if not f.head_pairs:  # here 14b leaves it out: the norm undoes it, but for its epsilon
+                q, k = s[f"qkv {i}"] * q, s[f"qkv {i}"] * k
         q, k, v = (part.view(heads) for part in (q, k, v))
         if f.qk_norm:  # arXiv 2010.04245
             q, k = m.norm(q, f.norm_eps), m.norm(k, f.norm_eps)

@@ -100,7 +100,7 @@ ELSEWHERE = {
     "orders of events or layers": "muon_events values_from skip_pairs layers",
     "walks over tokens": """packed packed_starts rows slots read read_val bytes sha256 e.tokens
         answer_tokens most_conversations prefixes""",
-    "arithmetic in 8 or 16 bits": """small_loss_in_bfloat16 fp8_training quantized fp8_mlp root bits
+    "arithmetic in 8 or 16 bits": """small_loss_in_bfloat16 quantized fp8_mlp root bits
         softcap_in_training""",
     "a few products by hand": """silent initial_stream initial_mix activation offset_keys own_value
         composed_heads masked_update""",

@@ -13,10 +13,12 @@ HIDDEN = re.compile(r"\.attn\.c_\w+$|\.mlp\.c_\w+$")  # the matrices of layers
 
 
 class Training:
-    """A small model that is trained for `steps`, with the states of its optimizers."""
+    """A small model that is trained for `steps`, with the states of its optimizers; with a head in
+    eight bits, if asked for. `train_losses`: a token's mean, of each step."""
 
-    def __init__(self, f, steps):
-        self.f, self.steps = f.but(train_steps=steps), steps
+    def __init__(self, f, steps, eight_bits=False):
+        self.f, self.steps, self.eight_bits = f.but(train_steps=steps), steps, eight_bits
+        self.train_losses = []
         self.model = Model(f)
         self.P, self.states, self.sums = self.model.filled(0.5), {}, {}
 
@@ -41,7 +43,9 @@ class Training:
         """One step: gradients, Muon, Adam where it is due."""
         f, P = self.f, self.P
         weights = schedules.target_weights(f, s) if f.further_targets else None
-        loss = self.model.loss(P, weights, f.summed, window=self.window(s))
+        loss = self.model.loss(P, weights, f.summed, window=self.window(s),
+                               eight_bits=self.eight_bits)
+        self.train_losses.append(loss.item() / (16 if f.summed else 1))
         gradients = torch.autograd.grad(loss, list(P.values()), allow_unused=True)
         with torch.no_grad():
             for (name, p), g in zip(P.items(), gradients, strict=True):

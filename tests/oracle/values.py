@@ -33,6 +33,13 @@ def trained(M, steps):
     return M.trainings[steps]
 
 
+def fp8_training(M, stated):
+    rates = M.known.get("small_training_rates", {})
+    training = Training(M.small(**rates), len(stated), eight_bits=True)
+    training.run()
+    return training.train_losses
+
+
 def small_moves(M, stated):
     moves = trained(M, len(M.known["small_training"]) - 1)[1]
     return {name: moves[name].flatten()[:3].tolist() for name in stated}
@@ -198,6 +205,7 @@ MAKERS = dict(
     small_loss=small_loss, small_windows=small_loss, small_moves=small_moves,
     small_training=lambda M, stated: trained(M, len(stated) - 1)[0],
     small_training_end=lambda M, stated: trained(M, 20)[0][-1], small_gradients=small_gradients,
+    fp8_training=fp8_training,
     row_losses=lambda M, stated: [counted_loss(M, [0]), counted_loss(M, [1])],
     first_logits=lambda M, stated: said(M, 1)[0], greedy=lambda M, stated: said(M, len(stated))[1],
     counted_loss=lambda M, stated: counted_loss(M, [0, 1]), document_loss=document_loss,
@@ -221,4 +229,5 @@ def keys(M):
     hold for it where it states none."""
     always = {key for key in MAKERS if key.startswith("small_")} | {"learning_rate", "momentum"}
     return [key for key in MAKERS if M.features and key not in table.elsewhere(M.chain)
-            and (key in M.own or key in always and key in M.known)]
+            and (key in M.own or key in always and key in M.known)
+            and not (key == "fp8_training" and "fp8_mlp" in M.known)]  # MLPs in FP8, too

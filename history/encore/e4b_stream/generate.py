@@ -237,7 +237,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, next(caches))
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30), faster by tanh(u) = 2 sigmoid(2u) - 1.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits

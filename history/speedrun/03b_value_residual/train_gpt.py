@@ -358,7 +358,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
     return optimizers
 
 

@@ -283,7 +283,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30), faster by tanh(u) = 2 sigmoid(2u) - 1.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
@@ -419,7 +419,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
     return optimizers
 
 

@@ -470,7 +470,7 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is tanh(u), cheaper.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15), faster by tanh(u) = 2 sigmoid(2u) - 1.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -608,7 +608,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
     return optimizers
 
 
@@ -666,7 +666,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
             # Logit gradients are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
-            (loss * targets.numel()).backward()  # of a sum, which FP8's scale and adam_eps suit
+            (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph
             dist.all_reduce(param.grad)

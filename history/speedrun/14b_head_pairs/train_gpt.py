@@ -880,7 +880,7 @@ class GPT(nn.Module):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for what the step before leaves.
+# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the range that is left.
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -1167,7 +1167,7 @@ def make_optimizers(model, args):
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
-    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # no gap, no repeat
+    assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
     return optimizers
 
 
@@ -1240,7 +1240,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, tied, weights[step])
             # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
-            (loss * targets.numel()).backward()  # of a sum, which FP8's scale and adam_eps suit
+            (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):
