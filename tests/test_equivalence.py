@@ -169,8 +169,8 @@ def losses_of(shards, tmp_path_factory):
     def losses(id):
         milestone = MANIFEST.get(id)
         return train(load_snapshot(milestone), micro_args(
-            milestone, shards, tmp_path_factory.mktemp(id) / "log",
-            **few_documents(milestone, **WHOLE), **constant_momentum(milestone)))
+            milestone, shards, tmp_path_factory.mktemp(id) / "log", train_steps=10,
+            val_loss_every=5, **few_documents(milestone, **WHOLE), **constant_momentum(milestone)))
 
     return losses
 
@@ -179,7 +179,7 @@ def losses_of(shards, tmp_path_factory):
 def test_a_systems_milestone_has_its_parents_losses(milestone, losses_of):
     parents, losses = losses_of(milestone.parent), losses_of(milestone.id)
     np.testing.assert_allclose(parents, losses, rtol=0, atol=1e-4)
-    assert losses[0] - losses[-1] > 0.5
+    assert losses[0] - losses[-1] > 0.3
 
 
 @pytest.mark.slow

@@ -133,18 +133,14 @@ def small(clone):
     return ["--data", folder, *settings]
 
 
-def test_the_checks_of_the_chain_find_it(clone):
+def test_the_tests_find_it_and_its_parts(clone):
     told = start(clone, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-k",
-                 f"{NEW.slug} or order_of_the_folders or entry or neighbours",
-                 "tests/test_chain.py", "tests/test_style.py", "tests/test_history.py")
+                 f"order_of_the_folders or entry or neighbours or {NEW.slug} and "
+                 f"(test_chain or test_style or test_history or {CONCERNED})",
+                 *(f"tests/test_{name}.py" for name in ("chain", "style", "history", "parts")))
     assert told.count(f"PASSED tests/test_chain.py::test_exactly_the_declared_blocks_changed["
                       f"{NEW.name}]") == 1
     assert f"test_style.py::test_card[{NEW.name}]" in told
-
-
-def test_its_parts_are_found_by_the_tests(clone):
-    told = start(clone, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-k",
-                 f"{NEW.slug} and ({CONCERNED})", "tests/test_parts.py")
     assert told.count("PASSED tests/test_parts.py") == 5
 
 
