@@ -4,18 +4,20 @@ Run: .venv/bin/python -m pytest tests/test_diff_milestones.py
 """
 
 import io
-import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 import diff_milestones
 from snapshots import MILESTONES
+from speedrun.base import cli
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
 from speedrun.diff import terminal
@@ -486,11 +488,18 @@ def test_the_ideas_between_two_milestones_are_told():
 
 
 def diff(*arguments, cwd=REPOSITORY, **environment):
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "tools" / "diff_milestones.py"), *map(str, arguments)],
-        cwd=cwd, capture_output=True, encoding="utf-8", timeout=60,
-        env={**os.environ, "COLUMNS": "40", **environment},
-    )
+    """What the command prints, into a pipe, and its exit code; in this process."""
+    out, errors = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["diff_milestones.py", *map(str, arguments)])
+        patch.setattr(cli.signal, "signal", lambda *_: None)  # Ctrl-C goes on ending the tests
+        for name, value in {"COLUMNS": "40", **environment}.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            cli.run_command(diff_milestones.main)
+    out.seek(0)
+    return SimpleNamespace(returncode=ended.value.code, stdout=out.read(), stderr=errors.getvalue())
 
 
 @pytest.fixture
