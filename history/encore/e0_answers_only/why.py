@@ -1,4 +1,4 @@
-"""Draws why.svg: a batch of four conversations, with padding, questions, and the answers' targets."""
+"""Draws why.svg: a batch of four conversations: questions, the answers' targets, padding."""
 
 CONVERSATIONS = (("2+2?", "four"), ("a red fruit?", "an apple"), ("hi", "hello"),
                  ("who wrote Emma?", "Austen"))

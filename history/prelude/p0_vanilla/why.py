@@ -18,5 +18,5 @@ def draw(picture):
         left += 128
     picture.text(0, 42, "every token scores every token:")
     picture.text(0, 59, "twice the row, four times the square")
-    picture.number(floor + 66, f"{b}", "bytes are kept for each pair of tokens: one score for each"
-                   " head of each layer, and a mask")
+    picture.number(floor + 66, f"{b}", "bytes are kept for each pair of tokens, over all layers and"
+                   " heads")

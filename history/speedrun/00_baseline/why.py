@@ -12,7 +12,8 @@ def draw(picture):
     for step in range(STEPS):
         size = 24 * 0.5**step
         picture.box(80 + 36 * step, 46 - size, 20, size, "quiet")
-    unit = 270 / STEPS
+    picture.line([(80, 46), (80 + 36 * STEPS - 16, 46)], "faint")
+    unit = 280 / STEPS
     for row, (optimizer, name, kind) in enumerate((
             (torch.optim.AdamW, "AdamW", "quiet"),
             (picture.snapshot.NormalizedAdamW, "in 00", "own"))):

@@ -10,9 +10,9 @@ def draw(picture):
     with torch.device("meta"):  # shapes without data
         matrices = len([*module.GPT(module.Hyperparameters()).blocks.parameters()])
     wide, tall = picture.width / matrices, 9
-    picture.title(f"Who orthogonalises which of {matrices} matrices")
+    picture.title(f"{GPUS} GPUs (rows) and {matrices} matrices (columns)")
     for top, name, own, kind in (
-            (42, "before: each of 8 GPUs does all of them", False, "quiet"),
+            (42, "before: each GPU orthogonalises all of them", False, "quiet"),
             (146, "03: each GPU does every eighth, then they add up", True, "own")):
         picture.text(0, top - 8, name, kind)
         for gpu in range(GPUS):

@@ -1,4 +1,4 @@
-"""Draws why.svg: the skips of a U-net of eight layers, and the paths from each layer to the head."""
+"""Draws why.svg: the skips of a U-net of eight layers, and each layer's paths to the head."""
 
 
 def draw(picture):
@@ -6,10 +6,10 @@ def draw(picture):
     paths = counts.split(", ")
     step, y = 42, 118
     picture.title("Skips over the middle, and paths to the head")
-    for layer in range(len(paths) // 2 - 1):  # the innermost pair is adjacent
+    for layer in range(len(paths) // 2):
         to = len(paths) - 1 - layer
-        x, end = step * layer + 31, step * to - 5
-        picture.arc(x, end, y - 12, 76 - 22 * layer, "own")
+        x, end = step * layer + 22, step * to + 4
+        picture.arc(x, end, y - 12, 76 - 20 * layer, "own")
         picture.line([(end - 4, y - 20), (end, y - 12), (end + 3, y - 20)], "own")
     picture.line([(0, y), (step * len(paths), y)], "ink")
     for layer, count in enumerate(paths):

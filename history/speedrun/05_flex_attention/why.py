@@ -9,23 +9,22 @@ SIZE = 8  # of a pair's cell
 
 def draw(picture):
     tokens = torch.zeros(1, TOKENS, dtype=torch.int64)
-    tokens[0, list(STARTS)] = 1
+    tokens[0, list(STARTS)] = 1  # opens a document
 
     def mask(window):
         args = picture.snapshot.Hyperparameters(bos_id=1, window=window, use_flex_attention=False)
         return picture.snapshot.attention_mask(tokens, args)[0, 0]
 
-    t = torch.arange(TOKENS)
+    t, same = torch.arange(TOKENS), mask(TOKENS)  # a pair of one document
     rows = (t[:, None] >= t) & (t[:, None] // ROW == t // ROW)  # each row is a sequence
     picture.title("Which tokens (columns) each token (row) sees")
     for left, name, seen in ((0, f"04: rows of {ROW} tokens", rows),
                              (200, f"05: a window of {WINDOW}", mask(WINDOW))):
         picture.text(left, 38, name, "own" if left else "")
         for q in range(TOKENS):
-            for kind, keys in (("own", seen[q] & mask(TOKENS)[q]), ("quiet", seen[q] & ~mask(TOKENS)[q])):
-                where = keys.nonzero().flatten().tolist()
-                if where:
-                    picture.box(left + SIZE * where[0], 46 + SIZE * q, SIZE * len(where), SIZE, kind)
+            for kind, document in (("own", same[q]), ("quiet", ~same[q])):
+                if keys := (seen[q] & document).nonzero().flatten().tolist():
+                    picture.box(left + SIZE * keys[0], 46 + SIZE * q, SIZE * len(keys), SIZE, kind)
         for k in range(TOKENS + 1):
             kind = "ink" if k in STARTS else "faint"
             picture.line([(left + SIZE * k, 46), (left + SIZE * k, 46 + SIZE * TOKENS)], kind)
@@ -33,6 +32,8 @@ def draw(picture):
     picture.text(16, 226, "same document")
     picture.box(130, 216, 10, 10, "quiet")
     picture.text(146, 226, "another document")
+    picture.line([(280, 214), (280, 228)], "ink")
+    picture.text(287, 226, "one starts", "ink")
     (foreign,) = picture.printed(r"measured: ([\d.]+) percent of pairs")
     picture.number(238, foreign, "percent of the pairs in rows of 1,024 tokens join two documents"
                    " (of a small corpus)")

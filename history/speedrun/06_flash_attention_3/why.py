@@ -12,18 +12,18 @@ def draw(picture):
     tokens[0, list(BEGINS)] = 1
     args = module.Hyperparameters(bos_id=1)
     ends = module.document_starts(tokens, args).unique().tolist()  # without its padding
-    picture.title("A row of four documents, told to the kernel")
+    picture.title("A row of four documents, for the kernel")
     picture.text(0, 38, "as a mask: all pairs")
     picture.text(210, 38, "as a list of starts", "own")
     picture.box(0, 46, SIZE * TOKENS, SIZE * TOKENS, "faint")
     for start, end in zip(ends, ends[1:], strict=False):
         for q in range(start, end):
             picture.box(SIZE * start, 46 + SIZE * q, SIZE * (q - start + 1), SIZE, "quiet")
-    for place, start in enumerate(ends):
-        x = 210 + 8 * start
+    for start in ends:
+        x = 214 + 8 * start
         picture.line([(x, 62), (x, 92)], "own")
-        picture.text(x, 112, f"{start}", "own", "end" if place == len(ends) - 1 else "start")
-    picture.line([(210, 77), (370, 77)], "ink")
+        picture.text(x, 112, f"{start}", "own", "middle")
+    picture.line([(214, 77), (374, 77)], "ink")
     picture.text(210, 140, "A token sees back to the")
     picture.text(210, 157, "start before it, or as far")
     picture.text(210, 174, "as its window reaches.")

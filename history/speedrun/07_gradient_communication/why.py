@@ -12,9 +12,10 @@ def draw(picture):
         picture.text(left, 38, name, kind)
         for number in range(len(events) // 2):
             start, end = events.index(f"+{number}"), events.index(f"-{number}")
-            picture.box(left + wide * start, 48 + tall * number, wide * (end - start), tall - 2, kind)
+            picture.box(left + wide * start, 48 + tall * number, wide * (end - start), tall - 2,
+                        kind)
         picture.line([(left, 48), (left, 50 + tall * number + tall)], "ink")
-        picture.text(left, 72 + tall * number, "what the GPU does, in order →")
+        picture.text(left, 72 + tall * number, "order of events →")
     once, overlapped = (picture.printed(rf"simulated link, {way}: (\d+) ms")[0]
                         for way in ("at once", "overlapped"))
     picture.number(210, f"{overlapped} ms", "take the optimizers' steps of two processes over a"

@@ -25,5 +25,5 @@ def draw(picture):
     picture.text(0, 124, "what the head reads of each layer:")
     picture.line([(0, 178), (step * last, 178)], "ink")
     (seconds,) = picture.printed(r"09 backout +[\d.]+ +[\d.]+ +[\d.]+ +([\d.]+)")
-    picture.number(190, seconds, "seconds were saved by record #40, its other new settings included"
-                   " (the record's own measurement)")
+    picture.number(190, seconds, "seconds were saved by record #40, its other new settings"
+                   " included")

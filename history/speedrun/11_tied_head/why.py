@@ -20,7 +20,7 @@ def draw(picture):
     turn, x, y = math.radians(float(angle)), 60, 190
     picture.arrow(x, y, x + 66, y, "ink")
     picture.arrow(x, y, x + 66 * math.cos(turn), y - 66 * math.sin(turn), "own")
-    picture.text(x + 78, y + 4, "what the table should change as head", "ink")
-    picture.text(x + 12, y - 54, "what it should change as embedding", "own")
-    picture.number(206, angle, "degrees lie between the two, in a small model: the jobs hardly"
-                   " help and hardly disturb each other")
+    picture.text(x + 78, y + 4, "its gradient as head", "ink")
+    picture.text(x + 12, y - 54, "its gradient as embedding", "own")
+    picture.number(206, angle, "degrees lie between the table's two gradients in a small model:"
+                   " the jobs hardly help or disturb each other")

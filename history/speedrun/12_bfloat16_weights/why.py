@@ -17,7 +17,7 @@ def draw(picture):
             picture.text(left + wide * (place + 0.5), 50, digit, "light", "middle")
     for left, kind, lines in (
             (0, "own", ("the weight, in bfloat16:", "the model reads it,", "GPUs exchange it")),
-            (16 * wide, "quiet", ("the remainder: only the", "GPU that updates this", "matrix keeps it"))):
+            (16 * wide, "quiet", ("the remainder: only the", "GPU that updates it", "keeps it"))):
         for row, words in enumerate(lines):
             picture.text(left, 78 + 17 * row, words, kind)
     picture.text(0, 138, f"The model reads {upper.item():g}; an update adds to {WEIGHT}.", "ink")

@@ -1,4 +1,4 @@
-"""Draws why.svg: the two scalars of each sublayer, and how the stream grows when training starts."""
+"""Draws why.svg: the two scalars of each sublayer, and the stream's growth at the start."""
 
 import torch
 
@@ -28,8 +28,8 @@ def draw(picture):
     picture.text(0, top + 12, "the stream after each layer, at the start,")
     picture.text(0, top + 29, "while layers add nothing")
     (times,) = picture.printed(r"after layer 10 the stream is (\d\.\d\d)\d* x0")
-    picture.number(top + tall + 12, times, "times the first vector is the stream after the last"
-                   " layer, at the start")
+    picture.number(top + tall + 12, times, "times as long is the stream after the last layer as"
+                   " before the first, at the start")
 
 
 def growth(module):

@@ -20,7 +20,7 @@ from speedrun.history.manifest import FIGURE, Manifest, Milestone
 from speedrun.history.why import Why
 from speedrun.scripts.find import load_snapshot
 
-DIGIT = 14.5  # width of a number's character
+DIGIT = 16  # width of a number's character
 EDGE = 8  # around the figure
 LINE = 17  # height of a line of text
 MARKERS = "<!-- begin why -->", "<!-- end why -->"  # in the first cell of a lesson
@@ -104,7 +104,7 @@ class Picture:
 
         y: where this part begins; number: as in what the lesson printed, a unit aside.
         """
-        left = DIGIT * len(number) + 8
+        left = DIGIT * len(number) + 10
         lines = wrap(words, int((self.width - left) / LETTER))
         source = f"printed in lesson {Path(self.lesson).stem.partition('_')[0]}"
         self.line([(0, y), (self.width, y)], "faint")

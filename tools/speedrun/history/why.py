@@ -3,6 +3,7 @@ and nothing else, and the name of its figure."""
 
 import re
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -33,7 +34,7 @@ class Why:
         """The figure's number, what it counts and where it is from, as one line; raises OSError
         where the figure is missing."""
         drawn = self.figure.read_text(encoding="utf-8")
-        return re.search("<title>(.*?)</title>", drawn, re.S)[1]
+        return unescape(re.search("<title>(.*?)</title>", drawn, re.S)[1])
 
     def as_markdown(self, folder: str) -> str:
         """The text and the figure; folder: the address of the milestone's folder."""
