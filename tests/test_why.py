@@ -5,13 +5,13 @@ Run: .venv/bin/python -m pytest tests/test_why.py
 
 import json
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
+import diff_milestones
 from speedrun.base.errors import UserError
 from speedrun.figures import why
 from speedrun.figures.charts import LETTER
@@ -111,18 +111,18 @@ def test_the_lesson_shows_it_below_its_title_and_nothing_else_moves():
         why.with_part(notebook.replace("# 01", "01"), "Words.")
 
 
-def test_a_terminal_shows_it():
+def test_a_terminal_shows_it(monkeypatch, capsys):
     def command(*arguments):
-        return subprocess.run([sys.executable, "tools/diff_milestones.py", *arguments],
-                              cwd=REPOSITORY, capture_output=True, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["diff_milestones.py", *arguments])
+        assert diff_milestones.main() == 0
+        return " ".join(capsys.readouterr().out.split())
 
-    ended, part = command("04", "--why-long"), load_why(RACE.get("04"))
-    assert ended.returncode == 0 and ended.stderr == ""
-    words = ended.stdout.split()
-    assert " ".join(part.text.split()) in " ".join(words)
-    assert "history/speedrun/04_skip_connections/why.svg" in words
-    assert " ".join(part.number.split()) in " ".join(words)
-    ended = command("03a", "--why-long")
-    assert ended.returncode == 1 and "03a_untied_head has no why.md; --why-long" in ended.stderr
-    ended = command("03", "04", "--why-long")
-    assert ended.returncode == 2 and "takes one milestone and no other option" in ended.stderr
+    shown, part = command("04", "--why-long"), load_why(RACE.get("04"))
+    for words in (part.text, "history/speedrun/04_skip_connections/why.svg", part.number):
+        assert " ".join(words.split()) in shown
+    with pytest.raises(UserError, match="03a_untied_head has no why.md; --why-long knows 00, 01"):
+        command("03a", "--why-long")
+    for more in (["03"], ["--steps"], ["--html", "page.html"]):
+        with pytest.raises(SystemExit):
+            command("04", *more, "--why-long")
+        assert "--why-long takes one milestone" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def draw(picture):
         for move in moves_of(optimizer):
             picture.box(x, y, unit * move - 2, 18, kind)
             x += unit * move
-    picture.text(80, 144, "the way that the weight goes, step by step →")
+    picture.text(80, 144, "how far the weight moves, step by step →")
     (last,) = picture.printed(r"(?m)^AdamW: .* (\d\.\d+)$")
     picture.number(156, last, "of a full step is AdamW's eighth; in 00 all eight are full steps")
 

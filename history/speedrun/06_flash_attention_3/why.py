@@ -14,19 +14,19 @@ def draw(picture):
     ends = module.document_starts(tokens, args).unique().tolist()  # without its padding
     picture.title("A row of four documents, for the kernel")
     picture.text(0, 38, "as a mask: all pairs")
-    picture.text(210, 38, "as a list of starts", "own")
+    picture.text(204, 38, "as a list of starts", "own")
     picture.box(0, 46, SIZE * TOKENS, SIZE * TOKENS, "faint")
     for start, end in zip(ends, ends[1:], strict=False):
         for q in range(start, end):
             picture.box(SIZE * start, 46 + SIZE * q, SIZE * (q - start + 1), SIZE, "quiet")
     for start in ends:
-        x = 214 + 8 * start
+        x = 208 + 8 * start
         picture.line([(x, 62), (x, 92)], "own")
         picture.text(x, 112, f"{start}", "own", "middle")
-    picture.line([(214, 77), (374, 77)], "ink")
-    picture.text(210, 140, "A token sees back to the")
-    picture.text(210, 157, "start before it, or as far")
-    picture.text(210, 174, "as its window reaches.")
+    picture.line([(208, 77), (368, 77)], "ink")
+    picture.text(204, 140, "A token sees back to the")
+    picture.text(204, 157, "start before it, or as far")
+    picture.text(204, 174, "as its window reaches.")
     huge, size, starts = picture.printed(
         r"at 49,152 tokens: a dense mask has ([\d.]+ GB), (\d+) starts (\d+) bytes")
     picture.number(200, starts, f"bytes of starts ({size} numbers) stand for a mask of {huge}, for"

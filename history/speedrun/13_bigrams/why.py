@@ -17,12 +17,12 @@ def draw(picture):
         y = 56 + 23 * place
         picture.text(0, y + 4, f"{pair[0]} {pair[1]}", "bold")
         picture.arrow(30, y, 146, 56 + 27 * row, "ink")
-    picture.text(252, 62, "a vector for the")
-    picture.text(252, 79, "pair, added to")
-    picture.text(252, 96, "every layer's input")
-    picture.text(252, 130, "pairs that share")
-    picture.text(252, 147, "a row share")
-    picture.text(252, 164, "its vector")
+    picture.text(248, 62, "a vector for the")
+    picture.text(248, 79, "pair, added to")
+    picture.text(248, 96, "every layer's input")
+    picture.text(248, 130, "pairs that share")
+    picture.text(248, 147, "a row share")
+    picture.text(248, 164, "its vector")
     (gain,) = picture.printed(r"13 with bigrams ends .* on average ([\d.]+) below")
     picture.number(220, gain, "is how much lower a small model's loss ends with the table"
                    " (in nats, mean of three seeds)")

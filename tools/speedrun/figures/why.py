@@ -21,7 +21,7 @@ from speedrun.history.why import Why
 from speedrun.scripts.find import load_snapshot
 
 DIGIT = 16  # width of a number's character
-EDGE = 8  # around the figure
+EDGE = 6  # around the figure
 LINE = 17  # height of a line of text
 MARKERS = "<!-- begin why -->", "<!-- end why -->"  # in the first cell of a lesson
 LEAD = "**The idea in two minutes.** "
