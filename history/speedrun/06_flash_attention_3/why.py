@@ -24,9 +24,9 @@ def draw(picture):
         picture.line([(x, 62), (x, 92)], "own")
         picture.text(x, 112, f"{start}", "own", "middle")
     picture.line([(208, 77), (368, 77)], "ink")
-    picture.text(204, 140, "A token sees back to the")
-    picture.text(204, 157, "start before it, or as far")
-    picture.text(204, 174, "as its window reaches.")
+    picture.text(204, 140, "A token sees back to its")
+    picture.text(204, 157, "document's start, at most")
+    picture.text(204, 174, "as far as its window.")
     huge, size, starts = picture.printed(
         r"at 49,152 tokens: a dense mask has ([\d.]+ GB), (\d+) starts (\d+) bytes")
     picture.number(200, starts, f"bytes of starts ({size} numbers) stand for a mask of {huge}, for"
