@@ -1,119 +1,145 @@
-"""Measures milestones on the GPUs of this machine: first a small run that must follow a CPU's
-losses, then a short one at the record's batch, timed."""
+"""Measures milestones on the GPUs of this machine: a run at the record's batch, timed, and a small
+one that must follow a CPU's losses. Everything found is written at once, part by part.
+
+Each part is a program of its own. Where one rank's share of a step is measured, several compile
+side by side, and all others are stopped while one of them is timed (turns.py).
+"""
 
 import getpass
-import io
 import itertools
 import math
 import os
 import platform
 import re
 import socket
-import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from signal import SIGINT
 from typing import TextIO
 
 from speedrun.base.errors import Stopped, UserError
+from speedrun.base.files import REPOSITORY
 from speedrun.base.text import short
-from speedrun.history.glossary import load_glossary
+from speedrun.compare import plans
+from speedrun.compare.turns import CAN_STOP, End, Launch, Task, take_turns
 from speedrun.history.manifest import Milestone
 from speedrun.history.measured import (
+    MEASURED,
     MOST_LETTERS,
+    RECORD_RANKS,
     Machine,
     Measurement,
     Timing,
     load_measurement,
     write_measurement,
 )
-from speedrun.run.data import BUILTIN_GPT2, FINEWEB, fetch_command, has_shards, make_builtin_gpt2
-from speedrun.run.execute import run
-from speedrun.run.fit_batch import fit_micro_batch
-from speedrun.run.gpus import RECORD_MIB, gpu_facts, visible_gpus, visible_memory, watched_clock
-from speedrun.run.kernels import OK, TRIALS, try_kernel
+from speedrun.run.data import (
+    BUILTIN_GPT2,
+    FINEWEB,
+    fetch_command,
+    has_shards,
+    make_builtin,
+    make_builtin_gpt2,
+)
+from speedrun.run.failure import REPORT, describe_exit, error_line, explain, rank_stderr
+from speedrun.run.fit_batch import MARGIN, OUT_OF_MEMORY
+from speedrun.run.gpus import gpu_facts, visible_gpus, visible_memory, watched_clock
+from speedrun.run.kernels import OK, PATIENCE_S, TRIALS, trial_command
 from speedrun.run.log import read_log
-from speedrun.run.plan import AUTO, make_plan
-from speedrun.scripts.find import code_hash, find_script, paths_taken
-from speedrun.scripts.sizes import length_names
+from speedrun.run.torchrun import rank_environment, stop_signals
+from speedrun.scripts.find import code_hash, paths_taken
 
-STEPS = 60  # of a timed run, with the schedules in proportion
-PARTS = 6  # of it, each between two validations, where the clock is exact
-FOLLOWED = 20  # steps that a GPU's losses have to follow a CPU's
-RECORD_RANKS = 8
-NEEDED = ("train_steps", "total_batch_size", "micro_batch_size", "val_tokens", "val_loss_every")
+STEPS = 60  # of a timed run
 # Losses may differ by this, before any step and later: bfloat16 rounds, and training drifts (on a
 # CPU, by up to 0.002 and 0.034 in a dozen milestones).
 AT_FIRST, LATER = 0.01, 0.1
+SEEN = 1e-4  # a log's losses have four decimals
+# Those that tell most come first: the last of 2025 and today's, the first Muon, FP8's head, the
+# prelude's last, the kernels of 2026, FlexAttention.
+ORDER = ("09", "14i", "01", "05i", "p6d", "12c", "05d", "13e", "00", "07")
+SHARE_S, WHOLE_S, SMALL_S = 1200, 7200, 900  # limits of a timed and of a small run
+SMALL_GIB, TRIAL_GIB = 3, 2  # of a GPU's memory, that a small run and a trial take
+CORES, HOST_GIB, MOST_SLOTS = 2, 8, 8  # of this machine for a program that compiles; most of these
+MOST_USED = 0.1  # share of a GPU's memory that other programs may hold, a desktop for example
+MARGIN_S = 4  # of --minutes, to end what runs
 
 
 def measure(
     milestones: Sequence[Milestone], folder: Path, out: Path, stream: TextIO, *,
     scale: str = "record", steps: int = STEPS, nproc: int | None = None, data: Path | None = None,
+    share: bool | None = None, minutes: float = math.inf,
 ) -> tuple[Path, Measurement, Stopped | None]:
-    """Measures the milestones, and writes a file in `folder` after each of them.
+    """Measures the milestones in the order of ORDER, and writes a file in `folder` after each part.
 
     What the file holds already is kept, unless the milestone's script has changed since. A
     milestone that fails does not end the others; a signal ends them all, and is returned.
 
-    out: a folder for the runs; stream: gets a line per milestone; scale: "tiny" tries the command
+    out: a folder for the runs; stream: gets a line per part; scale: "tiny" tries the command
     itself; steps: of a timed run; nproc: ranks (None: one per GPU); data: shards (None: FineWeb,
-    else the embedded text). Raises UserError, one line, before anything runs.
+    else the embedded text); share: whether one rank's share of a record's step is timed, not whole
+    steps (None: if there is one rank); minutes: after which it ends. Raises UserError, one line,
+    before anything runs, or when a result cannot be written.
     """
-    gpus = visible_gpus()[:nproc]
+    begin = time.monotonic()
+    if share and (nproc or 1) > 1:
+        raise UserError(f"--share is one rank's; leave --nproc {nproc} out", 2)
+    gpus = visible_gpus()[:1 if share else nproc]
+    _check_gpus(gpus, scale)
+    data, tokens = _tokens(data, scale)
+    tries = map(out.joinpath, map("try{}".format, itertools.count(1)))
+    out = next(path for path in tries if not path.exists())  # an interrupted one keeps its logs
+    count = len(gpus) or nproc or 1
+    machine = _machine(gpus, count, tokens, steps, count == 1 if share is None else share)
+    file = folder / machine.file_name
+    found = _found_before(file, machine)
+    work = _Work(milestones, found, out, scale, data)
+    for line in _announced(file, work, minutes):
+        print(line, file=stream, flush=True)
+    for path in (folder, out):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write in {short(path)}: {error.strerror}") from None
+    seconds = 60 * minutes - MARGIN_S - (time.monotonic() - begin)
+    with stop_signals() as stop, work.watch, closing(take_turns(
+            work.waiting, work.slots, work.gib, seconds, lambda: stop.signum)) as results:
+        for task, result in results:
+            for line in work.take(task, result):
+                print(line, file=stream, flush=True)
+            write_measurement(file, found)
+    print(work.summary(), file=stream, flush=True)
+    if stop.signum:
+        text = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
+        return file, found, Stopped(text, 128 + stop.signum)
+    if work.waiting:
+        print(f"{minutes:g} minutes are over; the same command goes on", file=stream)
+    return file, found, None
+
+
+def _check_gpus(gpus, scale):
+    """Raises UserError for GPUs that cannot be measured."""
     if not gpus and scale == "record":
         raise UserError("nvidia-smi shows no GPU, so there is nothing to measure;"
                         " --scale tiny tries the command here")
     if len(set(gpus)) > 1:
         raise UserError(f"the GPUs differ ({', '.join(gpus)}); choose equal ones:"
                         " CUDA_VISIBLE_DEVICES=0")
-    data, tokens = _tokens(data, scale)
-    tries = map(out.joinpath, map("try{}".format, itertools.count(1)))
-    out = next(path for path in tries if not path.exists())  # an interrupted one keeps its logs
-    machine = _machine(gpus, nproc or len(gpus) or 1, tokens, steps)
-    file = folder / machine.file_name
-    found = load_measurement(file) if file.exists() else Measurement(machine)
-    if changed := [name for name, value in vars(machine).items()
-                   if value != getattr(found.machine, name)]:
-        raise UserError(f"{short(file)} was measured with another {', '.join(changed)};"
-                        " move it away, then start again")
-    waiting = [m for m in milestones if m.slug not in found.timings
-               or found.timings[m.slug].code != code_hash(m.script)]
-    for line in _announced(machine, file, waiting, len(milestones), found):
-        print(line, file=stream, flush=True)
-    if waiting and gpus:
-        for name in TRIALS:
-            found.kernels[name] = _anonymous(try_kernel(name))
-            print(f"{name}: {found.kernels[name]}", file=stream, flush=True)
-
-    for number, m in enumerate(waiting, start=1):
-        start, head = time.monotonic(), f"[{number}/{len(waiting)}] {m.name}:"
-        try:
-            _check_losses(m, out, machine.count, found.kernels, on_gpus=bool(gpus))
-            timed = _time(m, out, scale, steps, machine.count, data)
-        except Stopped as error:
-            return file, found, error
-        except UserError as error:
-            found.failed[m.slug] = _anonymous(str(error).partition("\n")[0])
-            print(head, "failed:", found.failed[m.slug], file=stream, flush=True)
-        else:
-            found.failed.pop(m.slug, None)
-            wall_s = math.ceil(time.monotonic() - start)
-            timing = Timing(code_hash(m.script), wall_s=wall_s, **timed)
-            found.timings[m.slug] = timing
-            left = _minutes(_seconds(found) * (len(waiting) - number))
-            left = f"; about {left} left" if number < len(waiting) else ""
-            print(head, f"{timing.step_text}, {timing.memory_text}{left}\n    {timing.paths}",
-                  file=stream, flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_measurement(file, found)
-    return file, found, None
+    memory = zip(gpus, visible_memory("used"), visible_memory(), strict=False)
+    for number, (gpu, used, total) in enumerate(memory):
+        if used > MOST_USED * total:
+            raise UserError(f"other programs hold {used / 1024:.1f} of {total / 1024:.1f} GiB of"
+                            f" GPU {number}, {gpu}; end them, or choose others, for example"
+                            f" CUDA_VISIBLE_DEVICES={number + 1}")
 
 
 def _tokens(data, scale):
     """The folder of the shards (None: the scale's own) and the name of their text."""
+    make_builtin()  # which small runs read
     if data or scale == "tiny":
         return data, "other" if data else "embedded text"
     if has_shards(FINEWEB):
@@ -126,7 +152,7 @@ def _tokens(data, scale):
     return BUILTIN_GPT2, "embedded text"
 
 
-def _machine(gpus, count, tokens, steps):
+def _machine(gpus, count, tokens, steps, share):
     import torch
 
     if gpus and not torch.cuda.is_available():
@@ -135,112 +161,256 @@ def _machine(gpus, count, tokens, steps):
     memory = min(visible_memory()[:count], default=0)
     return Machine(
         gpu=gpus[0] if gpus else "CPU", count=count, tokens=tokens, steps=steps,
-        python=platform.python_version(), torch=torch.__version__, cuda=torch.version.cuda,
+        share=RECORD_RANKS if share else None, python=platform.python_version(),
+        torch=torch.__version__, cuda=torch.version.cuda,
         nccl=".".join(map(str, nccl)) or None, memory=memory or None, **gpu_facts())
 
 
-def _announced(machine, file, waiting, all_of_them, found):
+def _found_before(file, machine):
+    """What the file holds. Raises UserError if another machine made it, or its folder's files."""
+    others = [path for path in file.parent.glob("*.json")
+              if path.name != file.name and file.parent != MEASURED]
+    if others:
+        raise UserError(f"{short(others[0])} was measured on other GPUs or with other ranks than"
+                        f" {machine.name}; choose another --out")
+    if not file.exists():
+        return Measurement(machine)
+    try:
+        found = load_measurement(file)
+    except ValueError as error:
+        raise UserError(f"{error}; move it away, then start again") from None
+    if changed := [name for name, value in vars(machine).items()
+                   if value != getattr(found.machine, name)]:
+        raise UserError(f"{short(file)} was measured with another {', '.join(changed)};"
+                        " move it away, then start again")
+    return found
+
+
+def _announced(file, work, minutes):
     """What is going to happen, in lines."""
+    machine = work.machine
     yield f"{machine.name}, {machine.tokens}, {machine.steps} steps; results: {short(file)}"
-    if len(waiting) < all_of_them:
-        yield f"{all_of_them - len(waiting)} of {all_of_them} milestones were measured before"
-    if machine.count < RECORD_RANKS:
+    if machine.share:
+        yield (f"timed steps: one rank's share of {machine.share} of a record's step, without"
+               " accumulation, in the middle of the run's schedules; up to"
+               f" {work.slots} program(s) compile at once, and one is timed at a time")
+    elif machine.count < RECORD_RANKS:
         yield (f"the records' steps run on {RECORD_RANKS} GPUs; {machine.count} here accumulate"
                " gradients over more forward passes")
-    if found.timings:
-        yield f"the rest takes about {_minutes(len(waiting) * _seconds(found))}"
-    elif official := [m.step_avg_ms for m in waiting if m.step_avg_ms]:
-        seconds = statistics.fmean(official) / 1000 * machine.steps * len(waiting)
-        yield (f"the timed steps alone took the records' GPUs {_minutes(seconds)}; with the same"
-               f" speed, {_minutes(seconds * RECORD_RANKS / machine.count)} here. Starting and"
-               " compiling takes longer: the first milestone shows how long")
+    if work.known:
+        yield f"{work.known} of {len(work.milestones)} milestones were measured before"
+    if minutes < math.inf:
+        yield f"it ends by itself after {minutes:g} minutes, and keeps what has finished"
 
 
-def _seconds(found):
-    """Mean seconds per milestone so far."""
-    return statistics.fmean(timing.wall_s for timing in found.timings.values())
+def _slots():
+    """Programs that may compile at once here."""
+    if not (CAN_STOP and hasattr(os, "sched_getaffinity")):
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return max(1, min(MOST_SLOTS, cores // CORES, int(memory / HOST_GIB)))
 
 
-def _minutes(seconds):
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"
+class _Work:
+    """What is left to measure, as tasks for take_turns, and what has been found.
 
+    A milestone has three tasks: "time", and "cpu" and "gpu", whose losses are compared; without a
+    GPU, "gpu" is a second run on the CPU. "try" tasks are TRIALS.
+    """
 
-def _script_of(milestone):
-    """Its Script. Raises UserError for a program whose steps cannot be timed, one that generates
-    text, for example."""
-    script = find_script(milestone.id)
-    known = script.hyperparameters
-    if missing := [name for name in (*NEEDED, *length_names(known)) if name not in known]:
-        raise UserError(f"{script.path.name} has no {missing[0]}, so it has no step to time")
-    return script
+    def __init__(self, milestones, found, out, scale, data):
+        self.found, self.machine = found, found.machine
+        self.out, self.scale, self.data = out, scale, data
+        self.milestones = sorted(milestones, key=lambda m: (
+            ORDER.index(m.id) if m.id in ORDER else len(ORDER)))
+        self.slots = _slots() if self.machine.share else 1
+        self.gib = MARGIN * (self.machine.memory or 0) / 1024  # 0 without a GPU
+        self.plans, self.sequences, self.ended = {}, {}, set()
+        self.watch = ExitStack()  # the clock's, of whole steps
+        self.of_task, self.waiting = {}, []
+        for m in self.milestones:
+            self._add_parts(m)
+        self.known = len(self.milestones) - len(set(map(id, self.of_task.values())))
+        if self.of_task and self.gib:
+            self.waiting[:0] = [
+                Task(f"try:{name}", lambda name=name: self._launch_trial(name), TRIAL_GIB,
+                     PATIENCE_S) for name in TRIALS]
 
+    def _add_parts(self, m):
+        """Adds a milestone's parts that are not known of its script as it is today."""
+        timing, on_gpu = self.found.timings.get(m.slug), bool(self.gib)
+        if timing and timing.code != code_hash(m.script):
+            timing = self.found.timings.pop(m.slug) and None
+        if timing is None:
+            gib = plans.expected_gib(m) if self.scale == "record" else SMALL_GIB
+            self._add("time", m, self._launch_timed, gib * on_gpu,
+                      SHARE_S if self.machine.share else WHOLE_S)
+        if timing is None or timing.within is None:
+            trials = frozenset(f"try:{name}" for name in TRIALS)
+            self._add("cpu", m, self._launch_small, 0, SMALL_S)
+            self._add("gpu", m, self._launch_small, SMALL_GIB * on_gpu, SMALL_S, trials)
 
-def _check_losses(milestone, out, nproc, kernels, on_gpus):
-    """Raises UserError where a small run on the GPUs does not have a CPU's losses."""
-    script, glossary = _script_of(milestone), load_glossary()
-    settings = [f"val_loss_every={FOLLOWED // 4}",
-                f"val_tokens={script.tiny['total_batch_size']}"]
-    settings += [f"{name}={math.ceil(script.tiny[name] / unit) * unit}"  # on the CPU, too
-                 for name, _, unit in glossary.multiples() if script.tiny.get(name, 0) % unit]
-    needs = glossary.column("needs")
-    switched_on = [f"{name}=True" for name, value in script.tiny.items()
-                   if value is False and kernels.get(needs.get(name)) == OK]
+    def _add(self, part, m, launch, gib, limit_s, after=frozenset()):
+        name = f"{part}:{m.slug}"
+        self.of_task[name] = m
+        self.waiting.append(Task(name, lambda: launch(name, m), gib, limit_s, after))
 
-    def losses(where, ranks, more):
-        plan = make_plan(milestone.id, scale="tiny", steps=FOLLOWED, nproc=ranks,
-                         settings=[*settings, *more], out=out / f"{milestone.name}-{where}")
-        run(plan, io.StringIO())
-        return read_log(plan.out / "log.txt").val_curve
+    def summary(self):
+        """How far it came."""
+        timings = [self.found.timings[m.slug] for m in self.milestones
+                   if m.slug in self.found.timings]
+        compared = sum(timing.within is not None for timing in timings)
+        return (f"{len(timings)} of {len(self.milestones)} milestones are timed; the losses of"
+                f" {compared} were compared with a CPU's")
 
-    with _without_gpus():
-        expected = losses("cpu", 1, [])
-    found = losses("gpu" if on_gpus else "again", nproc, switched_on)
-    for (step, loss), (_, known) in zip(found, expected, strict=True):
-        if not abs(loss - known) <= (LATER if step else AT_FIRST):
-            raise UserError(f"with tiny sizes the loss at step {step} is {loss:.4f}, on a CPU"
-                            f" {known:.4f}")
+    # ---- how a task is started ----
 
+    def _environment(self):
+        """For a program that torch's launcher does not start."""
+        path = os.pathsep.join(filter(None, [
+            str(REPOSITORY / "tools"), os.environ.get("PYTHONPATH")]))
+        return rank_environment(self.out) | {"PYTHONPATH": path} | (
+            {} if self.slots == 1 else {"OMP_NUM_THREADS": "1",
+                                        "TORCHINDUCTOR_COMPILE_THREADS": str(CORES)})
 
-@contextmanager
-def _without_gpus() -> Iterator[None]:
-    """Inside the block, this process's runs see no GPU."""
-    name = "CUDA_VISIBLE_DEVICES"
-    visible = os.environ.get(name)
-    os.environ[name] = ""
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if visible is not None:
-            os.environ[name] = visible
+    def _launch_trial(self, name):
+        return Launch(trial_command(name), self._environment(), self._stderr_file(f"try:{name}"))
 
+    def _launch_timed(self, task, m):
+        plan = plans.timed_plan(m, self.machine, self.scale, self.data, self.out,
+                                self.sequences.get(m.slug))
+        if not self.machine.share:
+            self.watch.pop_all().close()
+            self.clock = self.watch.enter_context(watched_clock())
+            return self._launch(task, plan, plan.script_command)
+        script, *options = plan.script_command
+        return self._launch(task, plan, [
+            "-m", "speedrun.compare.share", script, str(self.machine.steps), *options])
 
-def _time(milestone, out, scale, steps, nproc, data):
-    """The fields of a Timing but its code and wall_s, from a run. Raises UserError if it fails."""
-    script = _script_of(milestone)
-    own = script.hyperparameters | (script.tiny if scale == "tiny" else {})
-    train_len, val_len = (own[name] for name in length_names(own))
-    small = 0 < min(visible_memory()[:nproc], default=0) < RECORD_MIB
-    plan = make_plan(
-        milestone.id, scale=scale, data=data, steps=steps, nproc=nproc,
-        device_batch=AUTO if small else None, out=out / f"{milestone.name}-timed",
-        settings=[f"val_loss_every={max(1, steps // PARTS)}",
-                  f"val_tokens={own['micro_batch_size'] * val_len * nproc}"])
-    plan = fit_micro_batch(plan, io.StringIO())
-    with watched_clock() as clock:
-        run(plan, io.StringIO())
-    log = read_log(plan.out / "log.txt")
-    exact = [(s.step, s.step * s.step_avg_ms) for s in log.steps if s.val_loss is not None]
-    micro_batch, batch = (log.hyperparameters[name]
-                          for name in ("micro_batch_size", "total_batch_size"))
-    on_gpus = log.environment.get("device", "cpu") != "cpu"
-    return dict(
-        step_ms=[round((there - here) / (last - first), 3)
-                 for (first, here), (last, there) in pairwise(exact)],
-        passes=batch // (micro_batch * train_len * nproc), micro_batch=micro_batch,
-        paths=paths_taken(script.path.read_text(encoding="utf-8"), log.hyperparameters, on_gpus),
-        peak_memory_mib=log.peak_memory_mib, **clock)
+    def _launch_small(self, task, m):
+        on_gpu = task.startswith("gpu:")
+        plan = plans.small_plan(
+            m, self.machine.count if on_gpu else 1, self.out / f"{m.name}-{task[:3]}",
+            self.found.kernels if on_gpu else None)
+        launch = self._launch(task, plan, plan.script_command)
+        if not on_gpu:
+            launch.environment["CUDA_VISIBLE_DEVICES"] = ""
+        return launch
+
+    def _launch(self, task, plan, arguments):
+        """A run of a plan: by itself as one rank, through torch's launcher as several."""
+        self.plans[task] = plan
+        if plan.nproc == 1:
+            return Launch([sys.executable, *arguments], self._environment(),
+                          self._stderr_file(task))
+        plan.ranks_dir.mkdir(parents=True)
+        return Launch(plan.command, rank_environment(plan.ranks_dir), plan.ranks_dir / REPORT)
+
+    def _stderr_file(self, task):
+        return self.out / f"{task.replace(':', '_')}.txt"
+
+    # ---- what came of it ----
+
+    def take(self, task: Task, result: dict | End) -> Iterator[str]:
+        """Keeps a result of take_turns; yields lines about it."""
+        part, _, name = task.name.partition(":")
+        if part == "try":
+            if isinstance(result, End):
+                self.found.kernels[name] = _anonymous(self._fault(task, result) or OK)
+                yield f"{name}: {self.found.kernels[name]}"
+            return
+        m = self.of_task[task.name]
+        try:
+            if not isinstance(result, End):
+                yield f"{m.name}: {self._keep_share(m, result)}"
+            elif not self._starts_again(task, result):
+                self.ended.add(task.name)
+                if fault := self._fault(task, result):
+                    raise UserError(fault)
+                if part == "time" and not self.machine.share:
+                    yield f"{m.name}: {self._keep_whole(m)}"
+                if m.slug not in self.found.timings and part == "time":
+                    raise UserError("it ended without having been timed")
+                if line := self._compared(m):
+                    yield f"{m.name}: {line}"
+        except UserError as error:
+            self.found.failed[m.slug] = _anonymous(str(error).partition("\n")[0])
+            self.waiting[:] = [it for it in self.waiting if self.of_task.get(it.name) is not m]
+            yield f"{m.name}: failed: {self.found.failed[m.slug]}"
+
+    def _fault(self, task, end):
+        """Why a task failed; "" if it did not."""
+        if end.reason or not end.code:
+            return end.reason
+        plan = self.plans.get(task.name)
+        if plan and plan.nproc > 1:
+            return explain(plan.ranks_dir, end.code).text
+        return (error_line(self._stderr(task)) if end.code > 0 else "") or describe_exit(end.code)
+
+    def _stderr(self, task):
+        plan = self.plans.get(task.name)
+        files = [self._stderr_file(task.name)] if plan is None or plan.nproc == 1 else (
+            rank_stderr(plan.ranks_dir).values())
+        return "\n".join(file.read_text("utf-8", "replace") for file in files)
+
+    def _starts_again(self, task, end):
+        """Whether it does, where the GPU's memory was short: alone, then with fewer sequences."""
+        if not (end.code and OUT_OF_MEMORY.search(self._stderr(task))):
+            return False
+        plan, m = self.plans[task.name], self.of_task[task.name]
+        if end.shared:
+            with suppress(OSError):  # it has not begun a log
+                plan.out.rename(plan.out.with_name(f"{plan.out.name}-beside-others"))
+        elif task.name.startswith("time:") and (fewer := plans.fewer_sequences(plan)):
+            self.sequences[m.slug] = fewer
+        else:
+            return False
+        self.waiting.insert(0, replace(task, gib=self.gib))
+        return True
+
+    def _keep_share(self, m, result):
+        """Keeps what share.py has found; returns a line."""
+        plan = self.plans[f"time:{m.slug}"]
+        result = {name: value for name, value in result.items() if name != "event"}
+        return self._keep(m, plan.hyperparameters, result)
+
+    def _keep_whole(self, m):
+        """Keeps what a run's log says of whole steps; returns a line."""
+        self.watch.pop_all().close()
+        log = read_log(self.plans[f"time:{m.slug}"].out / "log.txt")
+        exact = [(s.step, s.step * s.step_avg_ms) for s in log.steps if s.val_loss is not None]
+        on_gpu = log.environment.get("device", "cpu") != "cpu"
+        return self._keep(m, log.hyperparameters, dict(
+            step_ms=[round((there - here) / (last - first), 3)
+                     for (first, here), (last, there) in pairwise(exact)],
+            peak_memory_mib=log.peak_memory_mib, **self.clock, paths=paths_taken(
+                m.script.read_text(encoding="utf-8"), log.hyperparameters, on_gpu)))
+
+    def _keep(self, m, values, measured):
+        timing = Timing(code_hash(m.script), micro_batch=values["micro_batch_size"],
+                        passes=plans.passes(values, self.machine), **measured)
+        self.found.timings[m.slug] = timing
+        self.found.failed.pop(m.slug, None)
+        return (f"{timing.step_text}, {timing.memory_text}{timing.compiled_text}\n"
+                f"    {timing.paths}")
+
+    def _compared(self, m):
+        """Compares the losses when all of a milestone's parts have ended: a line. Raises UserError
+        where they are too far apart."""
+        small = [f"{part}:{m.slug}" for part in ("cpu", "gpu")]
+        if not self.ended.issuperset(small) or m.slug not in self.found.timings:
+            return None
+        curves = [read_log(self.plans[task].out / "log.txt").val_curve for task in small]
+        within = SEEN
+        for (step, known), (_, loss) in zip(*curves, strict=True):
+            if not abs(loss - known) <= (LATER if step else AT_FIRST):
+                raise UserError(f"with tiny sizes the loss at step {step} is {loss:.4f}, on a CPU"
+                                f" {known:.4f}")
+            within = max(within, round(abs(loss - known), 4))
+        self.found.timings[m.slug] = replace(self.found.timings[m.slug], within=within)
+        self.found.failed.pop(m.slug, None)
+        return f"with tiny sizes the losses are within {within} of a CPU's"
 
 
 def _anonymous(line):
