@@ -5,8 +5,10 @@ Run: .venv/bin/python -m pytest tests/test_measure.py
 
 import io
 import json
+import math
 import os
 import re
+import signal
 import stat
 import sys
 import time
@@ -22,6 +24,8 @@ from snapshots import MANIFEST
 from speedrun import compat
 from speedrun.base.errors import Stopped, UserError
 from speedrun.compare import measure as measuring
+from speedrun.compare import plans, share
+from speedrun.compare.turns import End
 from speedrun.figures.measured import NOT_YET, measured_table, rates
 from speedrun.history.measured import (
     MEASURED,
@@ -36,7 +40,7 @@ from speedrun.history.predictions import StoredPrediction
 from speedrun.run import data, gpus, kernels
 from speedrun.run.kernels import OK, TRIALS, try_kernel
 from speedrun.run.plan import make_plan
-from speedrun.scripts.find import code_hash
+from speedrun.scripts.find import code_hash, load_snapshot
 
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, SECOND, THIRD = (  # the official figures are invented, so that they never change
@@ -45,40 +49,81 @@ FIRST, SECOND, THIRD = (  # the official figures are invented, so that they neve
 posix = pytest.mark.skipif(os.name == "nt", reason="a script stands for nvidia-smi")
 
 
-# ---- the command, with a stand-in for the runs ----
+# ---- the command, with a stand-in for the programs ----
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Stands in for runs: each writes a log with 10 ms per step up to the second validation, then 2
-    ms more after each. `plans` are those that were run, in order; `faults` maps a folder's name to
-    an error; `gpus` are those that are there."""
+    """Stands in for take_turns: every task is prepared, in order, and comes to its end at once. A
+    share is timed with 10 ms a step and then 2 ms more in each part; other runs write such a log.
+    `plans` are those that were run; `faults` maps a folder's name to stderr, to an exit code or
+    to a signal to this process, and each takes effect once; `gpus` are those that are there; the time is over after so many
+    tasks."""
     made, faults, here = [], {}, []
+    stand_in = SimpleNamespace(plans=made, faults=faults, gpus=here, after=1000, room=None)
 
-    def run(plan, stream):
-        made.append(plan)
-        if plan.out.name in faults:
-            raise faults[plan.out.name]
-        values = plan.hyperparameters
-        length, every = values["train_steps"], values["val_loss_every"]
-        lines = [f"environment:{json.dumps(dict(device='cpu'))}",
-                 f"hyperparameters:{json.dumps(values)}"]
-        clock, ms = 0.0, 10
-        for step in range(length + 1):
-            clock += ms * (step > 0)
-            loss = ""
-            if step % every == 0 or step == length:
-                loss, ms = f"val_loss:{5 - 0.01 * step:.4f} ", ms + 2 * (step > 0)
-            lines.append(f"step:{step}/{length} {loss}train_time:{clock:.0f}ms"
-                         f" step_avg:{clock / max(step, 1):.2f}ms")
-        plan.out.mkdir(parents=True)
-        (plan.out / "log.txt").write_text("\n".join([*lines, "peak_memory:1234MiB", ""]))
+    def noted(plan_run):
+        def planned(*args, **kwargs):
+            made.append(plan_run(*args, **kwargs))
+            return made[-1]
+        return planned
 
-    monkeypatch.setattr(measuring, "run", run)
+    for name in ("timed_plan", "small_plan"):
+        monkeypatch.setattr(plans, name, noted(getattr(plans, name)))
+
+    def take_turns(waiting, slots, gib, seconds, is_stopped):
+        stand_in.room = slots, gib, seconds
+        for _ in range(stand_in.after):
+            task = next((it for it in waiting if not it.after & {i.name for i in waiting}), None)
+            if task is None or is_stopped():
+                return
+            waiting.remove(task)
+            try:
+                launch = task.prepare()
+            except UserError as error:
+                yield task, End(None, str(error))
+                continue
+            name = made[-1].out.name if made and ":" in task.name else task.name
+            fault = faults.pop(task.name if task.name in faults else name, None)
+            launch.stderr.write_text(fault if isinstance(fault, str) else "")
+            if fault is None and "speedrun.compare.share" in launch.command:
+                yield task, dict(event="timed", step_ms=[10.0, 12, 14, 16, 18, 20], compile_s=61,
+                                 paths="CUDA: bf16", peak_memory_mib=1234, graphs=3)
+            elif fault is None and not task.name.startswith("try:"):
+                write_log(made[-1])
+            if isinstance(fault, signal.Signals):  # what runs is cut off
+                os.kill(os.getpid(), fault)
+                waiting.insert(0, task)
+                return
+            yield task, End(fault if isinstance(fault, int) else int(fault is not None),
+                            shared=":beside" in (fault if isinstance(fault, str) else ""))
+
+    monkeypatch.setattr(measuring, "take_turns", take_turns)
+    monkeypatch.setattr(measuring, "make_builtin", lambda: None)
     monkeypatch.setattr(measuring, "visible_gpus", lambda: list(here))
-    monkeypatch.setattr(measuring, "visible_memory", lambda: [81_559] * len(here))
-    monkeypatch.setattr(measuring, "try_kernel", lambda name: OK)
-    return SimpleNamespace(plans=made, faults=faults, gpus=here)
+    monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
+        81_559 if what == "total" else 800] * len(here))
+    monkeypatch.setattr(measuring, "_slots", lambda: 4)
+    return stand_in
+
+
+def write_log(plan):
+    """The log of a run whose steps take 10 ms up to the second validation, then 2 ms more after
+    each."""
+    values = plan.hyperparameters
+    length, every = values["train_steps"], values["val_loss_every"]
+    lines = [f"environment:{json.dumps(dict(device='cpu'))}",
+             f"hyperparameters:{json.dumps(values)}"]
+    clock, ms = 0.0, 10
+    for step in range(length + 1):
+        clock += ms * (step > 0)
+        loss = ""
+        if step % every == 0 or step == length:
+            loss, ms = f"val_loss:{5 - 0.01 * step:.4f} ", ms + 2 * (step > 0)
+        lines.append(f"step:{step}/{length} {loss}train_time:{clock:.0f}ms"
+                     f" step_avg:{clock / max(step, 1):.2f}ms")
+    plan.out.mkdir(parents=True, exist_ok=True)
+    (plan.out / "log.txt").write_text("\n".join([*lines, "peak_memory:1234MiB", ""]))
 
 
 def measured(tmp_path, milestones=(FIRST, SECOND, THIRD), **options):
@@ -86,35 +131,54 @@ def measured(tmp_path, milestones=(FIRST, SECOND, THIRD), **options):
     stream = io.StringIO()
     options = dict(scale="tiny", steps=6) | options
     file, found, stopped = measuring.measure(
-        milestones, tmp_path, tmp_path / "runs", stream, **options)
+        milestones, tmp_path / "results", tmp_path / "runs", stream, **options)
     return file, found, stopped, stream.getvalue()
 
 
-def test_each_milestone_follows_a_cpu_and_is_timed(runs, tmp_path):
-    file, found, stopped, text = measured(tmp_path)
-    assert file.name == "cpu-1.json" and stopped is None and not found.failed
-    assert [plan.out.name for plan in runs.plans[:3]] == [
-        "01_muon-cpu", "01_muon-again", "01_muon-timed"]
-    tile = [plan.hyperparameters["tile_size"] for plan in runs.plans[3:6]]
-    assert tile == [128, 128, 32]  # what FlexAttention on a GPU would need, where losses compare
-    assert runs.plans[0].hyperparameters["vocab_size"] == 272
-    timed = runs.plans[2].hyperparameters
+def folders(runs):
+    """The folders' names of what was run since the last call."""
+    names = [plan.out.name for plan in runs.plans]
+    runs.plans.clear()
+    return names
+
+
+def test_a_share_is_timed_and_follows_a_cpu_the_most_telling_first(runs, tmp_path):
+    file, found, stopped, text = measured(tmp_path, (SECOND, THIRD, FIRST))
+    assert file.name == "cpu-1-of-8.json" and stopped is None and not found.failed
+    assert runs.room[:2] == (4, 0) and runs.room[2] == math.inf
+    timed, cpu, again = runs.plans[:3]
+    assert folders(runs)[::3] == ["01_muon-timed2", "p6d_padded_vocab-timed2",
+                                  "05d_tile_mask-timed2"]
+    assert [plan.out.name for plan in (cpu, again)] == ["01_muon-cpu", "01_muon-gpu"]
+    values = timed.hyperparameters
+    assert {name: values[name] for name in (
+        "total_batch_size", "micro_batch_size", "train_steps", "kernel_warmup_steps",
+        "val_tokens")} == dict(total_batch_size=512, micro_batch_size=2, train_steps=200,
+                               kernel_warmup_steps=0, val_tokens=512), "an eighth of 4,096 tokens"
+    assert cpu.hyperparameters["vocab_size"] == 272
+    timing = found.timings["muon"]
+    assert timing.step_ms == [10, 12, 14, 16, 18, 20] and timing.passes == 1
+    assert (timing.code, timing.within) == (code_hash(FIRST.script), 0.0001)
+    assert text.splitlines()[2:5] == [
+        "01_muon: 15.0 ms (10.0–20.0, mean 15.0), 1,234 MiB, compiled in 61 s, 3 graphs",
+        "    CUDA: bf16", "01_muon: with tiny sizes the losses are within 0.0001 of a CPU's"]
+    assert text.splitlines()[-1] == ("3 of 3 milestones are timed; the losses of 3 were compared"
+                                     " with a CPU's")
+    assert load_measurement(file).timings.keys() == {"muon", "tile_mask", "padded_vocab"}
+
+
+def test_whole_steps_are_timed_by_the_log(runs, tmp_path):
+    file, found, _, text = measured(tmp_path, share=False)
+    assert file.name == "cpu-1.json"
+    assert "1 here accumulate gradients" in text and runs.room[0] == 1
+    timed = next(plan for plan in runs.plans if plan.out.name == "01_muon-timed4").hyperparameters
     assert (timed["train_steps"], timed["val_loss_every"]) == (6, 1)
     assert timed["val_tokens"] == 4 * 256 and timed["cooldown_steps"] == (
         MANIFEST.overrides(FIRST, "tiny")["cooldown_steps"] * 6 // 200)
     assert found.timings["muon"].step_ms == [10, 12, 14, 16, 18, 20]
-    assert found.timings["muon"].passes == 4 and found.timings["muon"].code == code_hash(
-        FIRST.script)
-    first, more, times, *lines = text.splitlines()
-    assert first.startswith("1 x CPU, embedded text, 6 steps; results: ")
-    assert "1 here accumulate gradients" in more
-    # 30 s a step, six steps, three milestones: 540 s, and eight times that on one rank
-    assert "took the records' GPUs 9 min; with the same speed, 1 h 12 min here" in times
-    assert lines[0].startswith(
-        "[1/3] 01_muon: 15.0 ms (10.0–20.0, mean 15.0), 1,234 MiB; about 1 min left")
-    assert lines[1] == "    CPU: float32, not compiled"
-    assert lines[4] == "[3/3] p6d_padded_vocab: 15.0 ms (10.0–20.0, mean 15.0), 1,234 MiB"
-    assert load_measurement(file).timings.keys() == {"muon", "tile_mask", "padded_vocab"}
+    assert found.timings["muon"].passes == 4
+    tile = [plan.hyperparameters["tile_size"] for plan in runs.plans if "05d" in plan.out.name]
+    assert tile == [32, 128, 128]  # what FlexAttention on a GPU would need, where losses compare
 
 
 @pytest.mark.parametrize("line, kept", [
@@ -133,24 +197,55 @@ def test_what_is_kept_of_an_error_names_nobody(line, kept, monkeypatch):
 
 def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
     path = Path.home() / "secret" / "x.so"
-    runs.faults |= {"01_muon-timed": UserError(f"rank 0: OSError: {path}: no\nthe log so far"),
-                    "p6d_padded_vocab-cpu": Stopped("interrupted", 130)}
+    runs.faults |= {"01_muon-timed2": f"ERROR\nOSError: {path}: no",
+                    "p6d_padded_vocab-cpu": -9, "05d_tile_mask-gpu": signal.SIGTERM}
     file, found, stopped, text = measured(tmp_path)
-    assert stopped.status == 130 and found.timings.keys() == {"tile_mask"}
-    assert found.failed == {"muon": "rank 0: OSError: x.so: no"}
-    assert "[1/3] 01_muon: failed: rank 0: OSError: x.so: no" in text
+    assert (str(stopped), stopped.status) == ("stopped by SIGTERM", 143)
+    assert found.timings.keys() == {"padded_vocab", "tile_mask"}
+    assert found.failed == {"muon": "OSError: x.so: no",
+                            "padded_vocab": "was killed by SIGKILL (out of memory?)"}
+    assert "01_muon: failed: OSError: x.so: no" in text
+    assert "01_muon-cpu" not in folders(runs), "no small run where the timed one failed"
     assert load_measurement(file).failed == found.failed
-    runs.faults.clear()
-    runs.plans.clear()
     file, found, stopped, text = measured(tmp_path)
-    assert {plan.script.name for plan in runs.plans} == {"muon", "padded_vocab"}
-    assert "1 of 3 milestones were measured before" in text and "the rest takes about" in text
+    assert folders(runs) == ["01_muon-timed2", "01_muon-cpu", "01_muon-gpu",
+                             "p6d_padded_vocab-cpu", "p6d_padded_vocab-gpu"]
+    assert "1 of 3 milestones were measured before" in text
     assert not (found.failed or stopped) and len(load_measurement(file).timings) == 3
     stale = replace(found.timings["muon"], code="old")
     write_measurement(file, replace(found, timings=found.timings | {"muon": stale}))
-    runs.plans.clear()
     measured(tmp_path)
-    assert {plan.script.name for plan in runs.plans} == {"muon"}, "its script has changed since"
+    assert folders(runs)[0] == "01_muon-timed2", "its script has changed since"
+    measured(tmp_path)
+    assert folders(runs) == []
+
+
+def test_the_time_runs_out_and_the_next_goes_on(runs, tmp_path):
+    runs.after = 4
+    file, found, stopped, text = measured(tmp_path, minutes=3)
+    assert 150 < runs.room[2] <= 176 and stopped is None and found.timings.keys() == {
+        "muon", "padded_vocab"}
+    assert text.endswith("2 of 3 milestones are timed; the losses of 1 were compared with a CPU's\n"
+                         "3 minutes are over; the same command goes on\n")
+    folders(runs)
+    measured(tmp_path, minutes=3)
+    assert folders(runs) == ["p6d_padded_vocab-cpu", "p6d_padded_vocab-gpu",
+                             "05d_tile_mask-timed2", "05d_tile_mask-cpu"]
+
+
+def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, tmp_path):
+    written = []
+
+    def write(path, found):
+        if len(written) == 3:
+            raise UserError(f"{path} cannot be written: No space left on device")
+        written.append(write_measurement(path, found))
+
+    monkeypatch.setattr(measuring, "write_measurement", write)
+    with pytest.raises(UserError, match=r"^\S+ cannot be written: No space left on device$"):
+        measured(tmp_path)
+    kept = load_measurement(tmp_path / "results" / "cpu-1-of-8.json")
+    assert kept.timings.keys() == {"muon"}
 
 
 @pytest.mark.parametrize("step, apart, fails", [
@@ -160,7 +255,7 @@ def test_losses_that_leave_a_cpus_fail(runs, monkeypatch, step, apart, fails, tm
 
     def moved(path):
         log = read_log(path)
-        if path.parent.name == "01_muon-again":
+        if path.parent.name == "01_muon-gpu":
             log.steps = [replace(s, val_loss=s.val_loss + apart * (s.step == step))
                          if s.val_loss else s for s in log.steps]
         return log
@@ -170,46 +265,107 @@ def test_losses_that_leave_a_cpus_fail(runs, monkeypatch, step, apart, fails, tm
     loss = 5 - 0.01 * step
     assert found.failed == ({"muon": f"with tiny sizes the loss at step {step} is"
                              f" {loss + apart:.4f}, on a CPU {loss:.4f}"} if fails else {})
-    assert bool(found.timings) != fails
+    assert found.timings["muon"].within == (None if fails else apart)
+
+
+def on_h100s(runs, monkeypatch, count=1, gpu=H100):
+    runs.gpus[:] = [gpu] * count
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: (
+        [] if os.environ["CUDA_VISIBLE_DEVICES"] == "" else list(runs.gpus)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
 
 
 def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     runs.gpus += [H100] * 2
     with pytest.raises(UserError, match="torch cannot use the GPUs; python tools/doctor.py"):
         measured(tmp_path, [SECOND])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
-    monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: (
-        [] if os.environ["CUDA_VISIBLE_DEVICES"] == "" else runs.gpus))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(measuring, "try_kernel", lambda name: (
-        OK if name != "Triton" else "RuntimeError: /opt/x/y.py: no kernel"))
+    on_h100s(runs, monkeypatch, 2)
+    runs.faults["try:Triton"] = "RuntimeError: /opt/x/y.py: no kernel"
     late = replace(MANIFEST.get("09"), step_avg_ms=None)
     file, found, _, text = measured(tmp_path, [late])
     assert file.name == "h100-80gb-hbm3-2.json" and found.machine.memory == 81_559
-    assert found.machine.nccl == "2.27.3"
+    assert found.machine.nccl == "2.27.3" and runs.room[0] == 1
     assert found.kernels == dict.fromkeys(TRIALS, OK) | {
         "Triton": "RuntimeError: y.py: no kernel"}
     assert "Triton: RuntimeError: y.py: no kernel" in text.splitlines()
-    cpu, gpu, timed = runs.plans
+    timed, cpu, gpu = runs.plans
     assert (cpu.gpus, cpu.nproc, gpu.nproc, timed.nproc) == ([], 1, 2, 2)
     assert cpu.options["use_fp8"] is False and gpu.options["use_fp8"] == "True"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
     write_measurement(file, replace(found, machine=replace(found.machine, driver="1.2")))
     with pytest.raises(UserError, match="was measured with another driver; move it away"):
         measured(tmp_path, [late])
+    with pytest.raises(UserError, match="h100-80gb-hbm3-2.json was measured on other GPUs or with"
+                       " other ranks than 1 of 8 x H100 80GB HBM3; choose another --out"):
+        measured(tmp_path, [late], share=True)
+    file.write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match="2.json: .*; move it away, then start again"):
+        measured(tmp_path, [late])
     runs.gpus[1] = "NVIDIA H200"
     with pytest.raises(UserError, match=f"the GPUs differ .{H100}, NVIDIA H200"):
         measured(tmp_path, [late])
+    monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
+        40_960 if what == "total" else 20_480] * 2)
+    with pytest.raises(UserError, match="other programs hold 20.0 of 40.0 GiB of GPU 0, NVIDIA H1"):
+        measured(tmp_path, [late], share=True)
 
 
-def test_a_program_without_steps_says_so(runs, tmp_path, monkeypatch):
-    script = tmp_path / "generate.py"
-    script.write_text("class Hyperparameters:\n    seed: int = 0\n", encoding="utf-8")
-    found = measuring.find_script(str(script))
-    monkeypatch.setattr(measuring, "find_script", lambda id: found)
-    assert measured(tmp_path, [FIRST])[1].failed == {
-        "muon": "generate.py has no train_steps, so it has no step to time"}
+def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatch, tmp_path):
+    on_h100s(runs, monkeypatch)
+    text = "torch.OutOfMemoryError: CUDA out of memory"
+    runs.faults |= {"01_muon-timed2": f"{text} :beside", "01_muon-cpu": "AssertionError: no"}
+    found = measured(tmp_path, [FIRST])[1]
+    assert folders(runs)[:2] == ["01_muon-timed2"] * 2 and found.timings["muon"].passes == 1
+    runs.faults["01_muon-timed2"] = text
+    found.timings.clear()
+    write_measurement(tmp_path / "results" / "h100-80gb-hbm3-1-of-8.json", found)
+    found = measured(tmp_path, [FIRST])[1]
+    assert folders(runs)[:2] == ["01_muon-timed2", "01_muon-timed1"]
+    assert (found.timings["muon"].passes, found.timings["muon"].micro_batch) == (2, 1)
+    runs.faults["01_muon-timed1"] = text
+    found = measuring._Work([FIRST], found, tmp_path, "tiny", None)
+    assert found.slots == 4 and not found.waiting
+
+
+RECORD = ("total_batch_size", "micro_batch_size", "val_tokens", "train_steps", "prefix_file")
+
+
+@pytest.mark.parametrize("id, gpu, memory, ranks, share, expected", [
+    ("01", H100, 81_559, 1, True, (65_536, 64, 65_536, 6200, None)),
+    ("14i", H100, 81_559, 1, True, (16_384, 1, 16_384, 1285, "none")),
+    ("09", H100, 81_559, 8, False, (262_144, 1, 8 * 262_144, 60, None)),
+    ("09", "NVIDIA GeForce RTX 4090", 24_564, 8, False, (262_144, 1, 8 * 32_768, 60, None)),
+    ("01", "NVIDIA GeForce RTX 4090", 24_564, 1, True, (65_536, 16, 16_384, 6200, None)),
+])
+def test_plans_at_the_records_size(id, gpu, memory, ranks, share, expected, monkeypatch, tmp_path):
+    monkeypatch.setattr("speedrun.run.plan.visible_gpus", lambda: [gpu] * ranks)
+    monkeypatch.setattr("speedrun.run.plan._check_files", lambda *arguments: None)
+    machine = Machine(gpu, ranks, "FineWeb", 60, "3.12", "2.11", 8 if share else None, memory)
+    plan = plans.timed_plan(MANIFEST.get(id), machine, "record", None, tmp_path)
+    values = plan.hyperparameters
+    assert tuple(values.get(name) for name in RECORD) == expected
+    assert values["val_loss_every"] == (0 if share else 10)
+
+
+def test_what_can_be_measured():
+    chains = {m.chain for m in MANIFEST.milestones if plans.measurable(m)}
+    assert chains == {m.chain for m in MANIFEST.milestones} - {"encore"}
+    assert {*measuring.ORDER} <= {m.id for m in MANIFEST.milestones}
+
+
+def test_the_schedules_of_a_share_stand_still():
+    module = load_snapshot(MANIFEST.get("14i").script)
+    held = SimpleNamespace(**vars(module))
+    args = module.Hyperparameters()
+    module_of_share = type(module)("copy")
+    vars(module_of_share).update(vars(module))
+    share.hold_schedules(module_of_share, args.train_steps // 2, args)
+    for step in (0, 700, args.train_steps):
+        assert module_of_share.stage(step, args) == held.stages(args)[1]
+        assert module_of_share.window_size(step, args) == args.window_start + args.window_growth
+    assert module_of_share.last_tied_step(args) == held.last_tied_step(args)
 
 
 def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
@@ -244,6 +400,10 @@ def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
     (["--measure", "01"], 2, "name something to compare, or measure: --measure"),
     (["01", "--only", "02"], 2, "name something to compare, or measure"),
     (["--measure", "--only", "999"], 1, 'no milestone "999"'),
+    (["--measure", "--only", "e0"], 2, "--only e0: finetune.py does not train on shards"),
+    (["--measure", "--minutes", "0"], 2, "--minutes: 0 is not a whole number from 1 on"),
+    (["01", "--minutes", "3"], 2, "name something to compare, or measure"),
+    (["--measure", "--share", "--nproc", "8"], 2, "--share is one rank's; leave --nproc 8 out"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["x", *arguments])
@@ -257,23 +417,21 @@ def test_wrong_input_is_one_line(arguments, code, message, monkeypatch, capsys, 
 
 
 def test_failures_end_in_one_line(runs, monkeypatch, tmp_path, capsys):
-    runs.faults["p6d_padded_vocab-timed"] = UserError("out of memory\nthe log so far")
+    runs.faults["p6d_padded_vocab-timed2"] = "AssertionError: no memory"
     monkeypatch.setattr(sys, "argv", ["x", "--measure", "--scale", "tiny", "--steps", "6",
                                       "--only", "01", "p6d", "--out", str(tmp_path)])
     with pytest.raises(UserError) as error:
         compare_milestones.main()
-    assert re.fullmatch(r"1 of 2 failed, all else is in \S+/cpu-1.json: p6d_padded_vocab: out of"
-                        " memory", str(error.value))
-    runs.faults.clear()
+    assert re.fullmatch(r"1 failed, all else is in \S+/cpu-1-of-8.json: p6d_padded_vocab:"
+                        " AssertionError: no memory", str(error.value))
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], str(tmp_path / "more")])
     assert compare_milestones.main() == 0
-    assert capsys.readouterr().out.endswith("cpu-1.json: to contribute it, see"
-                                            " history/measured/README.md\n")
+    assert "2 of 2 milestones are timed" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_tiny_runs_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "FOLLOWED", 4)
+    monkeypatch.setattr(plans, "FOLLOWED", 4)
     found = measured(tmp_path, [FIRST, THIRD])[1]
     assert found.failed == {} and found.timings.keys() == {"muon", "padded_vocab"}
     assert all(len(timing.step_ms) == 6 for timing in found.timings.values())
@@ -351,7 +509,7 @@ def test_tiny_tiles_fit_flex_attention_on_a_gpu(monkeypatch):
 def a_measurement(**changes):
     """What eight H100s measured of 01, and that 05d failed."""
     machine = Machine(H100, 8, "FineWeb", 60, "3.11.7", "2.13.0", driver="580.1", power_limit=700)
-    timing = Timing(code_hash(FIRST.script), (99.0, 101.0, 106.0), 1, 64, "CUDA: bf16", 120,
+    timing = Timing(code_hash(FIRST.script), (99.0, 101.0, 106.0), 1, 64, "CUDA: bf16",
                     30_000)
     return replace(Measurement(machine, {"FP8": OK}, {"muon": timing}, {"tile_mask": "no"}),
                    **changes)

@@ -74,7 +74,8 @@ def measure(
     scale: str = "record", steps: int = STEPS, nproc: int | None = None, data: Path | None = None,
     share: bool | None = None, minutes: float = math.inf,
 ) -> tuple[Path, Measurement, Stopped | None]:
-    """Measures the milestones in the order of ORDER, and writes a file in `folder` after each part.
+    """Measures the milestones in the order of ORDER, those without steps that can be timed left
+    out, and writes a file in `folder` after each part.
 
     What the file holds already is kept, unless the milestone's script has changed since. A
     milestone that fails does not end the others; a signal ends them all, and is returned.
@@ -91,6 +92,7 @@ def measure(
     gpus = visible_gpus()[:1 if share else nproc]
     _check_gpus(gpus, scale)
     data, tokens = _tokens(data, scale)
+    milestones = [m for m in milestones if plans.measurable(m)]
     tries = map(out.joinpath, map("try{}".format, itertools.count(1)))
     out = next(path for path in tries if not path.exists())  # an interrupted one keeps its logs
     count = len(gpus) or nproc or 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import load_glossary
 from speedrun.history.handles import handles_of
 from speedrun.history.manifest import Milestone
@@ -28,7 +29,7 @@ MORE_GIB = 6  # on one GPU than on one of eight: the whole states of the optimiz
 
 def measurable(milestone: Milestone) -> bool:
     """Whether its program trains on shards, in steps that can be timed."""
-    known = find_script(milestone.id).hyperparameters
+    known = default_hyperparameters(milestone.script)
     return all(name in known for name in (*NEEDED, *length_names(known)))
 
 

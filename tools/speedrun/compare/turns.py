@@ -155,7 +155,7 @@ class _Job:
         if turn and turn > TURN_S:
             self.reason = f"it was not timed within {TURN_S} s"
         elif self.seconds() > self.task.limit_s:
-            self.reason = f"it did not end within {self.task.limit_s:.0f} s"
+            self.reason = f"it did not end within {self.task.limit_s:g} s"
         else:
             return
         _end([self])
