@@ -22,7 +22,7 @@ import torch
 import compare_milestones
 from snapshots import MANIFEST
 from speedrun import compat
-from speedrun.base.errors import Stopped, UserError
+from speedrun.base.errors import UserError
 from speedrun.compare import measure as measuring
 from speedrun.compare import plans, share
 from speedrun.compare.turns import End
@@ -56,9 +56,10 @@ posix = pytest.mark.skipif(os.name == "nt", reason="a script stands for nvidia-s
 def runs(monkeypatch):
     """Stands in for take_turns: every task is prepared, in order, and comes to its end at once. A
     share is timed with 10 ms a step and then 2 ms more in each part; other runs write such a log.
-    `plans` are those that were run; `faults` maps a folder's name to stderr, to an exit code or
-    to a signal to this process, and each takes effect once; `gpus` are those that are there; the time is over after so many
-    tasks."""
+
+    plans: those that were run; faults: {a folder's or task's name: stderr, an exit code or a signal
+    to this process}, each takes effect once; gpus: the visible ones; after: tasks after which the
+    time is over; room: what take_turns was given."""
     made, faults, here = [], {}, []
     stand_in = SimpleNamespace(plans=made, faults=faults, gpus=here, after=1000, room=None)
 
@@ -208,16 +209,17 @@ def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
     assert "01_muon-cpu" not in folders(runs), "no small run where the timed one failed"
     assert load_measurement(file).failed == found.failed
     file, found, stopped, text = measured(tmp_path)
-    assert folders(runs) == ["01_muon-timed2", "01_muon-cpu", "01_muon-gpu",
-                             "p6d_padded_vocab-cpu", "p6d_padded_vocab-gpu"]
-    assert "1 of 3 milestones were measured before" in text
+    assert folders(runs) == [
+        "01_muon-timed2", "01_muon-cpu", "01_muon-gpu", "p6d_padded_vocab-cpu",
+        "p6d_padded_vocab-gpu", "05d_tile_mask-cpu", "05d_tile_mask-gpu"]
+    assert "before" not in text, "no milestone was measured whole"
     assert not (found.failed or stopped) and len(load_measurement(file).timings) == 3
     stale = replace(found.timings["muon"], code="old")
     write_measurement(file, replace(found, timings=found.timings | {"muon": stale}))
     measured(tmp_path)
     assert folders(runs)[0] == "01_muon-timed2", "its script has changed since"
-    measured(tmp_path)
-    assert folders(runs) == []
+    text = measured(tmp_path)[3]
+    assert folders(runs) == [] and "3 of 3 milestones were measured before" in text
 
 
 def test_the_time_runs_out_and_the_next_goes_on(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""Programs side by side, one timed at a time: order, limits, an end by the clock, nothing left over.
+"""Programs side by side, one timed at a time: order, limits, an end by the clock, no remains.
 
 Run: .venv/bin/python -m pytest tests/test_turns.py
 """

@@ -11,7 +11,7 @@ from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import load_glossary
 from speedrun.history.handles import handles_of
 from speedrun.history.manifest import Milestone
-from speedrun.history.measured import RECORD_RANKS, Machine
+from speedrun.history.measured import Machine
 from speedrun.run.fit_batch import MARGIN, find_prediction, largest_predicted
 from speedrun.run.gpus import RECORD_MIB
 from speedrun.run.kernels import OK
