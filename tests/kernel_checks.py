@@ -1,5 +1,5 @@
-"""Kernels of the scripts against plain arithmetic, at sizes near the record's: what test_gpu.py tries
-first, each in a process of its own.
+"""Kernels of the scripts against plain arithmetic, at sizes near the record's: test_gpu.py tries
+each in a process of its own.
 
     PYTHONPATH=tools python tests/kernel_checks.py NAME [cpu]
 

@@ -22,7 +22,7 @@ from snapshots import (
     micro_overrides,
 )
 from speedrun.compare import plans
-from speedrun.compare.measure import AT_FIRST, LATER
+from speedrun.compare.parts import AT_FIRST, LATER
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.data import make_builtin
 from speedrun.run.gpus import visible_gpus
@@ -81,7 +81,6 @@ def test_fast_kernels_agree_with_plain_arithmetic(name):
 def test_fast_compiled_steps_follow_a_cpu(id, tmp_path, monkeypatch):
     # Tiny sizes, but compiled, in bfloat16, with every kernel that this GPU has.
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(plans, "FOLLOWED", 4)
     kernels = {name: try_kernel(name) for name in TRIALS}
     make_builtin()
     curves = []

@@ -20,13 +20,14 @@ import pytest
 import torch
 
 import compare_milestones
+import kernel_checks
 from snapshots import MANIFEST
 from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.compare import measure as measuring
-from speedrun.compare import plans, share
+from speedrun.compare import parts, plans, share
 from speedrun.compare.turns import End
-from speedrun.figures.measured import NOT_YET, measured_table, rates
+from speedrun.figures.measured import NOT_YET, measured_table, predicted_peak, rates
 from speedrun.history.measured import (
     MEASURED,
     Machine,
@@ -104,7 +105,7 @@ def runs(monkeypatch):
     monkeypatch.setattr(measuring, "visible_gpus", lambda: list(here))
     monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
         81_559 if what == "total" else 800] * len(here))
-    monkeypatch.setattr(measuring, "_slots", lambda: 4)
+    monkeypatch.setattr(parts, "_slots", lambda: 4)
     return stand_in
 
 
@@ -190,10 +191,10 @@ def test_whole_steps_are_timed_by_the_log(runs, tmp_path):
     ("gpu77 of 8", None), ("x" * 400, "x" * 300),
 ])
 def test_what_is_kept_of_an_error_names_nobody(line, kept, monkeypatch):
-    monkeypatch.setattr(measuring.socket, "gethostname", lambda: "gpu7.lab.edu")
-    monkeypatch.setattr(measuring.Path, "home", lambda: Path("/home/ann"))
-    monkeypatch.setattr(measuring.getpass, "getuser", lambda: "bob")
-    assert measuring._anonymous(line) == (line if kept is None else kept)
+    monkeypatch.setattr(parts.socket, "gethostname", lambda: "gpu7.lab.edu")
+    monkeypatch.setattr(parts.Path, "home", lambda: Path("/home/ann"))
+    monkeypatch.setattr(parts.getpass, "getuser", lambda: "bob")
+    assert parts._anonymous(line) == (line if kept is None else kept)
 
 
 def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
@@ -253,7 +254,7 @@ def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, tmp_path):
 @pytest.mark.parametrize("step, apart, fails", [
     (0, 0.011, True), (0, 0.009, False), (5, 0.11, True), (5, 0.09, False)])
 def test_losses_that_leave_a_cpus_fail(runs, monkeypatch, step, apart, fails, tmp_path):
-    read_log = measuring.read_log
+    read_log = parts.read_log
 
     def moved(path):
         log = read_log(path)
@@ -262,7 +263,7 @@ def test_losses_that_leave_a_cpus_fail(runs, monkeypatch, step, apart, fails, tm
                          if s.val_loss else s for s in log.steps]
         return log
 
-    monkeypatch.setattr(measuring, "read_log", moved)
+    monkeypatch.setattr(parts, "read_log", moved)
     found = measured(tmp_path, [FIRST])[1]
     loss = 5 - 0.01 * step
     assert found.failed == ({"muon": f"with tiny sizes the loss at step {step} is"
@@ -327,7 +328,7 @@ def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatc
     assert folders(runs)[:2] == ["01_muon-timed2", "01_muon-timed1"]
     assert (found.timings["muon"].passes, found.timings["muon"].micro_batch) == (2, 1)
     runs.faults["01_muon-timed1"] = text
-    found = measuring._Work([FIRST], found, tmp_path, "tiny", None)
+    found = parts.Parts([FIRST], found, tmp_path, "tiny", None)
     assert found.slots == 4 and not found.waiting
 
 
@@ -354,7 +355,7 @@ def test_plans_at_the_records_size(id, gpu, memory, ranks, share, expected, monk
 def test_what_can_be_measured():
     chains = {m.chain for m in MANIFEST.milestones if plans.measurable(m)}
     assert chains == {m.chain for m in MANIFEST.milestones} - {"encore"}
-    assert {*measuring.ORDER} <= {m.id for m in MANIFEST.milestones}
+    assert {*parts.ORDER} <= {m.id for m in MANIFEST.milestones}
 
 
 def test_the_schedules_of_a_share_stand_still():
@@ -395,6 +396,60 @@ def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
     ((out, script, text),) = written
     assert (out, script) == (data.BUILTIN_GPT2, "fineweb.py")
     assert [json.loads(line)["text"] for line in text.splitlines()] == ["first é", "second"]
+
+
+SCRIPT = """
+import time
+from argparse import ArgumentParser
+from dataclasses import asdict, dataclass
+
+@dataclass
+class Hyperparameters:
+    train_steps: int = 1000
+    compile: bool = False
+
+def parse_args(argv):
+    parser = ArgumentParser()
+    parser.add_argument("--train_steps", type=int)
+    return Hyperparameters(**vars(parser.parse_args(argv)))
+
+def window_size(step, args):
+    return step
+
+class Log:
+    def step(self, step, training_time_ms, loss_text):
+        raise AssertionError("share.py replaces it")
+
+seen = []
+
+def train(log, args):
+    for step in range(args.train_steps):
+        seen.append(window_size(step, args))
+        time.sleep(0.002 if step < 20 else 0.001)
+        log.step(step + 1, 0.0, "")
+
+def main(args):
+    train(Log(), args)
+"""
+
+
+@pytest.mark.parametrize("answer, status", [("go\n", None), ("", "the process that gives turns has")])
+def test_a_share_waits_for_its_turn_and_ends_after_it(answer, status, tmp_path, monkeypatch, capsys):
+    script = tmp_path / "train_gpt.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    module = load_snapshot(script)
+    if status:
+        with pytest.raises(SystemExit, match=status):
+            share.time_share(script, 12, ["--train_steps=500"])
+        assert len(module.seen) == share.FIRST
+        return
+    share.time_share(script, 12, ["--train_steps=500"])
+    ready, timed, over = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (ready, over) == ({"event": "ready"}, {"event": "over"})
+    assert module.seen == [250] * (share.FIRST + share.ALONE + 12), "held, and ended"
+    assert timed.keys() == {"event", "step_ms", "paths"} and len(timed["step_ms"]) == share.PARTS
+    assert all(ms >= 1 for ms in timed["step_ms"])
 
 
 @pytest.mark.parametrize("arguments, code, message", [
@@ -465,6 +520,18 @@ def test_attention_is_held_against_scores_written_out():
     with pytest.raises(AssertionError, match="off by"):
         kernels._agree_with_attention(
             attention(q, k, v, is_causal=True, scale=0.1), q, k, v, visible)
+
+
+def test_a_kernel_that_is_off_is_found():
+    checks = kernel_checks.Checks("cpu")
+    checks.fp8()
+    assert not checks.failed
+    exact = checks.module.fp8_product
+    checks.module = SimpleNamespace(**vars(checks.module) | dict(
+        fp8_product=lambda *args: 1.02 * exact(*args)))
+    checks.fp8()
+    assert checks.failed == ["logits, fast=True", "logits, fast=False", "gradient of inputs",
+                             "gradient of weights"]
 
 
 @posix
@@ -558,17 +625,17 @@ def test_a_file_that_does_not_fit_is_one_line(change, message, tmp_path):
 def test_measured_stands_beside_official_and_predicted():
     some = replace(MANIFEST, milestones=(
         replace(FIRST, peak_memory_mib=32_000), SECOND, THIRD))
-    stored = {"muon": StoredPrediction("x", 34 * 2**30, 0, 0)}
+    stored = {"muon": StoredPrediction("x", 33 * 2**30, 2 * 2**30, 2**19)}  # alone 34 GiB
 
     def rows(*found):
         table, *below = measured_table(found, stored, some).split("\n\n")
         return [line.strip("| ").split(" | ") for line in table.splitlines()], below
 
     (head, _, *lines), below = rows()
-    assert head[-2:] == ["step, measured", "peak, measured"] and not below
+    assert head[-2:] == ["step, measured", "peak, measured"]
+    assert below == ["No figures yet: p6d."] and len(lines) == 2
     assert lines[0] == [
-        "01_muon", "20,000.00 ms", "32,000 MiB", "34,816 MiB", "+9%", NOT_YET, NOT_YET]
-    assert lines[2][1:] == ["—", "—", "not predicted", "—", NOT_YET, NOT_YET]
+        "01_muon", "20,000.00 ms", "32,000 MiB", "33,792 MiB", "+6%", NOT_YET, NOT_YET]
     slow = a_measurement()
     slow.machine = replace(slow.machine, gpu="NVIDIA GeForce RTX 4090", count=1)
     slow.timings = {"muon": replace(slow.timings["muon"], passes=8, code="old")}
@@ -577,9 +644,25 @@ def test_measured_stands_beside_official_and_predicted():
                          for what in ("step", "peak")]
     assert lines[0][-4:] == [
         "101.0 ms (99.0–106.0, mean 102.0)", "30,000 MiB",
-        "101.0 ms (99.0–106.0, mean 102.0), 8 passes, an earlier script", "30,000 MiB"]
-    assert lines[1][-4:] == ["failed", "—"] * 2 and lines[2][-4:] == [NOT_YET, "—"] * 2
-    assert below[0] == ("**8 x H100 80GB HBM3**: PyTorch 2.13.0, driver 580.1, power limit 700 W,"
+        "101.0 ms (99.0–106.0, mean 102.0), 8 passes, an earlier script",
+        "30,000 MiB (34,816 predicted)"]
+    assert lines[1][-4:] == ["failed", "—"] * 2 and len(lines) == 2
+    assert below[1] == ("**8 x H100 80GB HBM3**: PyTorch 2.13.0, driver 580.1, power limit 700 W,"
                         " 60 steps on tokens of FineWeb. Failed: tile_mask: no.")
     assert rates([a_measurement()], "muon", 524_288) == "5,140,078 on 8 x H100 80GB HBM3"
     assert rates([a_measurement()], "tile_mask", 1) == NOT_YET
+    share = a_measurement(machine=replace(slow.machine, share=8))
+    assert rates([share], "muon", 524_288) == "642,510 on 1 of 8 x RTX 4090"
+    assert "a step is one rank's share of 8, in the middle of the schedules" in rows(share)[1][1]
+
+
+@pytest.mark.parametrize("id, ranks, share, micro, gib", [
+    ("01", 8, None, 64, 33), ("01", 4, None, 64, 34 - 8 / 7 * 3 / 4), ("01", 1, None, 32, 18),
+    ("01", 1, 8, 64, 34), ("12c", 1, 8, 1, 2 + 8 * 2 / 3),
+])
+def test_a_peak_is_predicted_for_the_number_of_ranks(id, ranks, share, micro, gib):
+    prediction = StoredPrediction("x", 33 * 2**30, 2 * 2**30, 2**19)
+    timing = Timing("x", (1.0,), 1, micro, "CUDA")
+    machine = Machine(H100, ranks, "FineWeb", 60, "3.12", "2.11", share)
+    found = predicted_peak(prediction, MANIFEST.get(id), machine, timing)
+    assert found == pytest.approx(gib * 2**30)
