@@ -374,14 +374,15 @@ def test_the_schedules_of_a_share_stand_still():
 def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
     monkeypatch.setattr(measuring, "has_shards", lambda folder: False)
     monkeypatch.setattr(measuring, "make_builtin_gpt2", lambda: None)
+    monkeypatch.setattr(measuring, "make_builtin", lambda: None)
     assert measuring._tokens(None, "record") == (data.BUILTIN_GPT2, "embedded text")
 
     def fails():
         raise UserError("cannot make it: no vocabulary")
 
     monkeypatch.setattr(measuring, "make_builtin_gpt2", fails)
-    with pytest.raises(UserError, match="no vocabulary; fetch some: python data/cached_fineweb10B"):
-        measuring._tokens(None, "record")
+    monkeypatch.setattr(measuring, "make_builtin_ids", lambda: None)
+    assert measuring._tokens(None, "record") == (data.BUILTIN_IDS, "embedded bytes")
     documents = [b"first \xc3\xa9", b"second"]
     folder = tmp_path / "builtin"
     folder.mkdir()
@@ -396,6 +397,13 @@ def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
     ((out, script, text),) = written
     assert (out, script) == (data.BUILTIN_GPT2, "fineweb.py")
     assert [json.loads(line)["text"] for line in text.splitlines()] == ["first é", "second"]
+    (folder / "builtin_val_000000.bin").rename(folder / "builtin_train_000001.bin")
+    monkeypatch.setattr(data, "BUILTIN_IDS", tmp_path / "ids")
+    data.make_builtin_ids()
+    for split in ("train", "val"):
+        shard = tmp_path / "ids" / f"bytes_{split}_000001.bin"
+        start = (50256).to_bytes(2, "little")
+        assert shard.read_bytes()[1024:] == tokens.replace(b"\0\1", start)
 
 
 SCRIPT = """
@@ -433,8 +441,9 @@ def main(args):
 """
 
 
-@pytest.mark.parametrize("answer, status", [("go\n", None), ("", "the process that gives turns has")])
-def test_a_share_waits_for_its_turn_and_ends_after_it(answer, status, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("answer, status", [
+    ("go\n", None), ("", "the process that gives turns has ended")])
+def test_a_share_waits_for_its_turn(answer, status, tmp_path, monkeypatch, capsys):
     script = tmp_path / "train_gpt.py"
     script.write_text(SCRIPT, encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))

@@ -31,11 +31,12 @@ from speedrun.history.measured import (
 )
 from speedrun.run.data import (
     BUILTIN_GPT2,
+    BUILTIN_IDS,
     FINEWEB,
-    fetch_command,
     has_shards,
     make_builtin,
     make_builtin_gpt2,
+    make_builtin_ids,
 )
 from speedrun.run.gpus import gpu_facts, visible_gpus, visible_memory
 from speedrun.run.torchrun import stop_signals
@@ -58,9 +59,10 @@ def measure(
 
     out: a folder for the runs; stream: gets a line per part; scale: "tiny" tries the command
     itself; steps: of a timed run; nproc: ranks (None: one per GPU); data: shards (None: FineWeb,
-    else the embedded text); share: whether one rank's share of a record's step is timed, not whole
-    steps (None: if there is one rank); minutes: after which it ends. Raises UserError, one line,
-    before anything runs, or when a result cannot be written.
+    else the embedded text, or its bytes where there is no vocabulary); share: whether one rank's
+    share of a record's step is timed, not whole steps (None: if there is one rank); minutes: after
+    which it ends. Raises UserError, one line, before anything runs, or when a result cannot be
+    written.
     """
     begin = time.monotonic()
     if share and (nproc or 1) > 1:
@@ -124,10 +126,10 @@ def _tokens(data, scale):
         return FINEWEB, "FineWeb"
     try:
         make_builtin_gpt2()
-    except UserError as error:
-        raise UserError(f"no shards in {short(FINEWEB)}, and {error}; fetch some:"
-                        f" {fetch_command(shards=1)}") from None
-    return BUILTIN_GPT2, "embedded text"
+        return BUILTIN_GPT2, "embedded text"
+    except UserError:  # no internet and no vocabulary
+        make_builtin_ids()
+        return BUILTIN_IDS, "embedded bytes"
 
 
 def _machine(gpus, count, tokens, steps, share):

@@ -69,12 +69,12 @@ class Timing:
 @dataclass(frozen=True)
 class Machine:
     """Where it was measured: count GPUs of a kind, MiB of one's memory, versions, W of its power
-    limit, MHz of its highest clocks; tokens: FineWeb's, or those of the embedded text; share: a
-    step was one rank's share of so many, without gradient accumulation."""
+    limit, MHz of its highest clocks; tokens: FineWeb's, or those or bytes of the embedded text;
+    share: a step was one rank's share of so many, without gradient accumulation."""
 
     gpu: str
     count: int
-    tokens: Literal["FineWeb", "embedded text", "other"]
+    tokens: Literal["FineWeb", "embedded text", "embedded bytes", "other"]
     steps: int
     python: str
     torch: str
