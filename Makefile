@@ -29,7 +29,7 @@ site: .venv/installed  ## build the pages in build/site; open build/site/index.h
 measure:  ## measure milestones on this machine's GPUs, for history/measured; MINUTES=13 ends it
 	@for python in $(BIN)/python $(PYTHON); do \
 	  $$python -c 'import torch, numpy' 2>/dev/null && break; python=; done; \
-	test -n "$$python" || { $(MAKE) .venv/installed && python=$(BIN)/python; } && \
+	test -n "$$python" || { make .venv/installed && python=$(BIN)/python; } && \
 	exec $$python tools/compare_milestones.py --measure $(if $(MINUTES),--minutes $(MINUTES))
 
 help:  ## list these targets; make alone is make run
