@@ -97,7 +97,7 @@ def measure(
         text = "interrupted" if stop.signum == SIGINT else f"stopped by {stop.signum.name}"
         return file, found, Stopped(text, 128 + stop.signum)
     if parts.waiting:
-        print(f"{minutes:g} minutes are over; the same command goes on", file=stream)
+        print(f"the time is over ({minutes:g} min); the same command goes on", file=stream)
     return file, found, None
 
 
@@ -180,4 +180,4 @@ def _announced(file, parts, minutes):
     if parts.known:
         yield f"{parts.known} of {len(parts.milestones)} milestones were measured before"
     if minutes < math.inf:
-        yield f"it ends by itself after {minutes:g} minutes, and keeps what has finished"
+        yield f"it ends by itself after {minutes:g} min, and keeps what has finished"

@@ -39,9 +39,9 @@ CORES, HOST_GIB, MOST_SLOTS = 2, 8, 8  # of this machine for a program that comp
 
 def _slots():
     """Programs that may compile at once here."""
-    if not (CAN_STOP and hasattr(os, "sched_getaffinity")):
+    if not CAN_STOP:
         return 1
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return max(1, min(MOST_SLOTS, cores // CORES, int(memory / HOST_GIB)))
 
@@ -60,21 +60,22 @@ class Parts:
         self.milestones = sorted(milestones, key=lambda m: (
             ORDER.index(m.id) if m.id in ORDER else len(ORDER)))
         self.slots = _slots() if self.machine.share else 1
-        self.gib = MARGIN * (self.machine.memory or 0) / 1024  # 0 without a GPU
+        self.on_gpu = self.machine.gpu != "CPU"
+        self.gib = MARGIN * (self.machine.memory or 0) / 1024
         self.plans, self.sequences, self.ended = {}, {}, set()
         self.watch = ExitStack()  # the clock's, of whole steps
         self.of_task, self.waiting = {}, []
         for m in self.milestones:
             self._add_parts(m)
         self.known = len(self.milestones) - len(set(map(id, self.of_task.values())))
-        if self.of_task and self.gib:
+        if self.of_task and self.on_gpu:
             self.waiting[:0] = [
                 Task(f"try:{name}", lambda name=name: self._launch_trial(name), TRIAL_GIB,
                      PATIENCE_S) for name in TRIALS]
 
     def _add_parts(self, m):
         """Adds a milestone's parts that are not known of its script as it is today."""
-        timing, on_gpu = self.found.timings.get(m.slug), bool(self.gib)
+        timing, on_gpu = self.found.timings.get(m.slug), self.on_gpu
         if timing and timing.code != code_hash(m.script):
             timing = self.found.timings.pop(m.slug) and None
         if timing is None:

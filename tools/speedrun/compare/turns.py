@@ -23,7 +23,7 @@ TURN_S = 300  # that a turn may last: meanwhile everything else stands still
 PATIENCE_S = 10  # from a program's SIGTERM to its SIGKILL
 SMALL_GIB = 4  # a task that takes no more does not keep a larger one waiting for long
 LOOK_S = 0.1  # from one look at signals and limits to the next
-CAN_STOP = hasattr(os, "killpg")  # not on Windows, where programs run one after the other
+CAN_STOP = os.name != "nt"  # on Windows programs run one after the other
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def take_turns(
                 try:
                     job = _Job(task, events)
                 except (UserError, OSError) as error:
-                    yield task, End(None, getattr(error, "strerror", None) or str(error))
+                    yield task, End(None, str(error))
                     continue
                 for other in running:
                     other.shared |= bool(task.gib)
@@ -139,12 +139,13 @@ class _Job:
         self.process.wait()
         events.put((self, None))
 
-    def tell(self, signum):
+    def tell(self, name):
+        """Sends the signal of this name to the program and to what it has started."""
         with suppress(ProcessLookupError, PermissionError):
             if CAN_STOP:
-                os.killpg(self.process.pid, signum)
-            else:
-                self.process.terminate()
+                os.killpg(self.process.pid, getattr(signal, name))
+            elif name == "SIGKILL":
+                self.process.kill()
 
     def seconds(self):
         return time.monotonic() - self.start - self.stopped_s
@@ -163,8 +164,8 @@ class _Job:
     def begin_turn(self, running):
         self.turn_start = time.monotonic()
         for other in running:
-            if other is not self and CAN_STOP:
-                other.tell(signal.SIGSTOP)
+            if other is not self:
+                other.tell("SIGSTOP")
         with suppress(OSError):  # it has ended, and its last event is on its way
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
@@ -172,9 +173,9 @@ class _Job:
     def end_turn(self, running):
         """Lets the others go on; returns None, whose turn it is then."""
         for other in running:
-            if other is not self and CAN_STOP:
+            if other is not self:
                 other.stopped_s += time.monotonic() - self.turn_start
-                other.tell(signal.SIGCONT)
+                other.tell("SIGCONT")
         self.turn_start = None
 
     def ended(self):
@@ -201,10 +202,10 @@ def _next(waiting, running, gib):
 def _end(jobs):
     """Ends programs and all that they started; kills what does not end."""
     for job in jobs:
-        for signum in ("SIGTERM", "SIGCONT"):  # a stopped program gets it when it goes on
-            job.tell(getattr(signal, signum, signal.SIGTERM))
+        job.tell("SIGTERM")
+        job.tell("SIGCONT")  # a stopped program gets the other when it goes on
     until = time.monotonic() + PATIENCE_S
     for job in jobs:
         with suppress(subprocess.TimeoutExpired):
             job.process.wait(max(0, until - time.monotonic()))
-        job.tell(getattr(signal, "SIGKILL", signal.SIGTERM))
+        job.tell("SIGKILL")
