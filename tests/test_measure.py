@@ -253,15 +253,15 @@ def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("step, apart, fails", [
-    (0, 0.011, True), (0, 0.009, False), (5, 0.11, True), (5, 0.09, False)])
+    (0, 0.011, True), (0, 0.009, False), (5, 0.11, True), (5, 0.09, False), (5, math.nan, True)])
 def test_losses_that_leave_a_cpus_fail(runs, monkeypatch, step, apart, fails, tmp_path):
     read_log = parts.read_log
 
     def moved(path):
         log = read_log(path)
         if path.parent.name == "01_muon-gpu":
-            log.steps = [replace(s, val_loss=s.val_loss + apart * (s.step == step))
-                         if s.val_loss else s for s in log.steps]
+            log.steps = [replace(s, val_loss=s.val_loss + apart) if s.step == step else s
+                         for s in log.steps]
         return log
 
     monkeypatch.setattr(parts, "read_log", moved)

@@ -70,12 +70,14 @@ def ends(found):
 
 
 def test_all_others_stand_still_while_one_is_timed(task):
+    start = time.monotonic()
     found = run([task("counts", COUNTS.replace("SECONDS", "1")), task("a", TIMED),
                  task("b", TIMED)])
+    whole = time.monotonic() - start
     assert {name: result["moved"] for name, result in found if isinstance(result, dict)} == {
         "a": False, "b": False}
     assert {name: end.code for name, end in ends(found).items()} == {"a": 0, "b": 0, "counts": 0}
-    assert found[-1][0] == "counts" and found[-1][1].seconds < 2, "its stops do not count"
+    assert found[-1][0] == "counts" and found[-1][1].seconds < whole - 0.4, "without its stops"
 
 
 def test_results_and_ends(task):
