@@ -18,23 +18,18 @@ MIB = 2**20
 
 def measured_table(measured: Sequence[Measurement], stored: Mapping[str, StoredPrediction],
                    manifest: Manifest) -> str:
-    """A Markdown table with a row for each milestone that has a figure, and two columns for each
-    machine that measured; below it, a line on the other milestones and one for each machine.
+    """A Markdown table with a row for each milestone of every chain, and two columns for each
+    machine that measured; below it, a line for each machine.
 
     The peak is predicted for the records' eight GPUs; where fewer measured, theirs is in the cell.
     """
     head = ["milestone", "step, official", "peak, official", "peak, predicted", "error"]
     for heading in [found.machine.name for found in measured] or ["measured"]:
         head += [f"step, {heading}", f"peak, {heading}"]
-    rows, without = [], []
+    rows = []
     for m in manifest.milestones:
         peak = stored[m.slug].peak / MIB if m.slug in stored else None
         error = peak and m.peak_memory_mib and peak / m.peak_memory_mib - 1
-        known = (m.step_avg_ms, m.peak_memory_mib, peak, *(
-            m.slug in found.timings or m.slug in found.failed for found in measured))
-        if not any(known):
-            without.append(m.id)
-            continue
         row = [m.name, cell(m.step_avg_ms, "{:,.2f} ms"), cell(m.peak_memory_mib, "{:,d} MiB"),
                "not predicted" if peak is None else f"{peak:,.0f} MiB",
                cell(error, "{:+.0%}")]
@@ -42,8 +37,6 @@ def measured_table(measured: Sequence[Measurement], stored: Mapping[str, StoredP
             row += _cells(found, m, stored.get(m.slug))
         rows.append(row if measured else [*row, NOT_YET, NOT_YET])
     lines = [markdown(head, rows, right=head[1:]), *map(_conditions, measured)]
-    if without:
-        lines.insert(1, f"No figures yet: {', '.join(without)}.")
     return "\n\n".join(lines)
 
 
