@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -21,13 +22,14 @@ import torch
 
 import compare_milestones
 import kernel_checks
-from snapshots import MANIFEST
+from snapshots import MANIFEST, as_options, micro_overrides
 from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.compare import measure as measuring
 from speedrun.compare import parts, plans, share
 from speedrun.compare.turns import End
 from speedrun.figures.measured import NOT_YET, measured_table, predicted_peak, rates
+from speedrun.history.manifest import REPOSITORY
 from speedrun.history.measured import (
     MEASURED,
     Machine,
@@ -460,6 +462,22 @@ def test_a_share_waits_for_its_turn(answer, status, tmp_path, monkeypatch, capsy
     assert module.seen == [250] * (share.FIRST + share.ALONE + 12), "held, and ended"
     assert timed.keys() == {"event", "step_ms", "paths"} and len(timed["step_ms"]) == share.PARTS
     assert all(ms >= 1 for ms in timed["step_ms"])
+
+
+def test_a_share_of_a_script_is_timed(shards, tmp_path):
+    milestone = MANIFEST.get("14i")
+    overrides = micro_overrides(milestone, shards, tmp_path, kernel_warmup_steps=0,
+                                val_loss_every=0, train_steps=300)
+    ended = subprocess.run(
+        [sys.executable, "-m", "speedrun.compare.share", milestone.script, "6",
+         *as_options(overrides)], input="go\n", capture_output=True, encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tools")})
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert (ended.returncode, [line["event"] for line in lines]) == (
+        0, ["ready", "timed", "over"]), ended.stderr
+    assert len(lines[1]["step_ms"]) == 6 and lines[1]["paths"].startswith("CPU: float32")
+    steps = (tmp_path / "log.txt").read_text(encoding="utf-8").rpartition("=" * 100)[2]
+    assert "step:" not in steps, "the replaced method logs nothing"
 
 
 @pytest.mark.parametrize("arguments, code, message", [

@@ -19,10 +19,7 @@ MIB = 2**20
 def measured_table(measured: Sequence[Measurement], stored: Mapping[str, StoredPrediction],
                    manifest: Manifest) -> str:
     """A Markdown table with a row for each milestone of every chain, and two columns for each
-    machine that measured; below it, a line for each machine.
-
-    The peak is predicted for the records' eight GPUs; where fewer measured, theirs is in the cell.
-    """
+    machine that measured; below it, a line for each machine."""
     head = ["milestone", "step, official", "peak, official", "peak, predicted", "error"]
     for heading in [found.machine.name for found in measured] or ["measured"]:
         head += [f"step, {heading}", f"peak, {heading}"]
@@ -41,7 +38,8 @@ def measured_table(measured: Sequence[Measurement], stored: Mapping[str, StoredP
 
 
 def _cells(found, milestone, prediction):
-    """Step and peak that one machine measured of a milestone."""
+    """Step and peak that one machine measured of a milestone; where it has fewer GPUs than the
+    records', the peak that is predicted for their number."""
     timing = found.timings.get(milestone.slug)
     if timing is None or milestone.slug in found.failed:
         return ["failed" if milestone.slug in found.failed else NOT_YET, UNKNOWN]
