@@ -468,6 +468,7 @@ def test_a_share_of_a_script_is_timed(shards, tmp_path):
     milestone = MANIFEST.get("14i")
     overrides = micro_overrides(milestone, shards, tmp_path, kernel_warmup_steps=0,
                                 val_loss_every=0, train_steps=300)
+    overrides["total_batch_size"] = overrides["train_seq_len"] * overrides["micro_batch_size"]
     ended = subprocess.run(
         [sys.executable, "-m", "speedrun.compare.share", milestone.script, "6",
          *as_options(overrides)], input="go\n", capture_output=True, encoding="utf-8",
