@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.failure import error_line
@@ -23,6 +24,8 @@ from speedrun.run.failure import error_line
 FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
 BUILTIN_GPT2 = REPOSITORY / "data" / "builtin_gpt2"  # the same text in GPT-2 tokens, to measure on
+BUILTIN_IDS = REPOSITORY / "data" / "builtin_ids"  # its bytes, documents as GPT-2's tokens begin
+GPT2_START = 50256  # the token with which a document begins there
 GPT2_SHARD_TOKENS = 2_200_000  # 8 validation sequences of 262,144; the text has 4.9 million
 FINEWEB_SHARDS = 103  # training shards that there are
 FINEWEB_SHARD_TOKENS = 100_000_000
@@ -116,6 +119,8 @@ def make_builtin_gpt2() -> None:
     fails, for example where tiktoken can neither find nor fetch its vocabulary."""
     import numpy as np  # a dry run does without
 
+    if has_shards(BUILTIN_GPT2):
+        return
     make_builtin()
     with tempfile.TemporaryDirectory() as folder, open(
             Path(folder, "builtin.jsonl"), "w", encoding="utf-8") as file:
@@ -127,6 +132,24 @@ def make_builtin_gpt2() -> None:
         file.flush()
         _fill(BUILTIN_GPT2, "fineweb.py", "--input", file.name,
               "--shard-size", str(GPT2_SHARD_TOKENS))
+
+
+def make_builtin_ids() -> None:
+    """Makes two equal shards of its bytes, for training and validation, whose documents begin as
+    GPT-2's do: they need no vocabulary, and steps take as long. Raises UserError if that fails."""
+    import numpy as np  # a dry run does without
+
+    make_builtin()
+    try:
+        BUILTIN_IDS.mkdir(exist_ok=True)
+        shards = sorted(BUILTIN.glob("*_train_*.bin"))
+        for split, shard in (("train", shards[0]), ("val", shards[-1])):
+            tokens = np.fromfile(shard, "<u2", offset=HEADER_BYTES)
+            tokens[tokens == DOCUMENT_START] = GPT2_START
+            head = shard.read_bytes()[:HEADER_BYTES]
+            replace_file(BUILTIN_IDS / f"bytes_{split}_000001.bin", head + tokens.tobytes())
+    except OSError as error:
+        raise UserError(f"cannot write in {short(BUILTIN_IDS)}: {error.strerror}") from None
 
 
 def _fill(folder, script, *options):

@@ -83,14 +83,18 @@ class Plan:
         ranks_dir; stdout is shared, and only rank 0 prints there. A script that generates is one
         plain process."""
         if self.script.generates:
-            options = (f"--{name}={value}" for name, value in self.options.items())
-            return [sys.executable, short(self.script.path), *options]
-        options = {**self.options, "log_dir": short(self.out)}
+            return [sys.executable, *self.script_command]
         return [
             sys.executable, *launcher_command(self.nodes), f"--nproc-per-node={self.nproc}",
-            "--redirects=2", f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
-            *(f"--{name}={value}" for name, value in options.items()),
+            "--redirects=2", f"--log-dir={short(self.ranks_dir)}", *self.script_command,
         ]
+
+    @property
+    def script_command(self) -> list[str]:
+        """The script and its options; Python runs it as a world of one rank."""
+        log_dir = {} if self.script.generates else {"log_dir": short(self.out)}
+        return [short(self.script.path),
+                *(f"--{name}={value}" for name, value in {**self.options, **log_dir}.items())]
 
     @property
     def hyperparameters(self) -> dict[str, object]:
