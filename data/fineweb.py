@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from shards import np
 
 DATASET, SAMPLE = "HuggingFaceFW/fineweb", "sample-10BT"
 BATCH = 64  # documents handed to a process at a time
+LONGEST_SPACE = 500_000  # white-space characters in a row that are encoded at once
 
 
 # Documents
@@ -93,7 +95,19 @@ def tokenizer(name):
             "cannot fetch GPT-2's vocabulary; go online once, or set TIKTOKEN_CACHE_DIR to a "
             "folder that tiktoken has used as its cache"
         ) from error
-    return gpt2.eot_token, gpt2.encode_ordinary
+    return gpt2.eot_token, lambda text: [
+        id for piece in without_long_space(text) for id in gpt2.encode_ordinary(piece)]
+
+
+def without_long_space(text):
+    """Yields a text in pieces with at most LONGEST_SPACE white-space characters in a row: tiktoken
+    panics at 999,999. Nearly every text is one piece."""
+    start = 0
+    for space in re.finditer(r"\s+", text) if len(text) > LONGEST_SPACE else ():
+        for end in range(space.start() + LONGEST_SPACE, space.end(), LONGEST_SPACE):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def encode_batch(name, texts):
@@ -246,9 +260,10 @@ def main():
     try:
         with shards.filling(args.out, "the same command goes on after the last whole shard"):
             check_arguments(args)
-            count, total = make_shards(
-                args.out, args.input, args.tokenizer, args.shard_size, args.workers
-            )
+            with shards.only_writer(args.out, ["fineweb_*.bin", "progress.json"]):
+                count, total = make_shards(
+                    args.out, args.input, args.tokenizer, args.shard_size, args.workers
+                )
     except BrokenProcessPool:
         sys.exit("error: a worker process died, perhaps for lack of memory; try fewer --workers")
     seconds = time.perf_counter() - start

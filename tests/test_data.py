@@ -287,6 +287,7 @@ class Hub(ThreadingHTTPServer):
         self.files = {}  # name: content
         self.limits = {}  # name: bytes after which the storage host goes silent
         self.requests = []  # (method, name, range header, has a token) of the storage host
+        self.flipped = {}  # name: position of a byte that is damaged on the way
         self.heads = []
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -344,6 +345,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if wanted:
             headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         self.answer(206 if wanted else 200, **headers)
+        if flipped := self.server.flipped.get(name):
+            content = content[:flipped] + bytes([content[flipped] ^ 255]) + content[flipped + 1 :]
         limit = self.server.limits.get(name)
         try:
             self.wfile.write(content[start:limit])
@@ -450,13 +453,46 @@ def test_hub_without_the_file_or_the_hub(hub, tmp_path):
     assert_one_line(process, 1, "network", "again")
 
 
-def test_one_download_into_a_folder_at_a_time(hub, tmp_path):
-    filelock = pytest.importorskip("filelock")
-    (tmp_path / ".staging").mkdir()
-    with filelock.FileLock(tmp_path / ".staging" / "lock"):
-        process = command("cached_fineweb10B.py", 1, "--out", tmp_path, **hub.env(tmp_path))
-    assert_one_line(process, 1, "another download")
-    assert not hub.heads
+def test_one_writer_in_a_folder_at_a_time(hub, inputs, tmp_path):
+    out_dir = tmp_path / "out"
+    with shards.only_writer(out_dir, []):
+        process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+        assert_one_line(process, 1, f"another process is filling {out_dir}")
+        assert_one_line(make(out_dir, *inputs), 1, f"another process is filling {out_dir}")
+    assert not hub.heads and not list(out_dir.glob("*.bin"))
+
+
+def test_a_killed_writers_temporary_files_go(tmp_path):
+    for name in (".a_1.bin.0123abcd.tmp", ".other.bin.0123abcd.tmp"):
+        (tmp_path / name).touch()
+    with shards.only_writer(tmp_path, ["a_*.bin"]):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            ".lock", ".other.bin.0123abcd.tmp"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "zeros", "too long"])
+def test_content_is_compared_with_the_hubs_sha256(hub, tmp_path, left):
+    """What an earlier call left may be damaged: then the download starts over."""
+    name, out_dir = shards.fineweb_name(0), tmp_path / "out"
+    good = hub.files[name]
+    version = hashlib.sha256(hashlib.sha256(good).hexdigest().encode()).hexdigest()[:16]
+    partial = cached_fineweb10B.staging_folder(out_dir) / f"{name}.{version}"
+    if left == "nothing":
+        hub.flipped = {name: 1500}  # of every answer
+        process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+        assert_one_line(process, 1, f"refused what the hub sent as {name}: its SHA-256 begins with")
+        assert not list(out_dir.rglob(f"{name}*"))
+        return
+    partial.write_bytes(good[:1200] + bytes(600) if left == "zeros" else good + b"x" * 10)
+    process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+    assert process.returncode == 0, process.stderr
+    assert (out_dir / name).read_bytes() == good
+
+
+def test_a_proxy_that_needs_a_package_is_one_line(tmp_path):
+    process = command("cached_fineweb10B.py", 1, "--out", tmp_path / "out", HF_HUB_OFFLINE="0",
+                      ALL_PROXY="socks5://127.0.0.1:9", NO_PROXY="")
+    assert_one_line(process, 1, "error: ", "socks")
 
 
 @pytest.mark.parametrize("number", ["0", "104", "many", ""])
@@ -504,6 +540,23 @@ def stream(out_dir):
     parts = [shards.read(path) for path in paths]
     assert all(len(part) == 100 for part in parts[:-1])
     return np.concatenate(parts)
+
+
+def test_white_space_without_end_is_encoded(tmp_path, monkeypatch):
+    """tiktoken's pattern panics at 999,999 white-space characters, and a panic is no Exception."""
+    long = " " * 1_200_000 + "x\n" + "\t" * fineweb.LONGEST_SPACE + "y"
+    for text in ("", "a  b", long, long[:999_999], long[: fineweb.LONGEST_SPACE]):
+        pieces = list(fineweb.without_long_space(text))
+        assert "".join(pieces) == text and all(pieces) or pieces == [""]
+        assert max(map(len, re.findall(r"\s*", "|".join(pieces)))) <= fineweb.LONGEST_SPACE
+    gpt2 = pytest.importorskip("tiktoken").Encoding(
+        "bytes", pat_str=r"\s+(?!\S)|\s+|\S+", mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={"<|endoftext|>": 256})
+    monkeypatch.setattr("tiktoken.get_encoding", lambda name: gpt2)
+    fineweb.tokenizer.cache_clear()
+    (tokens,) = fineweb.encode_batch("gpt2", [long])
+    fineweb.tokenizer.cache_clear()
+    assert tokens.tolist() == [256, *long.encode()]
 
 
 def test_exact_stream_across_shard_edges(inputs, tmp_path):
