@@ -26,9 +26,9 @@ def fetch(name, out_dir):
     """Downloads one shard over HTTP into out_dir, going on with what an earlier call left.
 
     The bytes are collected in a hidden folder of out_dir and get their final name once they are the
-    whole shard that the hub names; if what an earlier call left cannot be a part of it, the download
-    starts over. Raises ValueError if the hub's file is no such shard (it is removed), and HTTPError
-    or OSError if the network, the hub or the disk fails (what has come is kept).
+    whole shard that the hub names; if what an earlier call left cannot be a part of it, the
+    download starts over. Raises ValueError if the hub's file is no such shard (it is removed), and
+    HTTPError or OSError if the network, the hub or the disk fails (what has come is kept).
     """
     # hf_hub_download starts a broken-off file from zero in every new process; http_get resumes.
     from huggingface_hub import get_hf_file_metadata, hf_hub_url

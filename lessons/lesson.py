@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+os.environ.pop("RANK", None)  # left by a launcher: what trains here is a world of one
 sys.path[:0] = [str(REPOSITORY / name) for name in ("tools", "data", "lessons")]
 # Collectives whose new names an older torch lacks.
 warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
@@ -570,7 +571,12 @@ def _is_empty(definition) -> bool:
     sources = [inspect.getsource(function) for function in functions
                if inspect.isfunction(function)]
     for source in sources:
-        function = ast.parse(textwrap.dedent(source)).body[0]
+        try:
+            function = ast.parse(textwrap.dedent(source)).body[0]
+        except SyntaxError:  # the end of a call, which holds a lambda
+            continue
+        if not isinstance(function, ast.FunctionDef):  # a statement with a lambda, which has a body
+            continue
         if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
                for node in function.body):
             return True

@@ -20,7 +20,8 @@ import builtin_corpus
 import cached_fineweb10B
 import fineweb
 import shards
-from speedrun.run.data import fingerprint
+from speedrun.run import conversations
+from speedrun.run.data import fingerprint, holds_bytes, shards_in
 
 DATA = Path(shards.__file__).parent
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -256,6 +257,18 @@ def test_the_fingerprint_of_a_run_is_that_of_the_shards_now(corpus, tmp_path):
     assert fingerprint(tmp_path) not in (corpus[1], None)
     (tmp_path / "corpus.json").unlink()
     assert fingerprint(tmp_path) is None  # of other shards nothing is said
+
+
+def test_a_file_that_begins_with_a_dot_is_not_there(tmp_path):
+    """macOS writes ._x beside each x; a script's glob.glob does not see it either."""
+    names = ["a_train_1.bin", "a_val_0.bin", "b_train.jsonl", "b_val.jsonl"]
+    for name in names:
+        shards.write(tmp_path / name, [300] * 9)
+        (tmp_path / f"._{name}").write_bytes(bytes(4096))
+    train, val, *conversation_files = (tmp_path / name for name in names)
+    assert [shards_in(tmp_path, split) for split in ("train", "val")] == [[train], [val]]
+    assert not holds_bytes(tmp_path)
+    assert list(conversations.files_in(tmp_path).values()) == [*map(str, conversation_files)]
 
 
 @pytest.mark.parametrize("replacements", [1, 3])

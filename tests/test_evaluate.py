@@ -85,8 +85,14 @@ def test_a_context_is_cut_from_the_left(trained):
     model = trained(context=4)
     assert log_probabilities(model, [([*b"abcdefa"], [*b"bcd"])]) == pytest.approx([3 * SURE])
     assert model.model.read == [(1, 4)]  # f a b c
-    # of an ending that is longer than the context, its end
-    assert log_probabilities(model, [([9], [*b"abcdefgh"])]) == pytest.approx([4 * SURE])
+
+
+def test_an_ending_longer_than_the_context_is_scored_whole(trained):
+    model = trained(context=4)
+    pairs = [([9], [*b"abcdefgh"]), ([*b"a"], [*b"b"]), ([], [*b"abcabcx"])]
+    expected = [OTHER + 7 * SURE, SURE, 4 * SURE + 2 * OTHER]
+    assert log_probabilities(model, pairs) == pytest.approx(expected, abs=1e-5)
+    assert max(model.model.read) <= (3, 4)  # no batch is larger than before
 
 
 @pytest.mark.parametrize("sums, by_sum, per_byte", [
@@ -267,7 +273,7 @@ def test_wrong_lines_are_refused_before_anything_is_scored(trained, tmp_path, li
 def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match="there is no file .*; fetch it: python data/hellaswag.py"):
         run_task(trained(), tmp_path / "none", tmp_path / "results")
-    (tmp_path / "empty").touch()
+    (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(UserError, match="is empty"):
         run_task(trained(), tmp_path / "empty", tmp_path / "results")
     with pytest.raises(UserError, match="no known vocabulary has 64 tokens"):

@@ -14,12 +14,18 @@ from speedrun.history.glossary import load_glossary
 from speedrun.history.handles import Handles
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.history.tokens import stages
-from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
+from speedrun.run.checkpoint import (
+    brief,
+    check_script,
+    find_checkpoint,
+    read_checkpoint,
+)
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import handles_for, load_snapshot
 from speedrun.scripts.sizes import BYTE_VOCABULARIES, length_names, longest_dense
 
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
+LONGEST = 2**24  # tokens of a sequence that a checkpoint may have
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 
 
@@ -64,8 +70,10 @@ def load_run(run: Path) -> Trained:
     the two do not fit together.
     """
     script, file = find_run(run)
+    check_script(file, script)
     checkpoint = read_checkpoint(file)
     hyperparameters = checkpoint["hyperparameters"]
+    _check_sizes(file, checkpoint)
     cuda = torch.cuda.is_available()
     switches = load_glossary().column("cpu") | dict(bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
@@ -86,6 +94,20 @@ def load_run(run: Path) -> Trained:
                       handles)
     twin = cached_twin(script.read_text(encoding="utf-8"))
     return _with_cache(trained, twin) if twin else trained
+
+
+def _check_sizes(file, checkpoint):
+    """Refuses a checkpoint whose hyperparameters ask for a far larger model than its weights, or
+    for a longer context than any, before all of the memory is taken."""
+    numbers = {name: value for name, value in checkpoint["hyperparameters"].items()
+               if type(value) is int}
+    weights = sum(weight.numel() for weight in checkpoint["model"].values())
+    if numbers.get("num_layers", 0) * numbers.get("model_dim", 0) ** 2 > weights:
+        raise UserError(f"{file} is damaged: num_layers={numbers['num_layers']} and"
+                        f" model_dim={numbers['model_dim']} need more than its {weights:,} weights")
+    for name in load_glossary().of_kind("length", "train length", "val length"):
+        if numbers.get(name, 0) > LONGEST:
+            raise UserError(f"{file} is damaged: {name}={numbers[name]} is above {LONGEST:,}")
 
 
 def _with_cache(trained, twin):

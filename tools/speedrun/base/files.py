@@ -3,7 +3,8 @@
 import json
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from speedrun.base.errors import UserError
@@ -11,17 +12,19 @@ from speedrun.base.errors import UserError
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
+def replace_file(file: Path, content: bytes, mode: int | None = None, to_disk: bool = True) -> None:
     """Gives the file its new content in one step, with permissions `mode` if that is not None.
 
+    to_disk: waits until the disk has it, as for what cannot be made again within seconds.
     Raises UserError, one line, if that is impossible; the file is then as it was.
     """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as out:
             out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
+            if to_disk:
+                out.flush()
+                os.fsync(out.fileno())
         if mode is not None:
             os.chmod(temporary, mode)
         os.replace(temporary, file)
@@ -30,6 +33,25 @@ def replace_file(file: Path, content: bytes, mode: int | None = None) -> None:
     finally:
         with suppress(OSError):  # a read-only disk refuses even if there is no such file
             temporary.unlink()
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Inside the block no other process is inside such a block for the same file: what changes a
+    file that several may change reads it there, changes it and writes it. The lock is a hidden file
+    beside it, which stays. Raises UserError, one line, where that cannot be written."""
+    from filelock import FileLock
+
+    lock = FileLock(file.with_name(f".{file.name.removeprefix('.')}.lock"))
+    try:
+        os.listdir(file.parent)  # filelock would make the folder
+        lock.acquire()
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_output(option: str, file: Path, suffix: str = "") -> None:
