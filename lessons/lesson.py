@@ -41,6 +41,7 @@ from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.errors import UserError  # noqa: E402
+from speedrun.base.files import locked  # noqa: E402
 from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.compare.table import loss_text  # noqa: E402
@@ -104,7 +105,10 @@ def train(id: str, **overrides) -> RunLog:
             sorted(MANIFEST.overrides(MANIFEST.get(id), "tiny").items())]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     out = CACHE / f"{MANIFEST.get(id).slug}-{key}"
-    if not (out / "summary.json").exists():  # the last file of a run
+    CACHE.mkdir(exist_ok=True)
+    with locked(out):  # another notebook may train the same
+        if (out / "summary.json").exists():  # the last file of a run
+            return read_log(out / "log.txt")
         settings = [f"{name}={value}" for name, value in overrides.items()]
         shutil.rmtree(out, ignore_errors=True)  # of a run that was cut short
         plan = make_plan(id, scale="tiny", settings=settings, out=out)

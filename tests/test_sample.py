@@ -17,6 +17,7 @@ import tiktoken
 import torch
 
 import sample
+import speedrun.sample as library
 from snapshots import MANIFEST, load_snapshot, micro_args, tried_snapshots
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY
@@ -404,6 +405,20 @@ def test_gpt2_text(fake, text_of, byte_gpt2):
     assert out == "x\n" and "ended after 0 tokens" in err
 
 
+def test_a_prompt_is_encoded_in_pieces(byte_gpt2, monkeypatch):
+    """tiktoken panics at 999,999 white-space characters in a row."""
+    assert library.MOST_AT_ONCE < 999_999
+    monkeypatch.setattr(library, "MOST_AT_ONCE", 4)
+    encoded = []
+    encoding = tiktoken.get_encoding("gpt2")
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: Mock(
+        encode_ordinary=lambda text: encoded.append(text) or encoding.encode_ordinary(text)))
+    encode = vocabulary_of(50304, None).encode
+    for text in (b"", b"abc", b"abcd", b"abcdefghij"):
+        assert encode(text) == [*text]
+    assert encoded == ["abc", "abcd", "ab", "cdef", "ghij"]
+
+
 def test_gpt2_without_its_vocabulary_prints_numbers(fake, text_of, monkeypatch):
     def unreachable(name):
         raise ConnectionError("no network")
@@ -481,7 +496,7 @@ def test_a_checkpoint_knows_its_script(fake):
     script.write_bytes(FAKE.replace("\n", "\r\n").encode())
     assert load_run(folder).step == 7
     script.write_text(FAKE.replace("+ 1)", "+ 2)"), encoding="utf-8")
-    with pytest.raises(UserError, match="is not of the script beside it; copy the script of its"):
+    with pytest.raises(UserError, match="is not of the script beside it; copy its own run"):
         load_run(folder)
     (folder / "checkpoint.pt").write_bytes(b"PK")
     sign(file, script)

@@ -25,6 +25,7 @@ from speedrun.scripts.find import handles_for, load_snapshot
 from speedrun.scripts.sizes import BYTE_VOCABULARIES, length_names, longest_dense
 
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
+MOST_AT_ONCE = 500_000  # characters that are encoded at once
 LONGEST = 2**24  # tokens of a sequence that a checkpoint may have
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 
@@ -257,8 +258,16 @@ def vocabulary_of(vocab_size: int, bos_id: int | None) -> Vocabulary:
             "are printed; go online once, or set TIKTOKEN_CACHE_DIR to a folder that tiktoken "
             "has used as its cache"))
     return Vocabulary("GPT-2", GPT2, GPT2 - 1,
-                      lambda text: gpt2.encode_ordinary(text.decode("utf-8", "replace")),
+                      lambda text: [id for piece in _pieces(text.decode("utf-8", "replace"))
+                                    for id in gpt2.encode_ordinary(piece)],
                       gpt2.decode_single_token_bytes)
+
+
+def _pieces(text):
+    """A text in pieces, the last of full length: tiktoken panics at 999,999 white-space characters
+    in a row. A model sees only the end of a prompt as long as that."""
+    starts = range(len(text) % MOST_AT_ONCE, len(text), MOST_AT_ONCE)
+    return filter(None, (text[: starts.start], *(text[i : i + MOST_AT_ONCE] for i in starts)))
 
 
 def _numbers(size, bos, note):

@@ -49,6 +49,8 @@ def locked(file: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     try:
+        for left in file.parent.glob(f".{file.name}.????????.tmp"):  # by a writer that was killed
+            left.unlink()
         yield
     finally:
         lock.release()

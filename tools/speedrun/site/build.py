@@ -67,6 +67,8 @@ def _replace_site(out, made):
     """Writes the files {path: content} into `out`, then removes those of the site that was there,
     and nothing that somebody has put beside it."""
     mark, old = out / MARK, []
+    for left in out.rglob(".*.????????.tmp"):  # by a build that was killed
+        left.unlink()
     if mark.exists():
         old = [path for path in mark.read_text(encoding="utf-8").split("\n")
                if path and (out / path).resolve().is_relative_to(out.resolve())]
