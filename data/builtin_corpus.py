@@ -156,7 +156,7 @@ def main(description, existing, build):
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "builtin", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "builtin", metavar="DIR"
     )
     args = parser.parse_args()
     with (shards.filling(args.out, "the same command starts over"),

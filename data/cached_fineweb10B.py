@@ -104,7 +104,7 @@ def main():
     which.add_argument("N", nargs="?", help="training shards, 1..103")
     which.add_argument("--all", action="store_true", help=f"all {TRAIN_SHARDS}, 20.8 GB")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "fineweb10B", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "fineweb10B", metavar="DIR"
     )
     args = parser.parse_args()
     number = str(TRAIN_SHARDS) if args.all else args.N or "nothing"

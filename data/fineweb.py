@@ -58,7 +58,7 @@ def local_documents(paths):
     for path in paths:
         if path.suffix == ".txt":
             try:
-                yield path.read_bytes().decode("utf-8")
+                yield path.read_bytes().decode("utf-8-sig")
             except UnicodeDecodeError:
                 raise ValueError(f"{path}: not UTF-8 text") from None
             continue
@@ -158,6 +158,8 @@ def load_progress(out_dir, settings):
     try:
         progress = json.loads((out_dir / "progress.json").read_text(encoding="utf-8"))
         ends = progress["ends"] if progress["settings"] == settings else None
+        for document, used in ends or ():
+            range(document, used)  # TypeError if one is no number
         fault = "is of another or a changed input, tokenizer or shard size"
     except (FileNotFoundError, LookupError, TypeError, ValueError, RecursionError):
         ends, fault = None, "is missing or damaged"
@@ -236,7 +238,9 @@ def check_arguments(args):
         raise ValueError(f"--shard-size must lie in 1..2147483647, not {args.shard_size}")
     if args.workers < 1:
         raise ValueError(f"--workers must be at least 1, not {args.workers}")
-    for path in args.input or ():
+    for number, path in enumerate(args.input or ()):
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in args.input[:number]):
+            raise ValueError(f"{path} is named twice; a model would be validated on what it learns")
         if path.suffix not in (".jsonl", ".txt"):
             raise ValueError(f"{path}: --input takes .jsonl and .txt files")
         if not path.is_file():
@@ -253,7 +257,7 @@ def main():
     parser.add_argument("--shard-size", type=int, default=100_000_000, metavar="TOKENS")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="PROCESSES")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "fineweb10B_own", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "fineweb10B_own", metavar="DIR"
     )
     args = parser.parse_args()
     start = time.perf_counter()

@@ -55,7 +55,7 @@ def main():
     )
     parser.add_argument("--file", type=Path, help="a copy of the file that is here already")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "hellaswag", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "hellaswag", metavar="DIR"
     )
     args = parser.parse_args()
     with shards.filling(args.out, "the same command starts over"):

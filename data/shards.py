@@ -1,5 +1,6 @@
 """The .bin shard format: 256 little-endian int32 of header, then uint16 little-endian tokens."""
 
+import argparse
 import os
 import secrets
 import sys
@@ -44,6 +45,13 @@ def atomic_file(path):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def folder(name):
+    """The path of a folder, for argparse; an empty one would be the current folder."""
+    if not name:
+        raise argparse.ArgumentTypeError("the folder's name is empty")
+    return Path(name)
 
 
 @contextmanager

@@ -633,6 +633,7 @@ def test_fineweb_through_datasets(tmp_path, monkeypatch):
         ("a.jsonl", "[1]\n", ["a.jsonl, line 1", "text"]),
         ("a.jsonl", "[" * 100_000, ["a.jsonl, line 1", "not JSON"]),
         ("a.txt", b"\xff\xfe", ["a.txt", "UTF-8"]),
+        ("a.txt", b"\xef\xbb\xbfshort", ["6 tokens"]),  # a mark of Windows editors is no text
     ],
 )
 def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, parts):
@@ -649,6 +650,22 @@ def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, pa
     assert not list(tmp_path.rglob("*.bin"))
 
 
+def test_an_input_is_named_once(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fineweb.py", "--out", str(tmp_path / "out"), "--input",
+                                      *map(str, inputs), str(tmp_path / "." / inputs[0].name)])
+    with pytest.raises(SystemExit, match="a.jsonl is named twice"):
+        fineweb.main()
+
+
+@pytest.mark.parametrize("script", [builtin_corpus, cached_fineweb10B, fineweb])
+def test_an_empty_folders_name_is_not_the_current_folder(script, monkeypatch, capsys):
+    arguments = ["1"] if script is cached_fineweb10B else []
+    monkeypatch.setattr(sys, "argv", ["script", *arguments, "--out", ""])
+    with pytest.raises(SystemExit, match="^2$"):
+        script.main(*["", None, None][: 3 * (script is builtin_corpus)])
+    assert "the folder's name is empty" in capsys.readouterr().err
+
+
 def test_a_folder_is_no_input(tmp_path, monkeypatch):
     (tmp_path / "texts.txt").mkdir()
     monkeypatch.setattr(sys, "argv", ["fineweb.py", "--input", str(tmp_path / "texts.txt")])
@@ -663,6 +680,13 @@ def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
         with pytest.raises(ValueError, match="another or a changed input"):
             fineweb.make_shards(out_dir, files, "bytes", shard_size, 1)
     assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == 0
+    settings = json.loads((out_dir / "progress.json").read_text())["settings"]
+    wrong_ends = [json.dumps(dict(settings=settings, ends=ends)) for ends in ([["x", 1]], [3], 7)]
+    for damaged in wrong_ends:
+        (out_dir / "progress.json").write_text(damaged)
+        with pytest.raises(ValueError, match="its progress.json is missing or damaged"):
+            fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
+    (out_dir / "progress.json").write_text(json.dumps(dict(settings=settings, ends=[[0, 100]])))
     os.utime(inputs[0], (1, 1))  # as after an edit that keeps the size
     with pytest.raises(ValueError, match="another or a changed input"):
         fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)

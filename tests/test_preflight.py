@@ -161,6 +161,12 @@ def test_shares_and_decays_have_an_upper_end(start, setting, words):
     refused(start, rf"^{setting}(\.0)? is out of range; give .*{words}$", setting)
 
 
+def test_a_validation_on_training_text_is_refused(start, shards):
+    refused(start, "x_train_000002.bin is in both train_files and val_files; validate on text",
+            f"val_files={shards}/x_train_000002.bin")
+    refused(start, "^no shards match val_files=; get some", "val_files=")
+
+
 def test_a_script_that_ignores_its_options_is_refused(start, tmp_path):
     script = tmp_path / "script" / "train_gpt.py"
     without = SCRIPT.replace("from sys import argv\n", "")

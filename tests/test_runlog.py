@@ -59,6 +59,12 @@ def test_times_in_seconds_as_track_3_writes_them(tmp_path):
     assert log.last.step_avg_ms == pytest.approx(147.03) and log.unread == 0
 
 
+def test_a_log_that_powershell_redirected(tmp_path):
+    path = write(tmp_path, OURS)
+    path.write_text(OURS, encoding="utf-16")
+    assert read_log(path).val_curve == [(0, 5.5452), (20, 4.0123)]
+
+
 def test_step_lines_that_are_not_understood_are_counted(tmp_path):
     log = read_log(write(tmp_path, OURS + "step:21/30 val_loss:3 train_time:7.3min step_avg:2ms\n"
                          "step:22/30 val_loss:3.1\n"))

@@ -18,6 +18,7 @@ Lines that count:
     peak_memory:34217MiB             or    peak memory allocated: 34217 MiB reserved: 49936 MiB
 """
 
+import codecs
 import json
 import re
 from dataclasses import dataclass, field
@@ -128,7 +129,9 @@ def read_log(path: str | Path) -> RunLog:
     is no training log or its tokens cannot be counted, and OSError if it cannot be read.
     """
     log = RunLog()
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, "rb") as file:  # PowerShell writes UTF-16 where a run's output is redirected
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    with open(path, encoding="utf-16" if is_utf16 else "utf-8", errors="replace") as file:
         for line in file:
             # Only llm.c's lines do not mark their end: 3.28 may be the start of 3.2834.
             if line.endswith("\n") or not line.startswith("s:"):

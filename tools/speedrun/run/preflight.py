@@ -125,15 +125,19 @@ def check_shards(
     values: hyperparameters as for check_values. read_ratio: see Milestone. tokens: whether to read
     every token of the run, too, which takes numpy, and to refuse one beyond vocab_size.
     """
-    served = None
+    served, seen = None, set()
     train_steps = max(values.get(name) or 0 for name in load_glossary().of_kind("steps"))
     for name, step, growth, steps in (
             ("train_files", "total_batch_size", stages(values), train_steps),
             ("val_files", "val_tokens", 1, 1)):
         pattern = values.get(name)
-        if not pattern:
+        if pattern is None:
             continue
         files = sorted(glob.glob(pattern))
+        if both := seen.intersection(map(os.path.realpath, files)):
+            raise UserError(f"{short(Path(min(both)))} is in both train_files and val_files;"
+                            " validate on text that the model does not train on")
+        seen |= set(map(os.path.realpath, files))
         if not files:
             needed = _known(values, "train_steps", "total_batch_size") and shards_read(
                 _read(values, values["train_steps"], read_ratio))
