@@ -361,7 +361,7 @@ def test_a_verdict_outlives_its_folder(script, answers, monkeypatch, capsys):
     assert commands.check_once(learner, MANIFEST.get("01"), 1)
     assert "All 1 checks pass: this is 01_muon. Next: 02" in out.getvalue()
     assert capsys.readouterr().err == (
-        f"note: progress was not kept: {script.with_name(progress.FILE)} cannot be written:"
+        f"note: progress was not kept: {script.parent} cannot be written:"
         " No such file or directory\n")
 
 

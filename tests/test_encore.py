@@ -24,9 +24,10 @@ from ranks import run_tool, start_ranks
 from snapshots import MANIFEST, REPOSITORY, by_id, known_values, load_snapshot, train
 from speedrun.base.errors import UserError
 from speedrun.run import conversations
-from speedrun.run.checkpoint import check_start, made_by, sign
+from speedrun.run.checkpoint import check_start, made_by, scale_of, sign
 from speedrun.run.log import read_log
 from speedrun.run.plan import make_plan
+from speedrun.run.summary import corpus_of
 from speedrun.scripts.find import find_script
 from test_parts import INPUTS, TARGETS, small_model
 
@@ -535,8 +536,9 @@ def test_a_start_of_another_model_is_refused(folder, tmp_path):
     save_start(file)
     (tmp_path / "summary.json").write_text('{"milestone": "flex_attention"}')
     assert made_by(file) == MANIFEST.get("05")
-    (tmp_path / "summary.json").write_text('[]')
-    assert made_by(file) is None
+    for damaged in ('[]', '{"milestone": 5, "scale": 5}', '{"milestone": "none", "scale": "big"}'):
+        (tmp_path / "summary.json").write_text(damaged)
+        assert made_by(file) is scale_of(file) is corpus_of(tmp_path) is None
     check_start(values, E0)  # a learner's own
 
 

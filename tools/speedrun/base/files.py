@@ -47,7 +47,8 @@ def locked(file: Path) -> Iterator[None]:
         os.listdir(file.parent)  # filelock would make the folder
         lock.acquire()
     except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{error.filename or lock.lock_file} cannot be written:"
+                        f" {error.strerror or error}") from None
     try:
         for left in file.parent.glob(f".{file.name}.????????.tmp"):  # by a writer that was killed
             left.unlink()
@@ -78,3 +79,11 @@ def read_json(file: Path) -> object:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def read_texts(file: Path) -> dict[str, str]:
+    """The values of a JSON object that are texts; none if the file cannot be read or holds
+    something else."""
+    found = read_json(file)
+    return {name: value for name, value in found.items() if isinstance(value, str)
+            } if isinstance(found, dict) else {}

@@ -105,7 +105,7 @@ class Progress:
     def _read(self):
         """The file's standings, and the names of damaged entries, "everything" or ""."""
         try:
-            kept = json.loads(self.file.read_text(encoding="utf-8")) if self.file else {}
+            kept = json.loads(self.file.read_text(encoding="utf-8-sig")) if self.file else {}
             entries = kept.items()
         except FileNotFoundError:
             return {}, ""

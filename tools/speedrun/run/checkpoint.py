@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import read_json
+from speedrun.base.files import read_texts
 from speedrun.history.blocks import section
 from speedrun.history.manifest import Milestone, load_manifest, slug_in
 from speedrun.run.log import SCRIPT
@@ -36,8 +36,8 @@ def find_checkpoint(run: Path) -> Path:
 
 def scale_of(checkpoint: Path) -> str | None:
     """The scale of the run that left the checkpoint, from its summary; None without one."""
-    summary = read_json(checkpoint.with_name("summary.json"))
-    return summary.get("scale") if isinstance(summary, dict) else None
+    scale = read_texts(checkpoint.with_name("summary.json")).get("scale")
+    return scale if scale in ("record", "tiny") else None
 
 
 def sign(file: Path, script: Path) -> None:
@@ -84,10 +84,9 @@ def check_script(file: Path, script: Path) -> None:
 def made_by(file: Path) -> Milestone | None:
     """The milestone whose script made a checkpoint: by the hash inside, else by the script beside
     it, else by the run's summary; None if it is not known."""
-    script, summary = file.with_name(SCRIPT), read_json(file.with_name("summary.json"))
+    script = file.with_name(SCRIPT)
     known = signature(file) or (hash_of(script) if script.is_file() else "")
-    slug = summary.get("milestone") if isinstance(summary, dict) else None
-    slug = slug_in(slug) if isinstance(slug, str) else None
+    slug = slug_in(read_texts(file.with_name("summary.json")).get("milestone", ""))
     return _with_hash(known) or next(
         (m for m in load_manifest().milestones if m.slug == slug), None)
 

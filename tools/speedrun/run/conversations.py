@@ -86,7 +86,7 @@ def check_answers(file: str | Path, values: dict[str, object]) -> None:
     if type(bos_id) is not int or type(seq_len) is not int:
         return
     room, count, longer = seq_len - 3, 0, []  # start, user and assistant come before the answer
-    with open(file, encoding="utf-8") as lines:
+    with open(file, encoding="utf-8", newline="\n") as lines:
         for line in filter(str.strip, lines):
             messages = json.loads(line)["messages"]
             first = [message["role"] for message in messages].index("assistant")

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from speedrun.base.files import read_json
+from speedrun.base.files import read_texts
 from speedrun.base.text import json_text, visible
 from speedrun.history.manifest import slug_in
 from speedrun.run.gpus import peak_flops
@@ -101,12 +101,12 @@ def summarize(plan: Plan, log: RunLog, data: str | None = None, changed: str = "
 def corpus_of(folder: Path) -> str | None:
     """The fingerprint of the embedded corpus that a run in the folder was trained on, from its
     summary; None if it has none."""
-    return (read_json(folder / "summary.json") or {}).get("data_fingerprint")
+    return read_texts(folder / "summary.json").get("data_fingerprint")
 
 
 def milestone_of(folder: Path) -> str | None:
     """The slug of the milestone that was run in the folder, from its summary; None without one."""
-    name = (read_json(folder / "summary.json") or {}).get("milestone")
+    name = read_texts(folder / "summary.json").get("milestone")
     return slug_in(name) if name else None
 
 
