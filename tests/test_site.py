@@ -317,7 +317,7 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     outputs = [{"image/svg+xml": svg} for svg in (still, *active)]
     outputs += [{"text/html": "<script>EVIL</script>"}, {"application/javascript": "EVIL"},
                 {"text/html": "<b>EVIL</b>", "text/plain": "plain"},
-                {"text/markdown": "<script>EVIL</script> $x$"}]
+                {"text/markdown": "<script>EVIL</script>"}]
     notebook = nbformat.v4.new_notebook(cells=[
         nbformat.v4.new_raw_cell("<script>EVIL</script>", metadata={"raw_mimetype": "text/html"}),
         nbformat.v4.new_markdown_cell("# Title"),
@@ -325,7 +325,7 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
             nbformat.v4.new_output("display_data", data=data) for data in outputs])])
     nbformat.write(notebook, tmp_path / "a.ipynb")
     page = make_lesson(tmp_path / "a.ipynb", str).html
-    assert still in page and "plain" in page and "<math" in page
+    assert '<rect id="r">' in page and "plain" in page
     assert not re.search(r"<(script|foreignobject|b>|EVIL)|<[^>]*(onload|javascript:)", page, re.I)
     assert page.count("EVIL") == len(active) + 2  # as text
 
