@@ -121,7 +121,7 @@ def make_plan(
     script = find_script(target)
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
-    if script.milestone is None and not reads_options(script.path.read_text(encoding="utf-8")):
+    if script.milestone is None and not reads_options(script.path.read_bytes()):
         raise UserError(f"{short(script.path)} does not read its command line, on which"
                         " hyperparameters are passed; add a parse_args like 00's")
     nodes = nodes or Nodes()

@@ -198,7 +198,7 @@ def _hyperparameters(path):
     return defaults, types
 
 
-def reads_options(source: str) -> bool:
+def reads_options(source: str | bytes) -> bool:
     """Whether a script may read its command line: it names `argv`, or imports a parser of options
     or a module that is unknown here and may do so."""
     roots, names = set(), set()
