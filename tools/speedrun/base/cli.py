@@ -78,6 +78,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception],
         message = f"{error.name} is not installed here: {install_command()}"
         if error.name in sys.stdlib_module_names:  # resource, for example
             message = f"{sys.platform} has no Python module {error.name}; use Linux, macOS or WSL"
+    except ImportError as error:  # a package that is there and broken, or of another version
+        message = f"{str(error).splitlines()[0]}; install again: {install_command()}"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
         if isinstance(error, OSError) and error.strerror:

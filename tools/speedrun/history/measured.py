@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from speedrun.base.files import REPOSITORY, replace_file
+from speedrun.base.text import json_text
 from speedrun.history.schema import Numbers, build, check_keys
 
 MEASURED = REPOSITORY / "history" / "measured"
@@ -148,7 +149,7 @@ def write_measurement(path: Path, measurement: Measurement) -> None:
             return {name: known(value) for name, value in table.items() if value is not None}
         return table
 
-    replace_file(path, (json.dumps(known(asdict(measurement)), indent=1) + "\n").encode())
+    replace_file(path, (json_text(known(asdict(measurement)), indent=1) + "\n").encode())
 
 
 def _texts(value):

@@ -46,9 +46,15 @@ def folder_of(pattern: str) -> Path:
     return Path(re.sub(r"\[([*?[])\]", r"\1", str(Path(pattern).parent)))
 
 
+def shards_in(folder: Path, split: str) -> list[Path]:
+    """The folder's shards of a split, "train" or "val", in order; as for a script, a file is none
+    whose name begins with a dot (macOS puts ._x beside each x on some disks)."""
+    return sorted(map(Path, glob.glob(f"{glob.escape(str(folder))}/*_{split}_*.bin")))
+
+
 def has_shards(folder: Path) -> bool:
     """Whether the folder holds training and validation shards."""
-    return all(any(folder.glob(f"*_{split}_*.bin")) for split in ("train", "val"))
+    return all(shards_in(folder, split) for split in ("train", "val"))
 
 
 def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
@@ -84,7 +90,7 @@ def shard_length(file: str | Path) -> int:
 def holds_bytes(folder: Path) -> bool:
     """Whether the shards look byte-level: the first tokens of a validation shard are at most 256.
     Without such a shard, they do."""
-    first = min(folder.glob("*_val_*.bin"), default=None)
+    first = min(shards_in(folder, "val"), default=None)
     if first is None or not first.is_file():
         return True
     with open(first, "rb") as file:
@@ -104,7 +110,7 @@ def fingerprint(folder: Path) -> str | None:
         return None
     content = hashlib.sha256()
     for split in ("val", "train"):
-        for shard in sorted(folder.glob(f"*_{split}_*.bin")):
+        for shard in shards_in(folder, split):
             content.update(shard.read_bytes())
     return content.hexdigest()[:16]
 
@@ -124,7 +130,7 @@ def make_builtin_gpt2() -> None:
     make_builtin()
     with tempfile.TemporaryDirectory() as folder, open(
             Path(folder, "builtin.jsonl"), "w", encoding="utf-8") as file:
-        for shard in sorted(BUILTIN.glob("*.bin")):
+        for shard in (*shards_in(BUILTIN, "train"), *shards_in(BUILTIN, "val")):
             tokens = np.fromfile(shard, "<u2", offset=HEADER_BYTES)
             for document in np.split(tokens, np.flatnonzero(tokens == DOCUMENT_START)[1:]):
                 text = document[1:].astype(np.uint8).tobytes().decode("utf-8", "replace")

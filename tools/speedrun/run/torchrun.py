@@ -138,7 +138,8 @@ def rank_environment(folder: Path) -> dict[str, str]:
     environment = {
         "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
-        **os.environ,
+        # torch's launcher takes a PET_NNODES that some cluster left behind for --nnodes
+        **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
         "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
         "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
         MARK: str(folder.absolute() / FAILURES),
