@@ -1,6 +1,7 @@
 # Every target first makes .venv and installs requirements.txt into it, once.
 PYTHON ?= python3
 BIN = .venv/bin
+LOADS = on Linux 5.6 GB, about ten minutes; README has the line for PyTorch's smaller CPU build
 
 .PHONY: help run test lessons lint figures ladder site measure
 
@@ -38,5 +39,6 @@ help:  ## list these targets; make alone is make run
 .venv/installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Installing requirements.txt into .venv: $(LOADS)"
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	touch $@

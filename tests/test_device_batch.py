@@ -6,13 +6,13 @@ Run: .venv/bin/python -m pytest tests/test_device_batch.py
 import io
 import os
 import re
-import stat
 import sys
 from dataclasses import replace
 
 import pytest
 
 import run_milestone
+from nvidia_smi import fake_nvidia_smi
 from snapshots import MANIFEST, MILESTONES, every_snapshot, micro_of
 from speedrun.base.errors import UserError
 from speedrun.history.fields import default_hyperparameters
@@ -57,28 +57,14 @@ def test_training_and_validation_may_have_lengths_of_their_own():
 # ---- the GPUs' memory ----
 
 
-def fake_nvidia_smi(folder, monkeypatch, rows):
-    """Puts a program nvidia-smi on the PATH that knows the rows of (name, memory.total, uuid)."""
-    program = folder / "nvidia-smi"
-    columns = dict(zip(("name", "memory.total", "uuid"), zip(*rows, strict=True), strict=True))
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\ncolumns = {columns!r}\n"
-        "what = sys.argv[1].removeprefix('--query-gpu=').split(',')\n"
-        "unit = '' if 'nounits' in sys.argv[-1] else ' MiB'\n"
-        "for row in zip(*(columns[name] for name in what)):\n"
-        "    print(', '.join(v + unit * (w == 'memory.total') for w, v in zip(what, row)))\n",
-        encoding="utf-8")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
 posix = pytest.mark.skipif(os.name == "nt", reason="a script stands for nvidia-smi")
 
 
 @posix
 def test_memory_of_the_visible_gpus(tmp_path, monkeypatch):
-    fake_nvidia_smi(tmp_path, monkeypatch, [
-        ("A", "24564", "GPU-aa"), ("B", "[N/A]", "GPU-bb"), ("C", "8192", "GPU-cc")])
+    fake_nvidia_smi(tmp_path, monkeypatch, *(
+        {"name": name, "memory.total": mib}
+        for name, mib in (("A", "24564"), ("B", "[N/A]"), ("C", "8192"))))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
     assert gpus.visible_gpus() == ["C", "B"] and gpus.visible_memory() == [8192, 0]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -362,7 +348,7 @@ def simulated(tmp_path, limit):
 @pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, shards, capfd):
     script = simulated(tmp_path, limit=1)
-    fake_nvidia_smi(tmp_path, monkeypatch, [(GPU, "1000", f"GPU-{i}") for i in range(2)])
+    fake_nvidia_smi(tmp_path, monkeypatch, *[{"name": GPU, "memory.total": "1000"}] * 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(fit_batch, "CACHE", tmp_path / "answers")
     temporary = tmp_path / "tmp"

@@ -361,6 +361,8 @@ def test_without_triton_nothing_is_compiled(monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ("05 --device-batch 3", r"total_batch_size=524288 is not a multiple of .* 3 \* 65536 \* 8"),
+    ("05 --set seq_len=7000", r"total_batch_size=524288 is not a multiple of .* 1 \* 7000 \* 8"),
+    ("05 --set seq_length=7", "05_flex_attention.* has no hyperparameter seq_length"),
     (f"04 --device-batch {10**20}", "micro_batch_size=1[0]{20} is out of range"),
     (f"04 --nproc {10**11}", "524288 is not a multiple of .* = 64 [*] 1024 [*] 100000000000; "),
 ])

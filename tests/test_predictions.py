@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import predict as command
+from speedrun.figures.one_gpu import load_log, one_gpu_table
 from speedrun.figures.predictions import (
     memory_alone,
     memory_table,
@@ -19,7 +21,8 @@ from speedrun.history.manifest import load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
 from speedrun.predict.prediction import Kernel, Launch, Prediction
-from speedrun.predict.report import to_json, to_text
+from speedrun.predict.report import span, to_json, to_text
+from speedrun.predict.runs import predict_time
 from speedrun.run.fit_batch import find_prediction, largest_predicted
 from speedrun.scripts.find import code_hash, find_script
 from speedrun.scripts.sizes import length_names
@@ -65,6 +68,55 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
 def test_only_a_peak_beyond_the_card_does_not_fit(gib, graphs, said):
     step = replace(STEP, peaks={"training": gib * 2**30}, graphs=graphs)
     assert said in to_text("x", H100, 8, step, step)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.4264, "426 ms"), (1.06, "1.1 s"), (547, "9.1 min"), (5400, "1.5 h"), (200_000, "2.3 days")])
+def test_a_span_of_time(seconds, text):
+    assert span(seconds) == text
+
+
+def test_the_time_of_a_run_is_its_arithmetic_by_a_share_of_the_peak(monkeypatch):
+    monkeypatch.setattr("speedrun.scripts.flops.training_flops_per_token",
+                        lambda script, values: 1e9 * values.get("num_layers", 1))
+    script = SimpleNamespace(path=None, hyperparameters=dict(
+        train_steps=100, total_batch_size=1_652_000, num_layers=2))
+    time = predict_time(script, CARDS["4090"], 2, {}, 0.5)  # 165.2 TFLOP/s
+    assert (time.step_s, time.run_s) == (pytest.approx(20.0), pytest.approx(2000.0))
+    assert predict_time(script, CARDS["4090"], 1, {"num_layers": 1}, 0.5).step_s == (
+        pytest.approx(20.0))
+    lines = to_text("x", CARDS["4090"], 2, STEP, STEP, time).splitlines()
+    one, two = (line for line in lines if line.startswith("time  "))
+    assert "a step 20.0 s, the run 33.3 min" in one and one.endswith("if each GPU reaches 50%")
+    assert "of its 165 TFLOP/s in bf16 (--mfu; an assumption" in two
+    assert json.loads(to_json("x", CARDS["4090"], 2, STEP, STEP, time))["time"]["mfu"] == 0.5
+    assert predict_time(script, CARDS["t4"], 1, {}, 0.4) is None
+    assert "not predicted: Tesla T4 has no bfloat16" in to_text("x", CARDS["t4"], 1, STEP, None)
+
+
+@pytest.mark.parametrize("text", ["0", "1.01", "-1", "nan", "x"])
+def test_a_share_of_the_peak_that_cannot_be(text, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["01", "--mfu", text])
+    assert "argument --mfu: " in capsys.readouterr().err
+
+
+def test_a_table_for_one_gpu(monkeypatch):
+    monkeypatch.setattr("speedrun.figures.one_gpu.run_flops",  # where nothing is stored: two hours
+                        lambda script, settings: 0.4 * 165.2e12 * 7200)
+    stored = invented("01", run_flops=0.4 * 165.2e12 * 36_000)  # ten hours on a 4090
+    log = load_log(MANIFEST.history / "one_h100.toml")
+    head, _, *lines = (line.strip("| ").split(" | ") for line in one_gpu_table(
+        stored, MANIFEST, log).splitlines())
+    rows = {line[0].split("]")[0].strip("["): line[1:] for line in lines}
+    assert list(rows)[0] == MANIFEST.milestones[-1].id and list(rows)[-1] == "00"
+    assert rows["01"] == ["3", "1.7", "10", "5.3", "32 x 1,024", "33",
+                          "4.58 at 250, 3.48 at 3,125, 3.28 at 6,200"]
+    assert rows["14i"] == ["0.16", "**0.15**, timed", "2", "1.1", "—", "5",
+                           "4.47 at 250, 3.67 at 750, 3.28 at 1,285"]
+    assert rows["00"][-1] == "—"
+    assert len(rows) == 1 + sum(
+        bool(m.is_station and m.minutes) for m in MANIFEST.milestones)
 
 
 # ---- what is stored ----

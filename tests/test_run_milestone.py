@@ -30,7 +30,7 @@ from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus, progress
 from speedrun.run.failure import FAILURES, REPORT, error_line, explain
 from speedrun.run.log import RULE, RunLog, read_log
-from speedrun.run.plan import Nodes, make_plan
+from speedrun.run.plan import TINY_RUNS, Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
 from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, run_ranks, stop_signals
@@ -228,12 +228,18 @@ def test_default_scale_and_its_reason(monkeypatch, script, shards, tmp_path, cou
     assert plan.notes[0].startswith(f"scale: {scale} (")
 
 
-def test_a_note_says_what_is_run_and_what_to_expect(tmp_path, shards):
+def test_a_note_says_what_is_run_and_what_to_expect(tmp_path, shards, monkeypatch):
     out = tmp_path / "run"
     before = "run: 01_muon, 200 steps on data/builtin"
-    *_, note = make_plan("01", scale="tiny", out=out).notes
-    assert re.fullmatch(re.escape(before) + r"; history/results/tiny.jsonl has this run: \d+ s,"
-                        r" val_loss 1\.8\d+ at the end", note)
+    kept = json.loads(Path(REPOSITORY, TINY_RUNS).read_text("utf-8").splitlines()[0])["corpus"]
+    for text, close in ((kept, "and this one should, but for rounding"),
+                        ("other", "but this Python's text is another: expect +-0.03"),
+                        (None, "but another Python's text is another: expect +-0.03")):
+        monkeypatch.setattr("speedrun.run.plan.fingerprint", lambda folder, text=text: text)
+        *_, note = make_plan("01", scale="tiny", out=out).notes
+        assert re.fullmatch(
+            re.escape(before) + r"; history/results/tiny.jsonl has this run: \d+ s, it ended at"
+            r" val_loss 1\.8\d+, " + re.escape(close), note)
     assert make_plan("01", scale="tiny", out=out, settings=["seed=1"]).notes[-1] == before
     assert make_plan("01", scale="tiny", out=out, steps=9).notes[-1] == before.replace("200", "9")
     assert make_plan("01", scale="tiny", data=shards, out=out).notes[-1].endswith(short(shards))

@@ -17,37 +17,63 @@ from speedrun import install_command
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, Report
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY, Manifest, Milestone
-from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, shards_in
-from speedrun.run.gpus import RECORD_MIB, find_fault, peak_flops, visible_gpus, visible_memory
+from speedrun.run.data import (
+    BUILTIN,
+    FINEWEB,
+    fetch_command,
+    has_shards,
+    shards_in,
+    shards_read,
+)
+from speedrun.run.fit_batch import MARGIN, find_prediction, largest_predicted
+from speedrun.run.gpus import (
+    BFLOAT16,
+    FLOAT8,
+    RECORD_MIB,
+    cuda_fault,
+    differing,
+    find_fault,
+    peak_flops,
+    taken_by_others,
+    visible_capabilities,
+    visible_gpus,
+    visible_memory,
+)
 from speedrun.run.kernels import OK as TRIED
 from speedrun.run.kernels import try_kernel
 from speedrun.run.plan import choose_scale
-from speedrun.scripts.find import load_snapshot, paths_taken, switches
+from speedrun.scripts.find import find_script, load_snapshot, paths_taken, switches
 
 REQUIREMENTS = REPOSITORY / "requirements.txt"
 NEEDED = {"numpy", "rich"}  # imported by the snapshots and by run_milestone.py, apart from torch
 COMPILERS = {"C": ("CC", "gcc", "clang", "cc", "cl"), "C++": ("CXX", "g++", "clang++", "c++", "cl")}
 LEAST_BYTES = 10**8  # the embedded corpus takes 20 MB, a log and a checkpoint at tiny scale 5
-BFLOAT16, FLOAT8, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
+HOPPER = (9, 0)  # compute capability
+PYTHONS, TORCHES = ("3.11", "3.13"), ("2.11", "2.15")  # the first and last tried, on a CPU
 # As Dao-AILab's repository builds it, and as PyTorch looks for it.
 FLASH_ATTENTION = "flash_attn_interface"
 
 
-def examine(manifest: Manifest) -> Report:
-    """The Report on this machine and the milestones; takes as long as importing torch."""
-    gpus = visible_gpus()
-    scale, reason = choose_scale(None, None, gpus)
+def examine(manifest: Manifest, asked: Milestone | None = None) -> Report:
+    """The Report on this machine and the milestones, with advice for the one that is asked for
+    (None: the last of the first chain); takes as long as importing torch."""
+    first, gpus = manifest.milestones[0], visible_gpus()
+    asked = asked or [m for m in manifest.milestones if m.chain == first.chain][-1]
+    fault = cuda_fault() if gpus else None
+    capability = min(visible_capabilities(), default=None) if gpus else None
+    scale, reason = choose_scale(
+        None, None, [] if fault else gpus, capability=capability, fault=fault)
     torch, torch_check = find_torch()
     checks = [
-        Finding("Python", OK, f"{platform.python_version()} (3.11 or newer is needed)"),
+        Finding("Python", OK, f"{platform.python_version()} (tried: {' to '.join(PYTHONS)})"),
         torch_check, package_check(),
-        *gpu_checks(torch, gpus, visible_memory() if gpus else [], scale),
+        *gpu_checks(torch, gpus, visible_memory() if gpus else [], scale, asked),
     ]
     if torch is not None:
         checks += [rank_check(torch), *kernel_checks(torch, manifest)]
     checks += [
         compiler_check(on_gpus=torch is not None and torch.cuda.is_available()), computer_check(),
-        *storage_checks(bool(gpus)), Finding("scale", OK, f"{scale} ({reason})"),
+        *storage_checks(bool(gpus), asked), Finding("scale", OK, f"{scale} ({reason})"),
     ]
     return Report(scale, checks, [milestone_check(m, torch) for m in manifest.milestones])
 
@@ -78,8 +104,12 @@ def find_torch() -> tuple[ModuleType | None, Finding]:
     version, pinned = torch.__version__, pins()["torch"]
     if version.partition("+")[0] == pinned:
         return torch, Finding("torch", OK, f"{version}, as pinned")
-    return torch, Finding("torch", NOTE, f"{version}; everything was tested with {pinned}",
-                          f"pip install torch=={pinned}")
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    least, most = (tuple(map(int, text.split("."))) for text in TORCHES)
+    text = f"{version}; tested with {pinned}, tried with {' to '.join(TORCHES)} on a CPU"
+    if least <= numbers <= most:
+        return torch, Finding("torch", OK, text)
+    return torch, Finding("torch", NOTE, text, f"pip install torch=={pinned}")
 
 
 def package_check() -> Finding:
@@ -128,26 +158,34 @@ def computer_check() -> Finding:
 
 
 def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], memory: Sequence[int],
-               scale: str) -> Iterator[Finding]:
+               scale: str, asked: Milestone) -> Iterator[Finding]:
     """A line for each kind of GPU, and one for CUDA. torch: None if it cannot be imported; gpus:
-    names of the visible ones; memory: MiB of each; scale: the one that would be chosen."""
+    names of the visible ones; memory: MiB of each; scale: the one that would be chosen; asked: what
+    the advice is for."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         has_cuda = torch is not None and torch.cuda.is_available()
     if not gpus and (fault := find_fault()):
         yield Finding("GPU", NOTE, f"none visible: {_brief(fault)}; a CPU runs the tiny scale",
                       "repair the NVIDIA driver until nvidia-smi lists the GPUs")
+    elif not gpus and has_cuda:
+        yield Finding("GPU", NOTE, "torch can use one, but nvidia-smi, by which the tools find it,"
+                      " is not there; they run the tiny scale", "install the driver's nvidia-smi")
     elif not gpus:
         yield Finding("GPU", ABSENT, "none visible; a CPU runs the tiny scale")
     elif torch is None or has_cuda:
         kinds = zip(gpus, memory, capabilities_of(torch) if torch else repeat(None), strict=False)
         for kind, number in Counter(kinds).items():
-            yield _kind_check(number, *kind, scale)
+            yield _kind_check(number, *kind, scale, asked)
+        for fault in filter(None, (differing(gpus), taken_by_others())):
+            yield Finding("GPU", NOTE, fault, "choose with CUDA_VISIBLE_DEVICES=N")
     else:
         fault, do = "this torch is a build without CUDA", reinstall()
         if torch.version.cuda:
             fault = ": ".join(["torch cannot use CUDA", *(str(it.message) for it in caught[:1])])
             do = f"update the NVIDIA driver to one for CUDA {torch.version.cuda}"
+        if known := cuda_fault():
+            fault, _, do = known.rpartition(": ")
         names = ", ".join(f"{number} x {name}" for name, number in Counter(gpus).items())
         # the tiny scale runs on a CPU, too
         yield Finding("GPU", FIX if scale == "record" else NOTE, f"{names}, but {fault}", do)
@@ -158,19 +196,29 @@ def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], memory: Sequence[i
         yield Finding("CUDA", OK if has_cuda else ABSENT, text)
 
 
-def _kind_check(number, name, mib, capability, scale):
+def _kind_check(number, name, mib, capability, scale, asked):
     """The line of a number of equal GPUs. mib: memory, 0 if it is not known."""
     peak = peak_flops(name)
     memory = f"{mib / 1024:.0f} GiB" if mib else "memory not known"
     speed = f"{peak / 1e12:.0f} TFLOP/s in bf16" if peak else "peak not known, so no MFU is shown"
     text = f"{number} x {name}, {memory}, {speed}"
     if capability and capability < BFLOAT16:
-        return Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores",
-                       "python tools/run_milestone.py 01 --set bf16=False")
+        return Finding("GPU", NOTE, f"{text}; no bfloat16 tensor cores, so only the tiny scale",
+                       f"python tools/run_milestone.py {asked.id} --scale tiny")
     if scale == "record" and 0 < mib < RECORD_MIB:
-        return Finding("GPU", NOTE, f"{text}; the records' have 80 GB",
-                       "python tools/run_milestone.py 01 --device-batch auto")
+        return Finding("GPU", NOTE, f"{text}; the records' have 80 GB", advice(asked, mib))
     return Finding("GPU", OK, text)
+
+
+def advice(milestone: Milestone, mib: int) -> str:
+    """The command that trains a milestone on one GPU of `mib` MiB, with sequences that are
+    predicted to fit; --device-batch auto, which tries, if nothing is predicted."""
+    script = find_script(milestone.id)
+    predicted = find_prediction(script, {})
+    found = predicted and largest_predicted(
+        predicted, script.hyperparameters, 1, MARGIN * mib * 2**20)
+    size = f"{found.sequences}{found.shortened(script.hyperparameters)}" if found else "auto"
+    return f"python tools/run_milestone.py {milestone.id} --nproc 1 --device-batch {size}"
 
 
 def capabilities_of(torch: ModuleType) -> list[tuple[int, int]]:
@@ -231,22 +279,25 @@ def count_shards() -> tuple[int, int]:
     return tuple(len(shards_in(FINEWEB, split)) for split in ("train", "val"))
 
 
-def storage_checks(has_gpus: bool) -> Iterator[Finding]:
-    """The disk, the shards of FineWeb, of which a run says how many it reads, and the embedded
-    corpus. Only a machine with GPUs is advised to fetch shards."""
+def storage_checks(has_gpus: bool, asked: Milestone) -> Iterator[Finding]:
+    """The disk, the shards of FineWeb, beside those that the milestone `asked` reads, and the
+    embedded corpus. Only a machine with GPUs is advised to fetch shards."""
     free, (train, val) = shutil.disk_usage(REPOSITORY).free, count_shards()
     if free < LEAST_BYTES:
         yield Finding("disk", FIX, f"{free / 1e9:.2f} GB free; a run at tiny scale takes 0.1",
                       "free some space")
     else:
         yield Finding("disk", OK, f"{free / 1e9:.1f} GB free; a shard of FineWeb takes 0.2")
-    found = f"{train} training shard{'s' * (train != 1)}, {val} of validation"
-    if train and val:
+    pretrains = "train_files" in find_script(asked.id).hyperparameters
+    reads = shards_read(asked.step_tokens_read) if pretrains else 0
+    found = (f"{train} training shard{'s' * (train != 1)}, {val} of validation;"
+             f" {asked.id} reads {reads or 'none'}")
+    if not pretrains or val and train >= reads:
         yield Finding("FineWeb", OK, found)
     else:
         yield Finding("FineWeb", NOTE if has_gpus else ABSENT,
-                      f"{found}; only the record scale reads them",
-                      fetch_command() if has_gpus else None)
+                      f"{found}, at record scale only",
+                      fetch_command(shards=reads) if has_gpus else None)
     yield Finding("corpus", OK, "made, for the tiny scale" if has_shards(BUILTIN)
                   else "the first run at tiny scale makes it")
 

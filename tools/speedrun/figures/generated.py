@@ -12,6 +12,7 @@ from speedrun.figures import (
     charts,
     ladder,
     measured,
+    one_gpu,
     outside,
     predictions,
     prelude,
@@ -53,6 +54,7 @@ class Sources:
     prelude_ladder: Comparison | None
     measured: tuple[Measurement, ...] | None
     outside: Outside | None
+    one_h100: one_gpu.Log
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ TABLES = (
     Table("history/encore/README.md", "stated", lambda s: tables.stated_table(s.encore)),
     Table("history/README.md", "memory", lambda s: predictions.memory_table(
         s.predictions, s.manifest), needs="predictions"),
+    Table("history/README.md", "one-gpu", lambda s: one_gpu.one_gpu_table(
+        s.predictions, s.manifest, s.one_h100), needs="predictions"),
     Table("history/README.md", "tiny", lambda s: ladder.ladder_table(s.ladder, s.manifest),
           needs="ladder"),
     Table("history/measured/README.md", "measured", lambda s: measured.measured_table(
@@ -229,4 +233,5 @@ def _read_sources(root):
                    found["timings"], found["finetune_timings"], found["race"], prelude_chain,
                    history.of_chain("encore"), in_chain(prelude_chain),
                    found.get("measured"),
-                   load_outside(root / "history" / CARRIES_OVER.name)), errors
+                   load_outside(root / "history" / CARRIES_OVER.name),
+                   one_gpu.load_log(root / "history" / "one_h100.toml")), errors

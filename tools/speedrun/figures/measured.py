@@ -18,13 +18,18 @@ MIB = 2**20
 
 def measured_table(measured: Sequence[Measurement], stored: Mapping[str, StoredPrediction],
                    manifest: Manifest) -> str:
-    """A Markdown table with a row for each milestone of every chain, and two columns for each
-    machine that measured; below it, a line for each machine."""
+    """A Markdown table with a row for each milestone of any chain that has a figure, and two
+    columns for each machine that measured; below it, a line for each machine and one on the
+    milestones without a figure."""
     head = ["milestone", "step, official", "peak, official", "peak, predicted", "error"]
-    for heading in [found.machine.name for found in measured] or ["measured"]:
+    for heading in [found.machine.name for found in measured]:
         head += [f"step, {heading}", f"peak, {heading}"]
-    rows = []
+    rows, bare = [], []
     for m in manifest.milestones:
+        if not (m.step_avg_ms or m.peak_memory_mib or m.slug in stored
+                or any(m.slug in (*found.timings, *found.failed) for found in measured)):
+            bare.append(m.id)
+            continue
         peak = stored[m.slug].peak / MIB if m.slug in stored else None
         error = peak and m.peak_memory_mib and peak / m.peak_memory_mib - 1
         row = [m.name, cell(m.step_avg_ms, "{:,.2f} ms"), cell(m.peak_memory_mib, "{:,d} MiB"),
@@ -32,8 +37,12 @@ def measured_table(measured: Sequence[Measurement], stored: Mapping[str, StoredP
                cell(error, "{:+.0%}")]
         for found in measured:
             row += _cells(found, m, stored.get(m.slug))
-        rows.append(row if measured else [*row, NOT_YET, NOT_YET])
+        rows.append(row)
     lines = [markdown(head, rows, right=head[1:]), *map(_conditions, measured)]
+    if not measured:
+        lines.append("No GPU has been measured yet.")
+    if bare:
+        lines.append(f"Without any figure: {', '.join(bare)}.")
     return "\n\n".join(lines)
 
 

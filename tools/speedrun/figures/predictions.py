@@ -11,7 +11,7 @@ from speedrun.base.text import json_text, markdown
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
-from speedrun.predict.runs import observe
+from speedrun.predict.runs import observe, run_flops
 from speedrun.run.fit_batch import MARGIN, SIZES, largest_predicted
 from speedrun.scripts.find import Script, code_hash, find_script
 from speedrun.scripts.sizes import length_names
@@ -54,7 +54,8 @@ def make_prediction(milestone: Milestone) -> StoredPrediction:
         code_hash(milestone.script), record.peak, **memory_alone(script), saved=record.saved,
         pass_launches=launches[False], optimizer_launches=launches[True],
         optimizer_state=record.memory["optimizer state"],
-        sent=round(sum(map(_ring_bytes, *zip(*record.collectives.items(), strict=True)))))
+        sent=round(sum(map(_ring_bytes, *zip(*record.collectives.items(), strict=True)))),
+        run_flops=run_flops(script, {}))
 
 
 def _ring_bytes(kind, size):

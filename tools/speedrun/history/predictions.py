@@ -18,7 +18,8 @@ class StoredPrediction:
     their peak; bytes saved from a forward pass to its backward pass; launches of one such pass and
     of the optimizers in a step; bytes of optimizer_state; bytes sent to other ranks in a step.
     On one GPU: fixed bytes, and more bytes per_token of a forward pass; val_per_token of one in
-    validation, only where its sequences have a length of their own.
+    validation, only where its sequences have a length of their own. run_flops: of forward and
+    backward passes over the whole run.
     """
 
     code: str
@@ -31,6 +32,7 @@ class StoredPrediction:
     optimizer_launches: int | None = None
     optimizer_state: int | None = None
     sent: int | None = None
+    run_flops: float | None = None
 
     def alone(self, tokens: int, val_tokens: int = 0) -> float:
         """Bytes at their peak on one GPU with so many tokens in a forward pass of training and in

@@ -50,6 +50,17 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Time:
+    """Seconds of a step, the mean over the run, and of the run, if each GPU reaches the share `mfu`
+    of its peak, in FLOP/s."""
+
+    step_s: float
+    run_s: float
+    mfu: float
+    peak: float
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Of rank 0; bytes where nothing else is said.
 

@@ -3,13 +3,15 @@
 import json
 from dataclasses import asdict
 
+from speedrun.base.text import UNKNOWN
 from speedrun.predict.cards import Card
-from speedrun.predict.prediction import GROUPS, Prediction
+from speedrun.predict.prediction import GROUPS, Prediction, Time
 from speedrun.run.fit_batch import MARGIN
 
 NEAR = 0.9  # of a card's shared memory
 LEGEND = """\
-rows: sequences per forward pass; saved: from a forward pass to its backward pass
+rows: sequences per forward pass; run: without validation, if each GPU reaches {mfu:.0%} of its peak
+in bf16 (--mfu, an assumption); saved: from a forward pass to its backward pass
 launches: of one micro-step and the optimizers, operator by operator unless --compiled
 products (without fused attention unless --compiled), traffic, collectives: of a step of a rank"""
 MOST_REGISTERS = 255  # that a thread can have, on every card
@@ -19,6 +21,7 @@ LEFT_OUT = (
     "of a fused attention, and what the allocator cannot hand out.",
 )
 COMPILED_LEFT_OUT = (
+    "Compiled by torch 2.13.0 with triton 3.7, the only versions for which this is made.",
     "Attention is counted halfway through training, as if each sequence was one document; a kernel",
     "is assembled in the first form that tuning would try. Not in the memory: buffers inside",
     "attention's kernels, and what the allocator cannot hand out.",
@@ -26,8 +29,9 @@ COMPILED_LEFT_OUT = (
 
 
 def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
-            largest: Prediction | None) -> str:
-    """What a step needs of each GPU, a fact a line; `largest` is the largest micro batch's."""
+            largest: Prediction | None, time: Time | None = None) -> str:
+    """What a step needs of each GPU, a fact a line; `largest` is the largest micro batch's; time:
+    None if it cannot be predicted."""
     p = prediction
     lines = [f"{title} on {world_size} x {card.name}, {p.micro_batch} sequences per forward pass; "
              f"{'compiled' if p.graphs else 'operator by operator'}"]
@@ -41,6 +45,7 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
     else:
         lines.append(f"largest batch    {largest.micro_batch} sequences per forward pass, "
                      f"{_gib(largest.peak)}")
+    lines += [f"time             {words}" for words in _time_words(time, card)]
     lines.append("a step of a rank")
     lines += [f"  products       {flops / 1e12:.1f} TFLOP in {dtype}" for dtype, flops in
               p.flops.items()]
@@ -60,19 +65,40 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
     return "\n".join(lines)
 
 
-def to_columns(predictions: dict[str, Prediction]) -> dict[str, list[str]]:
-    """Several predictions, {title: prediction}, for print_table; LEGEND goes below."""
+def to_columns(predictions: dict[str, Prediction], times: dict[str, Time | None]
+               ) -> dict[str, list[str]]:
+    """Several predictions, {title: prediction}, and times by the same titles, for print_table;
+    LEGEND goes below."""
     all_of_them = predictions.values()
     return {
         "": list(predictions),
         "rows": [f"{p.micro_batch}" for p in all_of_them],
         "peak": [_gib(p.peak) for p in all_of_them],
+        "run": [span(times[title].run_s) if times[title] else UNKNOWN for title in predictions],
         "saved": [_gib(p.saved) for p in all_of_them],
         "launches": [f"{len(p.launches):,}" for p in all_of_them],
         "products": [f"{sum(p.flops.values()) / 1e12:.1f} TFLOP" for p in all_of_them],
         "traffic": [f"{p.moved / 1e12:.2f} TB" for p in all_of_them],
         "collectives": [f"{sum(p.collectives.values()) / 1e6:.1f} MB" for p in all_of_them],
     }
+
+
+def span(seconds: float) -> str:
+    """A time to read: 426 ms, 9.1 min, 1.5 h, 2.1 days."""
+    for unit, name, least in ((86400, "days", 48 * 3600), (3600, "h", 5400), (60, "min", 90),
+                              (1, "s", 1)):
+        if seconds >= least:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{1000 * seconds:.0f} ms"
+
+
+def _time_words(time, card):
+    """What the line on time says."""
+    if time is None:
+        return [f"not predicted: {card.name} has no bfloat16 tensor cores"]
+    return [f"a step {span(time.step_s)}, the run {span(time.run_s)}, without validation, if each"
+            f" GPU reaches {time.mfu:.0%}", f"of its {time.peak / 1e12:,.0f} TFLOP/s in bf16"
+            " (--mfu; an assumption: nothing was timed)"]
 
 
 def _verdict(p, card):
@@ -108,14 +134,14 @@ def _kernel_lines(p, card):
 
 
 def to_json(title: str, card: Card, world_size: int, prediction: Prediction,
-            largest: Prediction | None) -> str:
-    """The same as one JSON object; bytes and FLOPs; launches by group."""
+            largest: Prediction | None, time: Time | None = None) -> str:
+    """The same as one JSON object; bytes, FLOPs and seconds; launches by group."""
     launches = {group: dict(zip(("launches", "moved", "flops"), totals, strict=True))
                 for group, totals in _by_group(prediction).items()}
     return json.dumps(dict(
         script=title, gpu=card.name, world_size=world_size,
         **asdict(prediction) | dict(launches=launches),
-        largest_micro_batch=largest and largest.micro_batch,
+        largest_micro_batch=largest and largest.micro_batch, time=time and asdict(time),
     ))
 
 

@@ -10,10 +10,12 @@ from dataclasses import replace
 from multiprocessing import resource_tracker
 
 from speedrun.base.errors import UserError
+from speedrun.history.tokens import tokens_after
 from speedrun.predict.cards import Card
-from speedrun.predict.prediction import STEPS, Prediction
+from speedrun.predict.prediction import STEPS, Prediction, Time
 from speedrun.run.failure import describe_exit
 from speedrun.run.fit_batch import MARGIN
+from speedrun.run.gpus import peak_flops
 from speedrun.run.preflight import check_values
 from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import length_names, micro_batches
@@ -24,17 +26,20 @@ LONGEST = {False: 300, True: 2400}  # seconds of a run, {compiled}, also on a bu
 
 def predict(script: Script, card: Card, world_size: int, settings: dict[str, object],
             compiled: bool = False) -> Prediction:
-    """Runs the script's main() on `world_size` fake cards, with its own hyperparameters and these.
+    """Runs the script's main() on `world_size` fake cards, with its own hyperparameters and these,
+    in float32 where the card has no bfloat16.
 
-    Takes seconds, compiled minutes. All micro-steps of a step are alike, so of more than two only
+    Takes a minute, compiled several. All micro-steps of a step are alike, so of more than two only
     two are run. Raises UserError, one line: for values that no run takes, where fake cards cannot
     be (see speedrun.compat), with the script's last words, or if it does not end.
     """
     if "checkpoint" in script.hyperparameters:
         raise UserError(f"{script.name} starts from a checkpoint, and fake GPUs have no weights;"
                         " predict the milestone that makes it")
+    settings = _for_card(script, card, settings)
     values = {**script.hyperparameters, **settings}
-    check_values(values, script.hyperparameters, world_size, on_gpu=True)
+    check_values(values, script.hyperparameters, world_size, on_gpu=True,
+                 capability=divmod(card.sm, 10))
     micro_tokens, micro_steps = _micro_steps(script, world_size, settings)
     if micro_steps <= 2:
         return observe(script, card, world_size, settings, compiled, assembled=compiled)
@@ -47,6 +52,35 @@ def predict(script: Script, card: Card, world_size: int, settings: dict[str, obj
         two, micro_steps=micro_steps, moved=two.moved + more * (two.moved - one.moved),
         flops={dtype: flops + more * (flops - one.flops[dtype])
                for dtype, flops in two.flops.items()})
+
+
+def predict_time(script: Script, card: Card, world_size: int, settings: dict[str, object],
+                 mfu: float) -> Time | None:
+    """The time of a step and of the run if each card reaches the share `mfu` of its peak in
+    bfloat16; arguments as for `predict`. None for a card whose peak is not known. Validation is not
+    timed in a run, and not counted here. Raises what the script raises for its hyperparameters."""
+    peak = peak_flops(card.name)
+    if peak is None:
+        return None
+    run_s = run_flops(script, settings) / (mfu * peak * world_size)
+    steps = {**script.hyperparameters, **settings}["train_steps"]
+    return Time(run_s / max(steps, 1), run_s, mfu, peak)
+
+
+def run_flops(script: Script, settings: dict[str, object]) -> float:
+    """FLOPs of all forward and backward passes of a run with these settings; raises as
+    training_flops_per_token."""
+    from speedrun.scripts.flops import training_flops_per_token  # torch, which takes seconds
+
+    values = {**script.hyperparameters, **settings}
+    return training_flops_per_token(script.path, values) * tokens_after(
+        values, values["train_steps"])
+
+
+def _for_card(script, card, settings):
+    """The settings; without bfloat16 where the card has none."""
+    off = {} if card.bf16 or "bf16" not in script.hyperparameters else {"bf16": False}
+    return {**off, **settings}
 
 
 def _micro_steps(script, world_size, settings):
@@ -95,6 +129,7 @@ def _apart(script, compiled, *arguments):
 
     It is the fork of a server that has imported torch once for all runs.
     """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the server, which imports torch, finds no real GPU
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload(["torch._dynamo", "torch.nn.attention.flex_attention"])
@@ -125,6 +160,7 @@ def _apart(script, compiled, *arguments):
 
 def _answer(answer, script, *arguments):
     """Sends what fake_run.main gives and None, or None and the error to raise."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine would answer for the fake ones
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word; its parent has one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     try:
@@ -161,6 +197,7 @@ def largest_micro_batch(script: Script, card: Card, world_size: int,
             **settings, "micro_batch_size": micro_batch,
             "total_batch_size": min(tokens, values["total_batch_size"])}, compiled)
 
+    settings = _for_card(script, card, settings)
     values = {**script.hyperparameters, **settings}
     sizes = micro_batches(values, world_size) or [values["micro_batch_size"]]  # which is refused
     usual = script.hyperparameters["micro_batch_size"]

@@ -6,8 +6,11 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 
 # Dense bfloat16 tensor-core FLOP/s with float32 accumulation, from NVIDIA's data sheets and
 # architecture white papers (data sheets that give the rate "with sparsity" are halved).
@@ -19,8 +22,10 @@ PEAK_BF16_FLOPS = [
     (r"\bH100 NVL\b", 835.5e12),  # H100 data sheet
     (r"\bH100 PCIe\b", 756e12),  # Hopper white paper
     (r"\bH100\b", 989.4e12),  # SXM5, Hopper white paper
+    (r"\bB200\b", 2250e12),  # HGX B200 data sheet, an eighth of it
     (r"\bA100\b", 312e12),  # A100 data sheet, SXM4 and PCIe alike
     (r"\bL40S\b", 362.05e12),  # L40S data sheet
+    (r"\bRTX 6000 Ada\b", 364.2e12),  # Ada professional white paper
     (r"\bL4\b", 121e12),  # L4 data sheet
     (r"\bA40\b", 149.7e12),  # A40 data sheet
     (r"\bA10\b", 125e12),  # A10 data sheet
@@ -34,6 +39,11 @@ FACTS = {"driver": "driver_version", "power_limit": "power.limit",
          "max_clock": "clocks.max.sm", "max_memory_clock": "clocks.max.memory"}
 PATIENCE_S = 20  # with nvidia-smi, which starts the driver first
 BUSY, EVERY_MS = 50, 500  # percent from which on a GPU counts as busy; from one look to the next
+BFLOAT16, FLOAT8 = (8, 0), (8, 9)  # least compute capabilities of tensor cores for these numbers
+# The least driver for a CUDA build of torch, by CUDA's major version, from CUDA's release notes:
+# minor version compatibility.
+LEAST_DRIVER = {"11": 450, "12": 525, "13": 580}
+TAKEN = 0.15  # of a GPU's memory in other programs' hands, from which on a run is warned
 RECORD_MIB = 79_000  # of the records' GPUs, 80 GB: the micro-batches are made for them
 
 
@@ -58,6 +68,49 @@ def visible_memory(what: str = "total") -> list[int]:
     """Memory in MiB of the GPUs that `visible_gpus` names, or what is "used" of it; 0 if nvidia-smi
     does not report it."""
     return [int(text) if text.isdecimal() else 0 for text in _of_visible_gpus(f"memory.{what}")]
+
+
+def visible_capabilities() -> list[tuple[int, int]]:
+    """The (major, minor) compute capabilities of the visible GPUs whose driver reports them."""
+    found = (re.fullmatch(r"(\d+)\.(\d+)", text) for text in _of_visible_gpus("compute_cap"))
+    return [(int(match[1]), int(match[2])) for match in found if match]
+
+
+def differing(gpus: Sequence[str]) -> str | None:
+    """A line on GPUs of different names; None if all are alike."""
+    if len(set(gpus)) < 2:
+        return None
+    kinds = ", ".join(f"{number} x {name}" for name, number in Counter(gpus).items())
+    return (f"{kinds}: all take the same share, so the smallest and slowest sets the size and the"
+            " pace; CUDA_VISIBLE_DEVICES=0 takes only the first")
+
+
+def taken_by_others() -> str | None:
+    """A line on the visible GPUs of whose memory other programs hold more than TAKEN now; None if
+    there are none."""
+    full = []
+    for number, (used, whole) in enumerate(zip(
+            _of_visible_gpus("memory.used"), visible_memory(), strict=False)):
+        if used.isdecimal() and int(used) > TAKEN * whole > 0:
+            full.append(f"GPU {number}: {int(used) / 1024:.1f} of {whole / 1024:.1f} GiB")
+    return f"{', '.join(full)} taken by other programs, which nvidia-smi lists" if full else None
+
+
+def cuda_fault() -> str | None:
+    """Why the installed torch cannot use the GPUs that nvidia-smi lists, with the remedy, in one
+    line; None if nothing speaks against it. Reads torch's version without importing it."""
+    drivers, spec = _of_visible_gpus("driver_version"), find_spec("torch")
+    if not (drivers and spec and spec.origin):
+        return None
+    version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    cuda = re.search(r"^cuda\b.*= '((\d+)\.\d+)'", version, re.MULTILINE)
+    if cuda is None:
+        return "torch is a build without CUDA; for the GPU: pip install --force-reinstall torch"
+    least = LEAST_DRIVER.get(cuda[2], 0)
+    if not drivers[0].partition(".")[0].isdecimal() or int(drivers[0].partition(".")[0]) >= least:
+        return None
+    return (f"driver {drivers[0]} is too old for this torch, which is built for CUDA {cuda[1]}:"
+            f" update it to {least} or newer")
 
 
 def gpu_facts() -> dict[str, str | int]:

@@ -26,6 +26,7 @@ from speedrun.run.data import (
     shards_read,
     steps_by_shard,
 )
+from speedrun.run.gpus import BFLOAT16, FLOAT8
 from speedrun.scripts.sizes import length_names, longest_dense, micro_batches
 
 # How two hyperparameters fit together: the glossary's key, the type of the first (the other is an
@@ -45,22 +46,27 @@ class NotHere(UserError):
     """Something is missing on this machine that another may have."""
 
 
-def check_gpus(nproc: int | None, gpus: list[str], needed: bool) -> None:
-    """Raises NotHere for more ranks than visible GPUs, or if GPUs are needed and there are none."""
+def check_gpus(
+    nproc: int | None, gpus: list[str], needed: bool, fault: str | None = None
+) -> None:
+    """Raises NotHere for more ranks than visible GPUs, or if one is needed and torch can use none;
+    fault: why it cannot use those that are there."""
     if gpus and (nproc or 0) > len(gpus):
         raise NotHere(f"--nproc {nproc}: this machine shows {len(gpus)} GPU(s), one per rank")
     if needed and not gpus:
-        raise NotHere("nvidia-smi shows no GPU, and the record's sizes need one")
+        raise NotHere(f"{fault or 'nvidia-smi shows no GPU'}, and the record's sizes need one")
 
 
 def check_values(
-    values: dict[str, object], defaults: dict[str, object], world_size: int, on_gpu: bool
+    values: dict[str, object], defaults: dict[str, object], world_size: int, on_gpu: bool,
+    capability: tuple[int, int] | None = None,
 ) -> None:
     """Raises UserError for hyperparameters that are out of range or do not fit together.
 
     values: {name: value}, in the script's own types; defaults: the script's; None is not known. No
     range begins above the default, which is right by definition. world_size: ranks on all
-    machines; on_gpu: whether they have GPUs.
+    machines; on_gpu: whether they have GPUs; capability: the least compute capability of these,
+    None if it is not known: then they can do everything.
     """
     glossary = load_glossary()
     for name, value in values.items():
@@ -95,9 +101,11 @@ def check_values(
                             f" {length} * ranks = {' * '.join(map(str, sizes))};"
                             f" {_what_divides(values, world_size)}")
     _check_windows(values)
-    _check_attention(values, longest_dense(defaults), on_gpu)
+    _check_attention(values, longest_dense(defaults), on_gpu, capability)
     for name, switch, unit in glossary.multiples():
-        switched_on = on_gpu and values.get(switch, False) is not False  # not known: where it can
+        has_fp8 = on_gpu and (capability or FLOAT8) >= FLOAT8
+        # not known: where it can
+        switched_on = on_gpu and values.get(switch, False) in (True, None if has_fp8 else True)
         if switched_on and _known(values, name) and values[name] % unit:
             raise UserError(f"{name}={values[name]} is not a multiple of {unit}, which"
                             f" {glossary[switch].needs} needs; change it, or add"
@@ -225,9 +233,9 @@ def _check_windows(values):
                         " window_start or window_growth")
 
 
-def _check_attention(values, longest, on_gpu):
+def _check_attention(values, longest, on_gpu, capability):
     """Rules for a script with FlexAttention or a choice of kernels. A default that is not known is
-    what the machine can do."""
+    what the machine can do, as the script itself chooses."""
     here = {name: on_gpu if value is None else value for name, value in values.items()}
     without_mask = {}  # attention without a dense mask -> whether the run takes it
     if "use_flex_attention" in values:
@@ -237,9 +245,14 @@ def _check_attention(values, longest, on_gpu):
                             " CUDA; leave it out")
         without_mask["a compiled FlexAttention"] = flex and here.get("compile", True)
     if "attention_kernel" in values:
-        kernel = values["attention_kernel"] or ("FA2" if on_gpu else "dense")
+        has_flash = on_gpu and (capability or BFLOAT16) >= BFLOAT16
+        kernel = values["attention_kernel"] or ("FA2" if has_flash else "dense")
         if kernel != "dense" and not on_gpu:
             raise UserError(f"attention_kernel={kernel}: without CUDA only dense trains; leave it"
+                            " out")
+        if kernel != "dense" and not has_flash:
+            raise UserError(f"attention_kernel={kernel}: FlashAttention needs compute capability"
+                            f" 8.0, and this GPU has {'.'.join(map(str, capability))}; leave it"
                             " out")
         if kernel != "dense" and values.get("bf16") is False:
             raise UserError(f"bf16=False does not fit attention_kernel={kernel}, which takes only"
