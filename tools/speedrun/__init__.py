@@ -21,13 +21,14 @@ VENV = os.path.join(ROOT, ".venv")
 NEEDED = ("torch", "numpy", "rich")
 
 
-def enter_venv(is_old: bool = False, needed: tuple = NEEDED) -> None:
+def enter_venv(is_old: bool = False, needed: tuple = ()) -> None:
     """Restarts this command in the repository's .venv, if that exists and this Python is too old
-    or a needed package is missing; else returns. Not under -S, which excludes all packages."""
+    or a package is missing, one of `needed` or of all requirements; else returns. Not under -S,
+    which excludes all packages."""
     python = os.path.join(VENV, "bin", "python")
     if (os.access(python, os.X_OK) and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
             and not sys.flags.no_site
-            and (is_old or any(find_spec(name) is None for name in needed))):
+            and (is_old or any(find_spec(name) is None for name in needed or NEEDED))):
         sys.stdout.flush()
         os.execv(python, [python, *sys.argv])
 
