@@ -131,7 +131,7 @@ def test_closed_streams_and_control_characters():
 
 LAYERS = ["base", "compat", "history", "scripts", "run", "compare", "diff", "predict", "check",
           "sample", "evaluate", "doctor", "anatomy", "figures", "site"]  # lowest first
-PACKAGE = "NEEDED", "enter_venv", "install_command"  # names of speedrun itself
+PACKAGE = "enter_venv", "install_command"  # names of speedrun itself
 LIBRARY = REPOSITORY / "tools" / "speedrun"
 
 

@@ -229,7 +229,7 @@ def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
 def test_the_time_runs_out_and_the_next_goes_on(runs, tmp_path):
     runs.after = 4
     file, found, stopped, text = measured(tmp_path, minutes=3)
-    assert 150 < runs.room[2] <= 176 and stopped is None and found.timings.keys() == {
+    assert runs.room[2] <= 3 * 60 - 4 and stopped is None and found.timings.keys() == {
         "muon", "padded_vocab"}
     assert text.endswith("2 of 3 milestones are timed; the losses of 1 were compared with a CPU's\n"
                          "the time is over (3 min); the same command goes on\n")

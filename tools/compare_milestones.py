@@ -23,7 +23,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
-from speedrun import NEEDED
 from speedrun.base.cli import Parser, folder, natural, not_negative, positive, run_command
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.files import REPOSITORY, check_output, replace_file
@@ -185,4 +184,4 @@ def repeats(text: str) -> int:
 
 if __name__ == "__main__":
     # an environment with torch and numpy suffices to measure
-    run_command(main, needed=NEEDED[:2] if "--measure" in sys.argv else NEEDED)
+    run_command(main, needed=("torch", "numpy") if "--measure" in sys.argv else ())

@@ -22,15 +22,16 @@ RESTARTED = "SPEEDRUN_RESTARTED"  # environment variable between enter_venv and 
 NEEDED = ("torch", "numpy", "rich")
 
 
-def enter_venv(is_old: bool = False, needed: tuple = NEEDED) -> None:
+def enter_venv(is_old: bool = False, needed: tuple = ()) -> None:
     """Restarts this command in the repository's .venv, if that exists and this Python is too old
-    or a needed package is missing; else returns. Not under -S, which excludes all packages. Ends
-    this process, in one line, if it was restarted and is still not in the .venv."""
+    or a package is missing, one of `needed` or of all requirements; else returns. Not under -S,
+    which excludes all packages. Ends this process, in one line, if it was restarted and is still
+    not in the .venv."""
     restarted = os.environ.pop(RESTARTED, None)
     python = os.path.join(VENV, "bin", "python")
     if (os.access(python, os.X_OK) and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
             and not sys.flags.no_site
-            and (is_old or any(find_spec(name) is None for name in needed))):
+            and (is_old or any(find_spec(name) is None for name in needed or NEEDED))):
         if restarted:
             sys.exit(f"error: {VENV} is damaged: its Python does not run in it; make it again:"
                      f" rm -r {os.path.relpath(VENV)}, then {install_command()}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from speedrun import NEEDED, enter_venv, install_command
+from speedrun import enter_venv, install_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 
@@ -57,12 +57,12 @@ def folder(text: str) -> Path:
 
 
 def run_command(main: Callable[[], int], *errors: type[Exception],
-                needed: tuple[str, ...] = NEEDED) -> NoReturn:
+                needed: tuple[str, ...] = ()) -> NoReturn:
     """Ends the process with the exit code of `main`; an error of the user's becomes one line.
 
     Those are UserError (with its own exit code), OSError, a missing package, and `errors`. A closed
-    stdout, as in `... | head`, ends it silently. A Python without a needed package is replaced by
-    the repository's .venv, if there is one.
+    stdout, as in `... | head`, ends it silently. A Python that lacks a requirement, or one of
+    `needed` where only these are, is replaced by the repository's .venv, if there is one.
     """
     status, message = 1, None
     _open_closed_streams()
