@@ -170,8 +170,8 @@ def progress_table(id: str) -> None:
 # A panel is a function that draws on the axes it is given. `draw` makes a picture of each.
 
 
-def draw(*panels: Panel, size: tuple[float, float] = (4.8, 3.6)) -> None:
-    """Shows a picture of each panel; size: of one, in inches. A phone shows 4.8 inches whole."""
+def draw(*panels: Panel, size: tuple[float, float] = (4.7, 3.5)) -> None:
+    """Shows a picture of each panel; size: of one, in inches. A phone shows 4.7 inches whole."""
     for panel in panels:
         figure, axes = plt.subplots(figsize=size)
         panel(axes)
@@ -207,7 +207,7 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
 
 
 def slider(panel_of: Callable[[object], Panel], name: str, values: Sequence, start,
-           size: tuple[float, float] = (4.8, 3.6)) -> None:
+           size: tuple[float, float] = (4.7, 3.5)) -> None:
     """Draws panel_of(start); in a notebook that `make lessons` opened, with a slider over `values`.
 
     Everywhere else, on the web for one, nothing would answer to a slider.
