@@ -70,8 +70,8 @@ torch.set_num_threads(1)  # models as small as the lessons' gain nothing from mo
 
 plt.rcParams.update({
     "font.size": 11, "axes.titlesize": 12, "axes.grid": True, "grid.color": "0.92",
-    "axes.axisbelow": True, "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
-    "legend.frameon": False, "figure.constrained_layout.use": True,
+    "axes.axisbelow": True, "axes.facecolor": "none", "axes.spines.top": False,
+    "axes.spines.right": False, "legend.frameon": False, "figure.constrained_layout.use": True,
 })
 
 
@@ -279,7 +279,7 @@ def cells(matrix, title: str, xlabel: str, ylabel: str, *, colors: dict[str, str
             patches = [Patch(facecolor=color, edgecolor="0.5", label=name)
                        for name, color in colors.items()]
             axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
-            axes.get_legend().set_gid(FLIPPED)  # the picture is turned over, so its colours are too
+            axes.get_legend().set_gid(FLIPPED)  # like the picture
         else:
             # The largest entry is a light grey where numbers have to stay readable on it.
             top = entries.max() * (2 if numbers else 1)
@@ -520,10 +520,15 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
 def grade(change: Sequence[float], parent: Sequence[float]) -> str:
     """What paired losses show: "shown", if all seeds agree in sign and the mean difference exceeds
     two standard errors; "not shown", if only the sign agrees; else "no difference seen"."""
-    gaps = np.subtract(parent, change)
+    gaps = differences(parent, change)
     if not ((gaps > 0).all() or (gaps < 0).all()):
         return "no difference seen"
     return "shown" if abs(gaps.mean()) > 2 * standard_error(gaps) else "not shown"
+
+
+def differences(losses: Sequence[float], others: Sequence[float]) -> np.ndarray:
+    """Paired differences, seed by seed."""
+    return np.asarray(losses, dtype=float) - np.asarray(others, dtype=float)
 
 
 def standard_error(gaps: Sequence[float]) -> float:
@@ -539,9 +544,11 @@ def verdict(change: Sequence[float], parent: Sequence[float], change_name: str =
 
 def evidence(change: Sequence[float], parent: Sequence[float], change_name: str = "your change",
              parent_name: str = "its parent") -> str:
-    """The grade of a change's losses against its parent's, and their differences seed by seed; where
+    """The grade of a change's losses against its parent's, and their differences by seed; where
     they show nothing, also the smallest mean difference that they could have shown."""
-    gaps = np.subtract(parent, change)
+    gaps = differences(parent, change)
+    if not gaps.any():
+        return f"No difference seen: {change_name} ends exactly as {parent_name}, in every seed"
     error, found = standard_error(gaps), grade(change, parent)
     side, sign = ("below", 1) if gaps.mean() > 0 else ("above", -1)
     seeds = ", ".join(f"{sign * gap:.4f}" for gap in gaps)
@@ -550,6 +557,22 @@ def evidence(change: Sequence[float], parent: Sequence[float], change_name: str 
     if found != "shown":
         said += f". At this spread {len(gaps)} seeds could show {2 * error:.4f} or more"
     return said
+
+
+def must_end_lower(change: Sequence[float], parent: Sequence[float], change_name: str,
+                   parent_name: str, why: str, margin: float = 0.0) -> None:
+    """Prints the evidence of an exercise's losses.
+
+    Raises AssertionError, with it and `why`, unless it is shown that they end lower, on average by
+    at least `margin`.
+    """
+    told = evidence(change, parent, change_name, parent_name)
+    gain = differences(parent, change).mean()
+    wanted = f"{margin:g} lower on average is expected, and shown" if margin else (
+        "lower in every seed, by two standard errors on average, is expected")
+    assert grade(change, parent) == "shown" and gain >= margin and gain > 0, (
+        f"{told}; {wanted}. {why}")
+    print(told)
 
 
 def check(exercise: str, answer=MISSING):

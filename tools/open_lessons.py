@@ -33,7 +33,7 @@ def main() -> int:
     os.environ["LESSONS_OPENED"] = "1"  # lesson.py: somebody is there to guess and to move sliders
     # On rented GPUs one is often root, which Jupyter otherwise refuses.
     options = ["--allow-root", f"--ServerApp.root_dir={REPOSITORY}",
-               f"--LabApp.default_url=/lab/tree/{COPIES.name}/start_here.ipynb"]  # Jupyter prints it
+               f"--LabApp.default_url=/lab/tree/{COPIES.name}/start_here.ipynb"]  # it prints that
     print("Open the address below that ends in start_here.ipynb?token=...", flush=True)
     os.execv(sys.executable, [sys.executable, "-m", "jupyter", "lab", *options])
 

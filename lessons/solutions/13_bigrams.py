@@ -254,10 +254,8 @@ def check_triples(answer):
 
     triples, pairs = ([table_loss(functions, number) for number in range(3)]
                       for functions in ((bigram_rows, answer), (bigram_rows,)))
-    told = lesson.evidence(triples, pairs, "pairs with your triples", "pairs only")
-    assert lesson.grade(triples, pairs) == "shown" and sum(triples) < sum(pairs), (
-        f"{told}; triples should lower the loss here")
-    print(told)
+    lesson.must_end_lower(triples, pairs, "pairs with your triples", "pairs only",
+                          "Triples should lower the loss here")
 
 
 EXERCISES = {
@@ -293,8 +291,8 @@ EXERCISES = {
             "Three tokens choose a row. Which tokens of a sequence have two predecessors?",
             "Multiply each of the three places by another odd number, combine the products by XOR,"
             " and take the remainder modulo rows - 1.",
-            "token, previous, before = inputs[:, 2:], inputs[:, 1:-1], inputs[:, :-2]; the first two"
-            " columns get rows - 1.",
+            "token, previous, before = inputs[:, 2:], inputs[:, 1:-1], inputs[:, :-2]; the first"
+            " two columns get rows - 1.",
             "hashes = (36313 * token ^ 27191 * previous ^ ... * before) % (rows - 1);"
             " return F.pad(hashes, (2, 0), value=...)",
         ],

@@ -324,7 +324,7 @@ EXERCISES = {
         check=check_places,
         hints=[
             "Where did the latest document start, as seen from each token?",
-            "Mark the index of each `bos`, 0 elsewhere; a running maximum carries the latest one on.",
+            "Mark the index of each `bos`, 0 elsewhere; a running maximum carries the latest on.",
             "place = np.arange(len(tokens)); starts = np.where(tokens == bos, place, 0); then"
             " np.maximum.accumulate, then subtract.",
             "return place - np.maximum.accumulate(np.where(...))",
