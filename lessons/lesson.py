@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -164,6 +165,25 @@ def progress_table(id: str) -> None:
     head = ["milestone", "records", "minutes (8 H100)", "tokens", "val loss", "tiny val loss"]
     note = "00: the minutes are record #1's, tokens and loss what its commit's author quotes."
     display(Markdown(f"{markdown(head, lines, right=head[2:])}\n\n{note}\n\n{ask}"))
+
+
+def walk(*lessons: str) -> None:
+    """Shows these lessons ("05d" for lessons/05d_*.ipynb), all without names, as a checklist with
+    the minutes to read and to solve that each states, and how many hours they take together."""
+    files = sorted(Path(__file__).parent.glob("[!s]*_*.ipynb"))
+    if lessons:
+        files = [file for name in lessons for file in files if file.stem.startswith(f"{name}_")]
+    lines, whole = [], np.zeros(2)
+    for file in files:
+        opening = "".join(json.loads(file.read_text(encoding="utf-8"))["cells"][0]["source"])
+        title = re.search(r"^# (.+)$", opening, re.MULTILINE)[1]
+        minutes = [int(one) for one in re.search(
+            r"^\| Time \| (\d+) minutes to read, (\d+)", opening, re.MULTILINE).groups()]
+        whole += minutes
+        lines.append([f"☐ [{title}]({file.name})", *minutes])
+    lines.append(["together", *(f"{one / 60:.1f} hours" for one in whole)])
+    display(Markdown(markdown(["lesson", "minutes to read", "minutes to solve"], lines,
+                              right=["minutes to read", "minutes to solve"])))
 
 
 # ------------------------------------------- Pictures -------------------------------------------
