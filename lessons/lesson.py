@@ -180,7 +180,7 @@ def walk(*lessons: str) -> None:
         minutes = [int(one) for one in re.search(
             r"^\| Time \| (\d+) minutes to read, (\d+)", opening, re.MULTILINE).groups()]
         whole += minutes
-        lines.append([f"☐ [{title}]({file.name})", *minutes])
+        lines.append([f"☐ [{title}]({file.name})", *map(str, minutes)])
     lines.append(["together", *(f"{one / 60:.1f} hours" for one in whole)])
     display(Markdown(markdown(["lesson", "minutes to read", "minutes to solve"], lines,
                               right=["minutes to read", "minutes to solve"])))
