@@ -125,13 +125,13 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
      " 0.1000, 0.1100; standard error 0.0033)"),
     ([2.1, 2.2, 2.16], [2.0, 2.1, 2.05], "Shown: 14c ends 0.1033 above 14b"),
     ([2.0, 2.2, 2.05], [2.1, 2.1, 2.16], "No difference seen: 14c ends 0.0367 below 14b (by seed"
-     " 0.1000, -0.1000, 0.1100; standard error 0.0684). At this spread 3 seeds could show 0.1367"),
+     " 0.1000, -0.1000, 0.1100; standard error 0.0684). At this spread 3 seeds could show 0.1368"),
     ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "Not shown: 14c ends 0.1007 below"),  # one seed did it
     ([2.3, 2.101, 2.001], [2.0, 2.1, 2.0], "Not shown: 14c ends 0.1007 above"),
     ([2.0, 2.1, 2.0], [2.0, 2.1, 2.0], "No difference seen: 14c ends exactly as 14b, in every"),
 ])
 def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
-    lesson.verdict(lesson.torch.tensor(change), parent, "14c", "14b")
+    lesson.verdict(lesson.torch.tensor(change, dtype=float), parent, "14c", "14b")
     assert capsys.readouterr().out.startswith(said)
     if said.startswith("Shown: 14c ends 0.1033 below"):
         lesson.must_end_lower(change, parent, "14c", "14b", "Why.", 0.1)
