@@ -38,7 +38,7 @@ from IPython.display import SVG, Markdown, display  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator  # noqa: E402
 
 from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.errors import UserError  # noqa: E402
@@ -216,10 +216,15 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
                 axes.plot(x, y.T, color=style["color"], linewidth=0.6, alpha=0.6)
                 y = y.mean(0)
             axes.plot(x, y, marker=marker, label=name, **style)
-        if "x" in log:
-            axes.set_xscale("log")
-        if "y" in log:
-            axes.set_yscale("log")
+        for letter, axis, far in (("x", axes.xaxis, axes.dataLim.intervalx),
+                                  ("y", axes.yaxis, axes.dataLim.intervaly)):
+            if letter in log:
+                axes.set(**{f"{letter}scale": "log"})
+                if far[1] > 10 * far[0]:  # else powers of ten are too few
+                    axis.set_minor_formatter(NullFormatter())
+                elif letter == "x" and len(x) <= 6:
+                    axis.set_minor_locator(NullLocator())
+                    axes.set_xticks(x, [f"{each:,g}" for each in x])
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
         if len(series) > 1:
             axes.legend()
@@ -279,7 +284,11 @@ def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **
         if flat:
             axes.set_xlabel(ylabel)
             axes.invert_yaxis()
-            axes.xaxis.set_major_locator(MaxNLocator(5)) if "yscale" not in settings else None
+            if "yscale" not in settings:
+                axes.xaxis.set_major_locator(MaxNLocator(5))
+            if settings.get("ylim", (None, 0))[1] is None:  # bars from 0 would leave much room
+                left, most = axes.get_xlim()[0], max(np.max(each) for each in values.values())
+                axes.set_xlim(left, most + 0.05 * (most - left))
         else:
             axes.set_ylabel(ylabel)
             axes.tick_params("x", rotation=90 if len(values) > MOST_UPRIGHT else 0)

@@ -189,11 +189,12 @@ def test_a_picture_follows_the_page_and_keeps_its_letters(lesson, monkeypatch):
     assert min(sizes) >= 11 and "A & B" in [text.text for text in texts]
     for width in (float(svg.get("viewBox").split()[2]) for svg in (lines, picture)):
         assert width <= 390 - 40 and f"min-width:{width:g}px" in lines.get("style")
-    assert "fill:light-dark(#000000,#e6e6e6)" in shown[0]  # letters
+    assert "fill:light-dark(#000000,#e6e6e6)" in lines.get("style")  # letters
     assert "light-dark(#ffffff,#171717)" in shown[0] and 'class="paper"' in shown[0]
     images = [*picture.iter("{http://www.w3.org/2000/svg}image")]
     assert [image.get("class") for image in images] == ["flipped"]
     assert "#ffa500" in shown[1] and "light-dark(#ffa500" not in shown[1]  # flipped with it
+    assert '<g class="flipped" fill="#000000">' in shown[1]
     again = len(shown)
     lesson.draw(lesson.curves({"loss": [2, 1]}, "A & B", "step", "nats"))
     assert shown[again] == shown[0]  # so that a notebook run again changes where numbers do

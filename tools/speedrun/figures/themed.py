@@ -36,7 +36,8 @@ def themed_svg(figure: Figure, words: str) -> str:
     for style in root.iter(f"{{{SVG}}}style"):  # matplotlib's is for every element of a page
         style.text = DARK
     width = float(root.get("viewBox").split()[2])
-    root.set("style", f"color-scheme:light dark;stroke-linejoin:round;max-width:100%;"
+    ink = f"light-dark(#000000,{in_the_dark('#000000')})"
+    root.set("style", f"color-scheme:light dark;fill:{ink};stroke-linejoin:round;max-width:100%;"
                       f"min-width:{width:g}px;height:auto")
     root.attrib.pop("height")
     root.set("role", "img")
@@ -64,10 +65,10 @@ def _recolour(element, flipped):
         element.set("class", name)
     if element.tag.endswith("}image"):
         element.set("class", FLIPPED)
+    if name == FLIPPED:
+        element.set("fill", "#000000")  # its letters are turned over, too
     flipped |= name == FLIPPED
     style = re.sub(r"font-family:[^;]*;?\s*", "", element.get("style", ""))
-    if element.tag.endswith("}text") and "fill" not in style:
-        style = f"fill: #000000; {style}"
     if style:
         if not flipped:
             for part, colour in re.findall(r"(fill|stroke): (#[0-9a-f]{6})", style):
