@@ -189,7 +189,7 @@ def test_a_picture_follows_the_page_and_keeps_its_letters(lesson, monkeypatch):
     assert min(sizes) >= 11 and "A & B" in [text.text for text in texts]
     for width in (float(svg.get("viewBox").split()[2]) for svg in (lines, picture)):
         assert width <= 390 - 40 and f"min-width:{width:g}px" in lines.get("style")
-    assert "fill:light-dark(#000000,#e6e6e6)" in lines.get("style")  # letters
+    assert "fill:light-dark(#000000,#e6e6e6)" in lines.get("style")
     assert "light-dark(#ffffff,#171717)" in shown[0] and 'class="paper"' in shown[0]
     images = [*picture.iter("{http://www.w3.org/2000/svg}image")]
     assert [image.get("class") for image in images] == ["flipped"]
@@ -205,8 +205,8 @@ def test_a_walk_lists_lessons_and_their_hours(lesson, monkeypatch):
     monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
     lesson.walk("05d", "13")
     lesson.walk()
-    assert "| ☐ [05d · A mask from tiles, and a smaller model](05d_tile_mask.ipynb) | 30 | 40 |" in (
-        shown[0].splitlines())
+    title = "[05d · A mask from tiles, and a smaller model](05d_tile_mask.ipynb)"
+    assert f"| ☐ {title} | 30 | 40 |" in shown[0].splitlines()
     assert len(shown[0].splitlines()) == 5 and shown[0].splitlines()[-1].startswith("| together | ")
     assert shown[1].count("☐") == len(SOLUTIONS)
 
