@@ -10,6 +10,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from IPython.display import SVG, Markdown, display  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator  # noqa: E402
 
 from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.errors import UserError  # noqa: E402
@@ -47,6 +48,7 @@ from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.compare.table import loss_text  # noqa: E402
 from speedrun.figures import ladder as ladders  # noqa: E402
 from speedrun.figures.tables import cell, records_of  # noqa: E402
+from speedrun.figures.themed import FLIPPED, themed_svg  # noqa: E402
 from speedrun.history.blocks import changed_blocks  # noqa: E402
 from speedrun.history.guide import whys  # noqa: E402
 from speedrun.history.manifest import load_manifest  # noqa: E402
@@ -59,7 +61,7 @@ from speedrun.scripts.find import code_hash, load_snapshot  # noqa: E402
 
 MANIFEST = load_manifest()
 CACHE = Path(__file__).parent / ".cache"
-SLIDERS = "LESSONS_SLIDERS"  # set by tools/open_lessons.py for the notebooks that it opens
+OPENED = "LESSONS_OPENED"  # set by tools/open_lessons.py: somebody runs the notebook
 UNSOLVED = ...  # what an exercise's answer, or a guess, is before you write it
 MISSING = object()
 Panel = Callable[[Axes], None]
@@ -68,8 +70,8 @@ _verdicts: list[str] = []  # on this notebook's guesses so far
 torch.set_num_threads(1)  # models as small as the lessons' gain nothing from more
 
 plt.rcParams.update({
-    "figure.figsize": (7, 4), "figure.dpi": 110, "font.size": 11, "axes.grid": True,
-    "grid.color": "0.92", "axes.axisbelow": True, "axes.spines.top": False,
+    "font.size": 11, "axes.titlesize": 12, "axes.grid": True, "grid.color": "0.92",
+    "axes.axisbelow": True, "axes.facecolor": "none", "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "figure.constrained_layout.use": True,
 })
 
@@ -165,18 +167,38 @@ def progress_table(id: str) -> None:
     display(Markdown(f"{markdown(head, lines, right=head[2:])}\n\n{note}\n\n{ask}"))
 
 
+def walk(*lessons: str) -> None:
+    """Shows these lessons ("05d" for lessons/05d_*.ipynb), all without names, as a checklist with
+    the minutes to read and to solve that each states, and how many hours they take together."""
+    files = sorted(Path(__file__).parent.glob("[!s]*_*.ipynb"))
+    if lessons:
+        files = [file for name in lessons for file in files if file.stem.startswith(f"{name}_")]
+    lines, whole = [], np.zeros(2)
+    for file in files:
+        opening = "".join(json.loads(file.read_text(encoding="utf-8"))["cells"][0]["source"])
+        title = re.search(r"^# (.+)$", opening, re.MULTILINE)[1]
+        minutes = [int(one) for one in re.search(
+            r"^\| Time \| (\d+) minutes to read, (\d+)", opening, re.MULTILINE).groups()]
+        whole += minutes
+        lines.append([f"☐ [{title}]({file.name})", *map(str, minutes)])
+    lines.append(["together", *(f"{one / 60:.1f} hours" for one in whole)])
+    display(Markdown(markdown(["lesson", "minutes to read", "minutes to solve"], lines,
+                              right=["minutes to read", "minutes to solve"])))
+
+
 # ------------------------------------------- Pictures -------------------------------------------
-# A panel is a function that draws on the axes it is given. `draw` puts panels side by side.
+# A panel is a function that draws on the axes it is given. `draw` makes a picture of each.
 
 
-def draw(*panels: Panel, size: tuple[float, float] | None = None, rows: int = 1) -> None:
-    """Draws the panels side by side, or in several rows, and shows the picture; size in inches."""
-    columns = -(-len(panels) // rows)
-    size = size or (7 if columns == 1 else 4.7 * columns, 4 * rows)
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
-    for axes, panel in zip(grid.flat, panels, strict=False):
+def draw(*panels: Panel, size: tuple[float, float] = (4.7, 3.5)) -> None:
+    """Shows a picture of each panel; size: of one, in inches. A phone shows 4.7 inches whole."""
+    for panel in panels:
+        figure, axes = plt.subplots(figsize=size)
         panel(axes)
-    plt.show()
+        axes.set_title(textwrap.fill(axes.get_title(), int(9.6 * size[0])))
+        words = f"{axes.get_title()}: {axes.get_ylabel()}, {axes.get_xlabel()}".rstrip(", ")
+        display(SVG(themed_svg(figure, " ".join(words.split()))))
+        plt.close(figure)
 
 
 def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *, log: str = "",
@@ -194,10 +216,15 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
                 axes.plot(x, y.T, color=style["color"], linewidth=0.6, alpha=0.6)
                 y = y.mean(0)
             axes.plot(x, y, marker=marker, label=name, **style)
-        if "x" in log:
-            axes.set_xscale("log")
-        if "y" in log:
-            axes.set_yscale("log")
+        for letter, axis, far in (("x", axes.xaxis, axes.dataLim.intervalx),
+                                  ("y", axes.yaxis, axes.dataLim.intervaly)):
+            if letter in log:
+                axes.set(**{f"{letter}scale": "log"})
+                if far[1] > 10 * far[0]:  # else powers of ten are too few
+                    axis.set_minor_formatter(NullFormatter())
+                elif letter == "x" and len(x) <= 6:
+                    axis.set_minor_locator(NullLocator())
+                    axes.set_xticks(x, [f"{each:,g}" for each in x])
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
         if len(series) > 1:
             axes.legend()
@@ -205,12 +232,12 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
 
 
 def slider(panel_of: Callable[[object], Panel], name: str, values: Sequence, start,
-           size: tuple[float, float] | None = None) -> None:
+           size: tuple[float, float] = (4.7, 3.5)) -> None:
     """Draws panel_of(start); in a notebook that `make lessons` opened, with a slider over `values`.
 
     Everywhere else, on the web for one, nothing would answer to a slider.
     """
-    if not os.environ.get(SLIDERS):
+    if not os.environ.get(OPENED):
         draw(panel_of(start), size=size)
         return
     import ipywidgets
@@ -236,18 +263,36 @@ def draw_models(*ids: str) -> None:
 
 
 MOST_UPRIGHT = 20  # names of bars that find room side by side
+ROOM = 38  # letters below the bars of a picture of the usual size
 
 
 def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **settings) -> Panel:
-    """A bar for each name; of several values the mean, and a line from least to largest."""
+    """A bar for each name; of several values the mean, and a line from least to largest. Bars lie
+    where their names are too long to stand side by side; settings such as ylim follow them."""
+    longest = max(len(line) for name in values for line in f"{name}".split("\n"))
+    flat = len(values) <= MOST_UPRIGHT and longest * len(values) > ROOM
+    turn = {"xlim": "ylim", "ylim": "xlim", "yscale": "xscale", "xlabel": "ylabel"} if flat else {}
+
     def panel(axes):
+        bar, line = (axes.barh, axes.hlines) if flat else (axes.bar, axes.vlines)
         for name, value in values.items():
             runs = np.atleast_1d(np.asarray(value, dtype=float))
-            axes.bar(name, runs.mean(), color="0.7", width=0.6)
-            axes.vlines(name, runs.min(), runs.max(), color="black")
-        axes.set(title=title, ylabel=ylabel, **settings)
-        axes.tick_params("x", rotation=90 if len(values) > MOST_UPRIGHT else 0)
-        axes.grid(False, axis="x")
+            name = textwrap.fill(f"{name}", 18) if flat else name
+            bar(name, runs.mean(), 0.6, color="0.7")
+            line(name, runs.min(), runs.max(), color="black")
+        axes.set(title=title, **{turn.get(name, name): value for name, value in settings.items()})
+        if flat:
+            axes.set_xlabel(ylabel)
+            axes.invert_yaxis()
+            if "yscale" not in settings:
+                axes.xaxis.set_major_locator(MaxNLocator(5))
+            if settings.get("ylim", (None, 0))[1] is None:  # bars from 0 would leave much room
+                left, most = axes.get_xlim()[0], max(np.max(each) for each in values.values())
+                axes.set_xlim(left, most + 0.05 * (most - left))
+        else:
+            axes.set_ylabel(ylabel)
+            axes.tick_params("x", rotation=90 if len(values) > MOST_UPRIGHT else 0)
+        axes.grid(False, axis="y" if flat else "x")
     return panel
 
 
@@ -258,11 +303,12 @@ def cells(matrix, title: str, xlabel: str, ylabel: str, *, colors: dict[str, str
     def panel(axes):
         entries = np.asarray(matrix)
         if colors:
-            axes.imshow(entries, cmap=ListedColormap(list(colors.values())), vmin=0,
-                        vmax=len(colors) - 1, aspect="auto", interpolation="nearest")
+            picture = axes.imshow(entries, cmap=ListedColormap(list(colors.values())), vmin=0,
+                                  vmax=len(colors) - 1, aspect="auto", interpolation="nearest")
             patches = [Patch(facecolor=color, edgecolor="0.5", label=name)
                        for name, color in colors.items()]
             axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+            axes.get_legend().set_gid(FLIPPED)  # like the picture
         else:
             # The largest entry is a light grey where numbers have to stay readable on it.
             top = entries.max() * (2 if numbers else 1)
@@ -309,7 +355,7 @@ def flow(stations: dict[str, str], title: str, back: tuple[str, str, str] | None
         for k, (name, gives) in enumerate(stations.items()):
             box = axes.text(k, 0, name, ha="center", va="center",
                             bbox=dict(boxstyle="round", fc="0.93"))
-            axes.text(k, -0.45, gives, ha="center", va="center", fontsize=8, color="0.35")
+            axes.text(k, -0.45, gives, ha="center", va="center", fontsize=11, color="0.35")
             if before:  # from the right end of one text to the left end of the next
                 axes.annotate("", (0, 0.5), (1, 0.5), xycoords=box, textcoords=before,
                               arrowprops=dict(arrowstyle="->", shrinkA=8, shrinkB=8))
@@ -318,7 +364,7 @@ def flow(stations: dict[str, str], title: str, back: tuple[str, str, str] | None
             start, end = (list(stations).index(name) for name in back[:2])
             axes.annotate("", (end, -0.65), (start, -0.65), arrowprops=dict(
                 arrowstyle="->", connectionstyle="bar,fraction=-0.06"))
-            axes.text((start + end) / 2, -1.15, back[2], ha="center", fontsize=8, color="0.35")
+            axes.text((start + end) / 2, -1.15, back[2], ha="center", fontsize=11, color="0.35")
         axes.set(title=title, xlim=(-0.5, len(stations) - 0.5), ylim=(-1.3, 0.5))
         axes.axis("off")
     return panel
@@ -488,7 +534,7 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     shown = f"{measured:.4g}" if isinstance(measured, float) else f"{measured}"
     said = f"measured: {shown} {unit}".rstrip()
     if guess is UNSOLVED:
-        print(f"{said}. You have not guessed")
+        print(said + (". You have not guessed" if os.environ.get(OPENED) else ""))
         return
     if isinstance(measured, str):
         verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
@@ -500,29 +546,62 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     print(f"{said}. You guessed {guess}: {verdict}. Good so far: {good} of {len(_verdicts)}")
 
 
+def grade(change: Sequence[float], parent: Sequence[float]) -> str:
+    """What paired losses show: "shown", if all seeds agree in sign and the mean difference exceeds
+    two standard errors; "not shown", if only the sign agrees; else "no difference seen"."""
+    gaps = differences(parent, change)
+    if not ((gaps > 0).all() or (gaps < 0).all()):
+        return "no difference seen"
+    return "shown" if abs(gaps.mean()) > 2 * standard_error(gaps) else "not shown"
+
+
+def differences(losses: Sequence[float], others: Sequence[float]) -> np.ndarray:
+    """Paired differences, seed by seed."""
+    return np.asarray(losses, dtype=float) - np.asarray(others, dtype=float)
+
+
+def standard_error(gaps: Sequence[float]) -> float:
+    """The standard error of the mean of a difference per seed."""
+    return float(np.std(gaps, ddof=1) / len(gaps) ** 0.5)
+
+
 def verdict(change: Sequence[float], parent: Sequence[float], change_name: str = "your change",
             parent_name: str = "its parent") -> None:
-    """Prints how far below its parent's a change's losses end, seed by seed, and what that shows.
+    """Prints in one line what a change's losses show against its parent's: see `evidence`."""
+    print(evidence(change, parent, change_name, parent_name))
 
-    Both verdicts, that it helps and that it hurts, need one sign in all seeds and a mean of more
-    than two standard errors.
+
+def evidence(change: Sequence[float], parent: Sequence[float], change_name: str = "your change",
+             parent_name: str = "its parent") -> str:
+    """The grade of a change's losses against its parent's, and their differences by seed; where
+    they show nothing, also the smallest mean difference that they could have shown."""
+    gaps = differences(parent, change)
+    if not gaps.any():
+        return f"No difference seen: {change_name} ends exactly as {parent_name}, in every seed"
+    error, found = standard_error(gaps), grade(change, parent)
+    side, sign = ("below", 1) if gaps.mean() > 0 else ("above", -1)
+    seeds = ", ".join(f"{sign * gap:.4f}" for gap in gaps)
+    said = (f"{found.capitalize()}: {change_name} ends {abs(gaps.mean()):.4f} {side} {parent_name}"
+            f" (by seed {seeds}; standard error {error:.4f})")
+    if found != "shown":
+        said += f". At this spread {len(gaps)} seeds could show {2 * error:.4f} or more"
+    return said
+
+
+def must_end_lower(change: Sequence[float], parent: Sequence[float], change_name: str,
+                   parent_name: str, why: str, margin: float = 0.0) -> None:
+    """Prints the evidence of an exercise's losses.
+
+    Raises AssertionError, with it and `why`, unless it is shown that they end lower, on average by
+    at least `margin`.
     """
-    gaps = np.subtract(parent, change)
-    error = gaps.std(ddof=1) / len(gaps) ** 0.5
-    *ends, mean = (f"{abs(gap):.4f} {'above' if gap < 0 else 'below'}"
-                   for gap in (*gaps, gaps.mean()))
-    print(f"{change_name} ends {', '.join(ends)} {parent_name}, seed by seed; on average {mean},"
-          f" with a standard error of {error:.4f}")
-    one_sign = (gaps > 0).all() or (gaps < 0).all()
-    if one_sign and abs(gaps.mean()) > 2 * error:
-        print(f"Verdict: it {'helps' if gaps.mean() > 0 else 'hurts'} here. By chance alone, all"
-              f" {len(gaps)} seeds would agree in sign one time in {2 ** (len(gaps) - 1)}."
-              " Tune both, and add seeds")
-    elif one_sign:
-        print(f"Verdict: nothing is shown; {'better' if gaps.mean() > 0 else 'worse'} in every"
-              " seed, but by less than two standard errors")
-    else:
-        print("Verdict: nothing is shown; the seeds differ more than the change")
+    told = evidence(change, parent, change_name, parent_name)
+    gain = differences(parent, change).mean()
+    wanted = f"{margin:g} lower on average is expected, and shown" if margin else (
+        "lower in every seed, by two standard errors on average, is expected")
+    assert grade(change, parent) == "shown" and gain >= margin and gain > 0, (
+        f"{told}; {wanted}. {why}")
+    print(told)
 
 
 def check(exercise: str, answer=MISSING):
@@ -569,6 +648,8 @@ def _line_of(answer, problem: Exception) -> str:
 
 def _is_empty(definition) -> bool:
     """Whether a function, or a function of a class, still has no body but `...`."""
+    if getattr(definition, "__name__", "") == "<lambda>":  # an expression is never empty
+        return False
     functions = [definition]
     if isinstance(definition, type):  # in a notebook a class's own source is not to be had
         functions = [inspect.unwrap(value) for value in vars(definition).values()]

@@ -6,9 +6,11 @@ Run: .venv/bin/python -m pytest tests/test_lessons.py
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 import nbformat
@@ -19,6 +21,7 @@ import open_lessons
 import run_lessons
 from ranks import warm_context
 from speedrun.history.manifest import REPOSITORY
+from speedrun.site.lessons import make_lesson
 
 LESSONS = REPOSITORY / "lessons"
 SOLUTIONS = sorted((LESSONS / "solutions").glob("*.py"))
@@ -96,14 +99,18 @@ def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("guess, measured, said", [
-    (..., 16, "measured: 16 rows. You have not guessed"),
+    (..., 16, "measured: 16 rows\n"),
     (15, 16, "You guessed 15: close."), (9, 16, "You guessed 9: the right size."),
     (40, 16, "You guessed 40: a surprise."), ("Yes ", "yes", "You guessed Yes : right."),
     ("no", "yes", "You guessed no: a surprise."), (0.5, 0.50001, "measured: 0.5 rows."),
 ])
-def test_a_guess_is_scored(guess, measured, said, lesson, capsys):
+def test_a_guess_is_scored(guess, measured, said, lesson, capsys, monkeypatch):
+    monkeypatch.delenv(lesson.OPENED, raising=False)
     lesson.reveal(guess, measured, "rows")
     assert said in capsys.readouterr().out
+    monkeypatch.setenv(lesson.OPENED, "1")
+    lesson.reveal(guess, measured, "rows")
+    assert ("You have not guessed" in capsys.readouterr().out) == (guess is ...)
 
 
 def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
@@ -114,17 +121,23 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("change, parent, said", [
-    ([2.0, 2.1, 2.05], [2.1, 2.2, 2.16], "it helps here"),
-    ([2.1, 2.2, 2.16], [2.0, 2.1, 2.05], "it hurts here"),
-    ([2.0, 2.2, 2.05], [2.1, 2.1, 2.16], "nothing is shown"),
-    ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "nothing is shown; better"),  # but one seed did it
-    ([2.3, 2.101, 2.001], [2.0, 2.1, 2.0], "nothing is shown; worse"),
+    ([2.0, 2.1, 2.05], [2.1, 2.2, 2.16], "Shown: 14c ends 0.1033 below 14b (by seed 0.1000,"
+     " 0.1000, 0.1100; standard error 0.0033)"),
+    ([2.1, 2.2, 2.16], [2.0, 2.1, 2.05], "Shown: 14c ends 0.1033 above 14b"),
+    ([2.0, 2.2, 2.05], [2.1, 2.1, 2.16], "No difference seen: 14c ends 0.0367 below 14b (by seed"
+     " 0.1000, -0.1000, 0.1100; standard error 0.0684). At this spread 3 seeds could show 0.1368"),
+    ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "Not shown: 14c ends 0.1007 below"),  # one seed did it
+    ([2.3, 2.101, 2.001], [2.0, 2.1, 2.0], "Not shown: 14c ends 0.1007 above"),
+    ([2.0, 2.1, 2.0], [2.0, 2.1, 2.0], "No difference seen: 14c ends exactly as 14b, in every"),
 ])
 def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
-    lesson.verdict(change, parent, "14c", "14b")
-    told = capsys.readouterr().out
-    assert told.startswith("14c ends ") and " 14b, seed by seed" in told
-    assert f"Verdict: {said}" in told
+    lesson.verdict(lesson.torch.tensor(change, dtype=float), parent, "14c", "14b")
+    assert capsys.readouterr().out.startswith(said)
+    if said.startswith("Shown: 14c ends 0.1033 below"):
+        lesson.must_end_lower(change, parent, "14c", "14b", "Why.", 0.1)
+    for margin in (0, 0.2) if "below" in said and said[0] != "S" else (0.2,):
+        with pytest.raises(AssertionError, match=r"14c ends .*Why\.$"):
+            lesson.must_end_lower(change, parent, "14c", "14b", "Why.", margin)
 
 
 def test_clocked_functions_take_turns(lesson, capsys):
@@ -158,6 +171,54 @@ def test_work_runs_on_real_ranks(lesson, monkeypatch):
         lesson.on_ranks(2, fails_on_rank_1)
 
 
+def test_a_lambda_is_an_answer(lesson, capsys):
+    lesson.check("13.2")(lambda inputs, rows: None)
+    assert capsys.readouterr().out.startswith("Not yet: return a tensor")
+
+
+def test_a_picture_follows_the_page_and_keeps_its_letters(lesson, monkeypatch):
+    shown = []
+    monkeypatch.setattr(lesson, "display", lambda svg: shown.append(svg.data))
+    lesson.draw(lesson.curves({"loss": [2, 1]}, "A & B", "step", "nats"),
+                lesson.cells([[0, 1]], "", "", "", colors={"no": "white", "yes": "orange"}))
+    lines, picture = map(ElementTree.fromstring, shown)
+    assert lines.find("{*}title").text == "A & B: nats, step" and "mask" not in shown[0]
+    texts = [*lines.iter("{http://www.w3.org/2000/svg}text"),
+             *picture.iter("{http://www.w3.org/2000/svg}text")]
+    sizes = [float(re.search(r"font-size:([\d.]+)px", text.get("style"))[1]) for text in texts]
+    assert min(sizes) >= 11 and "A & B" in [text.text for text in texts]
+    for width in (float(svg.get("viewBox").split()[2]) for svg in (lines, picture)):
+        assert width <= 390 - 40 and f"min-width:{width:g}px" in lines.get("style")
+    assert "fill:light-dark(#000000,#e6e6e6)" in lines.get("style")
+    assert "light-dark(#ffffff,#171717)" in shown[0] and 'class="paper"' in shown[0]
+    images = [*picture.iter("{http://www.w3.org/2000/svg}image")]
+    assert [image.get("class") for image in images] == ["flipped"]
+    assert "#ffa500" in shown[1] and "light-dark(#ffa500" not in shown[1]  # flipped with it
+    assert '<g class="flipped" fill="#000000">' in shown[1]
+    again = len(shown)
+    lesson.draw(lesson.curves({"loss": [2, 1]}, "A & B", "step", "nats"))
+    assert shown[again] == shown[0]  # so that a notebook run again changes where numbers do
+
+
+def test_a_walk_lists_lessons_and_their_hours(lesson, monkeypatch):
+    shown = []
+    monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
+    lesson.walk("05d", "13")
+    lesson.walk()
+    title = "[05d · A mask from tiles, and a smaller model](05d_tile_mask.ipynb)"
+    assert f"| ☐ {title} | 30 | 40 |" in shown[0].splitlines()
+    assert len(shown[0].splitlines()) == 5 and shown[0].splitlines()[-1].startswith("| together | ")
+    assert shown[1].count("☐") == len(SOLUTIONS)
+
+
+def test_long_names_of_bars_lie(lesson):
+    axes = lesson.plt.subplots()[1]
+    lesson.bars({"a long name of a bar": 1, "another long name": [2, 3], "c": 2}, "", "loss",
+                ylim=(0.5, None))(axes)
+    assert [bar.get_width() for bar in axes.patches] == [1, 2.5, 2]
+    assert axes.get_xlabel() == "loss" and axes.get_xlim()[0] == 0.5
+
+
 def test_panels_show_what_they_get(lesson):
     figure, (lines, bars, cells, spans) = lesson.plt.subplots(1, 4)
     lesson.curves({"one": [1, 2], "runs": ([0, 5], [[1, 3], [3, 5]])}, "", "", "", log="y")(lines)
@@ -175,11 +236,11 @@ def test_panels_show_what_they_get(lesson):
 def test_a_slider_redraws_where_one_can_move_it(lesson, monkeypatch):
     shown, offered = [], []
     monkeypatch.setattr(lesson, "draw", lambda panel, size: shown.append(panel))
-    monkeypatch.delenv(lesson.SLIDERS, raising=False)
+    monkeypatch.delenv(lesson.OPENED, raising=False)
     lesson.slider(lambda value: f"panel of {value}", "depth", range(4), start=2)
     assert shown == ["panel of 2"]
-    assert f'"{lesson.SLIDERS}"' in Path(open_lessons.__file__).read_text(encoding="utf-8")
-    monkeypatch.setenv(lesson.SLIDERS, "1")
+    assert f'"{lesson.OPENED}"' in Path(open_lessons.__file__).read_text(encoding="utf-8")
+    monkeypatch.setenv(lesson.OPENED, "1")
     monkeypatch.setattr("ipywidgets.interact", lambda *args, **names: offered.append((args, names)))
     lesson.slider(lambda value: f"panel of {value}", "depth", range(4), start=2)
     (((redraw,), names),) = offered
@@ -294,7 +355,7 @@ def folder(tmp_path, monkeypatch):
         notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"},
                              "somebody": "else"}
         notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        notebook.cells[0].metadata["collapsed"] = True
+        notebook.cells[0].metadata.update(collapsed=True, tags=["setup"])
         nbformat.write(notebook, tmp_path / name)
         return tmp_path / name
 
@@ -313,7 +374,8 @@ def test_outputs_are_kept_without_traces(folder):
     assert [cell.execution_count for cell in notebook.cells] == [1, 2]
     (printed,), (value,) = (cell.outputs for cell in notebook.cells)
     assert printed.text == "1\n2\n" and value.data["text/plain"] == "7"
-    assert set(notebook.metadata) == {"kernelspec"} and not notebook.cells[0].metadata
+    assert set(notebook.metadata) == {"kernelspec"}
+    assert notebook.cells[0].metadata == {"tags": ["setup"]} and not notebook.cells[1].metadata
 
 
 def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys):
@@ -396,7 +458,8 @@ def copies(tmp_path):
         notebook = nbformat.v4.new_notebook()
         answer = nbformat.v4.new_output("stream", text="the answer")
         notebook.cells = [nbformat.v4.new_markdown_cell("# A"),
-                          nbformat.v4.new_code_cell(source, outputs=[answer], execution_count=1)]
+                          nbformat.v4.new_code_cell(source, outputs=[answer], execution_count=1,
+                                                    metadata={"tags": ["setup"]})]
         nbformat.write(notebook, lessons / name)
 
     write("00_a.ipynb", "1")
@@ -412,6 +475,10 @@ def test_copies_have_no_outputs(copies):
     nbformat.validate(notebook)
     assert notebook.cells[1].source == "1"
     assert (notebook.cells[1].outputs, notebook.cells[1].execution_count) == ([], None)
+    assert notebook.cells[1].metadata["jupyter"] == {"source_hidden": True}  # folded away
+    html = make_lesson(mine.parent / "lessons" / "00_a.ipynb", lambda link: link).html
+    assert '<details class="setup"><summary>Set-up code</summary><div class="input">' in html
+    assert html.index("</details>") < html.index("the answer")
 
 
 @pytest.mark.parametrize("change", ["source", "output", "their own notebook", "no JSON"])

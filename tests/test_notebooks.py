@@ -138,15 +138,16 @@ def test_notebook_keeps_its_budget(path):
     notebook = read(path)
     source = {kind: [cell.source for cell in notebook.cells if cell.cell_type == kind]
               for kind in ("code", "markdown")}
-    assert 20 <= len(notebook.cells) <= 42
+    claims = [cell for cell in notebook.cells if tags_of(cell, "claim")]
+    assert 20 <= len(notebook.cells) - len(claims) <= 44
     assert sum(len(text.splitlines()) for text in source["code"]) <= 250
+    source["markdown"][0] = source["markdown"][0].partition("**Contents**")[0]
     words = re.sub(r"<!-- begin why -->.*?<!-- end why -->", "", " ".join(source["markdown"]),
                    flags=re.DOTALL)  # a milestone's why.md has its own limit
-    assert 800 <= len(words.split()) <= 2000
-    pictures = sum("image/png" in output.get("data", {}) for cell in notebook.cells
-                   for output in cell.get("outputs", []))
-    assert 3 <= pictures <= 7
+    assert 800 <= len(words.split()) <= 2050
+    assert 3 <= sum(map(has_figure, notebook.cells)) <= 8
     opening = next(cell for cell in notebook.cells if cell.cell_type == "code")  # shows the model
+    assert tags_of(opening, "setup")
     if path not in ELSEWHERE:
         assert "\nlesson.draw_model(" in opening.source
         assert any("image/svg+xml" in output.get("data", {}) for output in opening.outputs)
@@ -154,6 +155,71 @@ def test_notebook_keeps_its_budget(path):
     lesson = path.stem.split("_")[0]
     for number in "123":
         assert f'check("{lesson}.{number}"' in "\n".join(source["code"])
+
+
+def tags_of(cell, beginning):
+    """The cell's tags that begin so."""
+    return [tag for tag in cell.metadata.get("tags", []) if tag.startswith(beginning)]
+
+
+def has_figure(cell):
+    """Whether a cell's outputs hold a picture other than a model's."""
+    return any('class="paper"' in output.get("data", {}).get("image/svg+xml", "")
+               for output in cell.get("outputs", []))
+
+
+@notebooks
+def test_a_claim_is_one_line_and_at_most_one_picture(path):
+    ids = {m.id for m in MILESTONES if REPOSITORY / m.lesson == path}
+    for cell in read(path).cells:
+        if claimed := tags_of(cell, "claim"):
+            assert {tag.removeprefix("claim:") for tag in claimed} <= ids
+            printed = [output.text for output in cell.outputs if "text" in output]
+            pictures = [output for output in cell.outputs if "data" in output]
+            assert len(printed) == 1 and printed[0].count("\n") == 1, printed
+            assert len(pictures) <= 1 and len(cell.outputs) == len(printed) + len(pictures)
+
+
+OWN_RULE = re.compile(r"standard error \{|in all seeds|more than chance|\bunclear\b")
+
+
+@pytest.mark.parametrize("path", [*TOLD, *SOLUTIONS], ids=lambda path: path.name)
+def test_seeds_are_compared_by_the_one_rule(path):
+    # A cell, or a function of a solution, that trains several seeds leaves the judgement to
+    # lesson.verdict, in its own or a later cell, and nobody has a rule of his own.
+    if path.suffix == ".py":
+        text = path.read_text(encoding="utf-8")
+        trains = re.search(r"seed=seed|range\(3\)", text)
+        assert not trains or "must_end_lower" in text or path.name in JUDGED_OTHERWISE
+        assert not OWN_RULE.search(text)
+        return
+    code = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
+    assert not any(OWN_RULE.search(text) for text in code)
+    trains = [number for number, text in enumerate(code) if re.search(r"seed=seed\b", text)]
+    if trains and path.stem not in JUDGED_OTHERWISE:
+        assert any("lesson.verdict(" in text for text in code[trains[0] :])
+
+
+# What trains several seeds without comparing means: equalities and counts.
+JUDGED_OTHERWISE = {"07_gradient_communication", "08_async_data", "e0a_recompute",
+                    "08_async_data.py"}
+
+
+@pytest.mark.parametrize("path", TOLD, ids=name_of)
+def test_the_contents_are_the_headings_and_their_minutes_add_up(path):
+    cells = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    opening, contents = cells[0].split("**Contents** (minutes to read): ")
+    listed = [re.fullmatch(r"(.+) (\d+)", part) for part in " ".join(contents.split()).split(" · ")]
+    headings = re.findall(r"^## (.+?)\s*$", "\n".join(cells[1:]), re.MULTILINE)
+    assert [one[1] for one in listed] == headings
+    assert sum(int(one[2]) for one in listed) == int(
+        re.search(r"^\| Time \| (\d+) minutes to read", opening, re.MULTILINE)[1])
+    assert "\n| You should know |" in opening
+
+
+@notebooks
+def test_a_notebook_is_small(path):
+    assert path.stat().st_size < 500_000
 
 
 DRAWING = re.compile(r"\bplt\.|\b(axes|left|right|figure)\.|lesson\."

@@ -30,11 +30,12 @@ def main() -> int:
     parser.parse_args()
     for name in copy_lessons(LESSONS, COPIES):
         print(f"{name}: your copy is kept, but the lesson is newer; rename yours to get it")
-    os.environ["LESSONS_SLIDERS"] = "1"  # lesson.slider: somebody is there to move them
+    os.environ["LESSONS_OPENED"] = "1"  # lesson.py: somebody is there to guess and to move sliders
     # On rented GPUs one is often root, which Jupyter otherwise refuses.
-    options = ["--allow-root", f"--ServerApp.root_dir={REPOSITORY}"]
-    start = str(COPIES / "start_here.ipynb")
-    os.execv(sys.executable, [sys.executable, "-m", "jupyter", "lab", *options, start])
+    options = ["--allow-root", f"--ServerApp.root_dir={REPOSITORY}",
+               f"--LabApp.default_url=/lab/tree/{COPIES.name}/start_here.ipynb"]  # it prints that
+    print("Open the address below that ends in start_here.ipynb?token=...", flush=True)
+    os.execv(sys.executable, [sys.executable, "-m", "jupyter", "lab", *options])
 
 
 def copy_lessons(lessons: Path, copies: Path) -> list[str]:
@@ -47,7 +48,7 @@ def copy_lessons(lessons: Path, copies: Path) -> list[str]:
     notebooks, kept = {}, []
     for path in sorted(lessons.glob("*.ipynb")):
         try:
-            notebooks[path.name] = one = without_outputs(json.loads(path.read_bytes()))
+            notebooks[path.name] = one = prepared(json.loads(path.read_bytes()))
             one["metadata"][MADE_FROM] = hash_of_cells(one)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is not a notebook; git restore it") from None
@@ -66,11 +67,14 @@ def copy_lessons(lessons: Path, copies: Path) -> list[str]:
     return kept
 
 
-def without_outputs(notebook: dict) -> dict:
-    """The notebook with no output and no execution count, changed in place."""
+def prepared(notebook: dict) -> dict:
+    """The notebook with no output and no execution count and with its set-up code folded away,
+    changed in place."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
+        if "setup" in cell["metadata"].get("tags", ()):
+            cell["metadata"]["jupyter"] = {"source_hidden": True}
     return notebook
 
 

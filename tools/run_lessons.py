@@ -111,7 +111,7 @@ def clean(notebook) -> None:
     notebook.metadata = {name: value for name, value in notebook.metadata.items()
                          if name == "kernelspec"}
     for cell in notebook.cells:
-        cell.metadata = {}
+        cell.metadata = {name: value for name, value in cell.metadata.items() if name == "tags"}
         if cell.cell_type != "code":
             continue
         joined = []

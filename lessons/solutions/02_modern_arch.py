@@ -26,10 +26,10 @@ class Prepared(torch.nn.Module):
         return self.rotary(self.prepare(x))
 
 
-def trained_loss(prepare, steps=40, muon_lr=4e-2):
+def trained_loss(prepare, seed, steps=40, muon_lr=4e-2):
     """The validation loss of the notebook's micro model, trained as there."""
     make_builtin()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     args = m02.Hyperparameters(vocab_size=257, num_layers=2, num_heads=2, model_dim=64, seq_len=64,
                                micro_batch_size=8, compile=False, bf16=False)
     model = m02.GPT(args)
@@ -121,11 +121,13 @@ def check_1(answer):
     assert reach.amin() > 0.9 * bound, (
         f"bounded, but a query and an equal key get the score {reach.amin():.3g}, not {bound:g}, so"
         " no query can choose well; which length must every vector have?")
-    loss, beaten = trained_loss(answer), trained_loss(by_length)
-    assert loss < beaten - 0.1, (
-        f"bounded, but your loss {loss:.3f} does not beat version 2's {beaten:.3f} by 0.1; is"
-        " `prepare` the same for every width? The model's heads are 32 wide")
-    print(f"40 steps at the high rate: your loss {loss:.3f}, version 2's {beaten:.3f}.")
+    import lesson
+
+    losses, beaten = ([trained_loss(prepare, seed) for seed in range(3)]
+                      for prepare in (answer, by_length))
+    lesson.must_end_lower(losses, beaten, "your version, bounded,", "version 2",
+                          "Is `prepare` the same for every width? The model's heads are 32 wide",
+                          0.1)
 
 
 # ---- 2: the loss of an untrained model ----

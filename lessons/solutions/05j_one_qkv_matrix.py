@@ -94,8 +94,8 @@ def factor(size):
     return size / 512
 
 
-def end_loss(size, factor):
-    """A micro 05l's loss after TOTAL bytes, mean of two seeds; its rates are times `factor`."""
+def end_losses(size, factor):
+    """A micro 05l's losses after TOTAL bytes, three seeds; its rates are times `factor`."""
     import lesson
 
     sizes = {**lesson.MANIFEST.overrides(lesson.MANIFEST.get("05l"), "tiny"), **dict(
@@ -106,8 +106,8 @@ def end_loss(size, factor):
         value_embed_pattern="00", layer_without_attention=9, window_pattern="LL")}
     for name in ("embed_lr", "head_lr", "scalar_lr", "muon_lr"):
         sizes[name] *= factor
-    logs = [lesson.train_here(lesson.snapshot("05l"), **sizes, seed=seed) for seed in range(2)]
-    return sum(log.val_curve[-1][1] for log in logs) / 2
+    logs = [lesson.train_here(lesson.snapshot("05l"), **sizes, seed=seed) for seed in range(3)]
+    return [log.val_curve[-1][1] for log in logs]
 
 
 def check_factor(answer):
@@ -124,21 +124,21 @@ def check_factor(answer):
             f"for batches of {size} your factor is {factors[-1]:g}; expected one between 0 and 100")
     small, large = factors
     assert small != large, (
-        f"both sizes get the factor {small:g}, but in the left plot the lowest point moves with the"
-        " batch; let the factor depend on size")
+        f"both sizes get the factor {small:g}, but in the first plot the lowest point moves with"
+        " the batch; let the factor depend on size")
     assert small < large, (
         f"batches of {SIZES[0]} get the factor {small:g}, of {SIZES[1]} only {large:g}; a large"
-        " batch has fewer and less noisy steps: in the left plot it works best at higher rates")
+        " batch has fewer and less noisy steps: in the first plot it works best at higher rates")
     for size, ours in zip(SIZES, factors, strict=True):
-        loss, common = end_loss(size, ours), end_loss(size, COMMON)
-        told = (f"batches of {size:,}: factor {ours:g} ends at {loss:.3f}, factor {COMMON} at"
-                f" {common:.3f}")
+        import lesson
+
         place = "between 256 and 512" if size == 384 else "twice 2,048"
         why = "too high" if ours > factor(size) else "too low"
-        assert loss <= common - MARGIN, (
-            f"{told}; expected {MARGIN} less. Your factor is {why}: {size:,} is {place}; how does"
-            " the plot's best factor move when the batch doubles?")
-        print(told)
+        lesson.must_end_lower(
+            end_losses(size, ours), end_losses(size, COMMON),
+            f"batches of {size:,} with factor {ours:g}", f"factor {COMMON}",
+            f"Your factor is {why}: {size:,} is {place}; how does the plot's best factor move when"
+            " the batch doubles?", MARGIN)
 
 
 # ---- typical wrong answers: every check must refuse them ----

@@ -150,200 +150,112 @@ def check_rows(answer):
             f" {result[0].tolist()}: (36313 token XOR 27191 previous token) mod (rows - 1)")
 
 
-# ---- 3: a loss's gradients ----
+# ---- 3: triples ----
 
-CAP = 23.0, 5.0, 7.5
-
-
-def loss_grads(logits, targets, weights, cap):
-    height, shift, width = cap
-    share = torch.sigmoid((logits + shift) / width)
-    weights = weights * (targets >= 0)
-    grads = weights.sum(1, keepdim=True) * (height * share).softmax(1)
-    grads = grads.scatter_add(1, targets.clamp(min=0), -weights)
-    return grads * height / width * share * (1 - share)
+LETTERS, ROWS, STEPS, BATCH = 264, 32_768, 40, 4096
 
 
-def _without_slope(logits, targets, weights, cap):
-    share = torch.sigmoid((logits + cap[1]) / cap[2])
-    return loss_grads(logits, targets, weights, cap) / (cap[0] / cap[2] * share * (1 - share))
+def trigram_rows(inputs, rows):
+    token, previous, before = inputs[:, 2:], inputs[:, 1:-1], inputs[:, :-2]
+    hashes = (36313 * token ^ 27191 * previous ^ 51647 * before) % (rows - 1)
+    return F.pad(hashes, (2, 0), value=rows - 1)
 
 
-def _half_slope(logits, targets, weights, cap):
-    return loss_grads(logits, targets, weights, cap) * cap[2] / cap[0]
+def _pairs_only(inputs, rows):
+    return F.pad(bigram_rows(inputs, rows)[:, 2:], (2, 0), value=rows - 1)
 
 
-def _slope_without_width(logits, targets, weights, cap):
-    return loss_grads(logits, targets, weights, cap) * cap[2]
+def _around_the_row(inputs, rows):
+    before, first = inputs.roll(1, 1), inputs.roll(2, 1)
+    return (36313 * inputs ^ 27191 * before ^ 51647 * first) % (rows - 1)
 
 
-def _uncapped(logits, targets, weights, cap):
-    weights = weights * (targets >= 0)
-    grads = weights.sum(1, keepdim=True) * logits.softmax(1)
-    return grads.scatter_add(1, targets.clamp(min=0), -weights)
+def _any_order(inputs, rows):
+    hashes = (inputs[:, 2:] + inputs[:, 1:-1] + inputs[:, :-2]) * 36313 % (rows - 1)
+    return F.pad(hashes, (2, 0), value=rows - 1)
 
 
-def _all_weights(logits, targets, weights, cap):
-    height, shift, width = cap
-    share = torch.sigmoid((logits + shift) / width)
-    grads = weights.sum() * (height * share).softmax(1)
-    grads = grads.scatter_add(1, targets.clamp(min=0), -weights * (targets >= 0))
-    return grads * height / width * share * (1 - share)
+def _the_next_token(inputs, rows):
+    hashes = (36313 * inputs[:, 2:] ^ 27191 * inputs[:, 1:-1] ^ 51647 * inputs[:, :-2]) % (rows - 1)
+    return F.pad(hashes, (1, 1), value=rows - 1)
 
 
-def _one_weight(logits, targets, weights, cap):
-    height, shift, width = cap
-    share = torch.sigmoid((logits + shift) / width)
-    grads = (height * share).softmax(1).scatter_add(
-        1, targets.clamp(min=0), -weights * (targets >= 0))
-    return grads * height / width * share * (1 - share)
+def _beyond_the_table(inputs, rows):
+    return F.pad(trigram_rows(inputs, rows)[:, 2:], (2, 0), value=rows)
 
 
-def _from_the_end(logits, targets, weights, cap):
-    return loss_grads(logits, targets % logits.size(1), weights, cap)
+def piece_of_text(number, count):
+    """Bytes number * count on of the embedded corpus."""
+    import lesson
+
+    lesson.make_builtin()
+    shard = lesson.snapshot("13").open_shard(min(lesson.BUILTIN.glob("*_train_*.bin")))
+    return torch.from_numpy(shard[number * count :][:count].astype("int64"))
 
 
-def _from_the_start(logits, targets, weights, cap):
-    return loss_grads(logits, targets.clamp(min=0), weights, cap)
+def table_loss(row_functions, number):
+    """The loss on new bytes of tables of logits, one per function, that are added and trained by
+    SparseAdam on a piece of the text."""
+    text = piece_of_text(number, STEPS * BATCH + 2 * BATCH)
+    tables = [torch.nn.Embedding(ROWS, LETTERS, sparse=True) for _function in row_functions]
+    for table in tables:
+        torch.nn.init.zeros_(table.weight)
+    adam = torch.optim.SparseAdam([table.weight for table in tables], lr=0.3)
+    for step in range(STEPS + 1):
+        inputs = text[step * BATCH :][:BATCH].view(1, -1)
+        targets = text[step * BATCH + 1 :][:BATCH]
+        logits = sum(table(rows(inputs, ROWS)) for table, rows in
+                     zip(tables, row_functions, strict=True))[0]
+        loss = F.cross_entropy(logits, targets)
+        if step < STEPS:
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    return loss.item()
 
 
-def _overwrites(logits, targets, weights, cap):
-    height, shift, width = cap
-    share = torch.sigmoid((logits + shift) / width)
-    kept = weights * (targets >= 0)
-    grads = kept.sum(1, keepdim=True) * (height * share).softmax(1)
-    hits = torch.zeros_like(grads)
-    for k in range(targets.size(1)):
-        rows = torch.nonzero(targets[:, k] >= 0)[:, 0]
-        hits[rows, targets[rows, k]] = kept[rows, k]
-    return (grads - hits) * height / width * share * (1 - share)
-
-
-def _mean(logits, targets, weights, cap):
-    return loss_grads(logits, targets, weights, cap) / len(logits)
-
-
-def _negative(logits, targets, weights, cap):
-    return -loss_grads(logits, targets, weights, cap)
-
-
-def _share_in_softmax(logits, targets, weights, cap):
-    height, shift, width = cap
-    share = torch.sigmoid((logits + shift) / width)
-    weights = weights * (targets >= 0)
-    grads = weights.sum(1, keepdim=True) * share.softmax(1)
-    return grads.scatter_add(1, targets.clamp(min=0), -weights) * height / width * share * (
-        1 - share)
-
-
-def _slope_of_capped(logits, targets, weights, cap):
-    share = torch.sigmoid((logits + cap[1]) / cap[2])
-    capped = cap[0] * share
-    return _without_slope(logits, targets, weights, cap) * capped * (1 - capped)
-
-
-def _minus_one_as_column(logits, targets, weights, cap):
-    return torch.zeros_like(logits).scatter_add(1, targets, -weights * (targets >= 0))
-
-
-def _by_autograd(logits, targets, weights, cap):
-    return reference(logits, targets, weights, cap)
-
-
-def reference(logits, targets, weights, cap):
-    """The gradients by autograd, of PyTorch's own cross-entropy."""
-    height, shift, width = cap
-    with torch.enable_grad():
-        logits = logits.detach().requires_grad_()
-        capped = height * torch.sigmoid((logits + shift) / width)
-        loss = sum(weight * F.cross_entropy(capped, target, ignore_index=-1, reduction="sum")
-                   for weight, target in zip(weights, targets.T, strict=True))
-        return torch.autograd.grad(loss, logits)[0]
-
-
-def train_table(grads_of, steps=60):
-    """Losses of a table of logits that learns a language of pairs with these gradients."""
+def check_triples(answer):
+    assert callable(answer), f"expected the function trigram_rows, not {answer!r}"
     draw = torch.Generator().manual_seed(0)
-    chances = (2 * torch.randn(24, 24, generator=draw)).softmax(-1)
-    table = torch.zeros(24, 24)
-    losses = []
-    for _step in range(steps):
-        tokens = torch.randint(24, (64,), generator=draw)
-        targets = torch.multinomial(chances[tokens], 1, generator=draw)
-        capped = CAP[0] * torch.sigmoid((table[tokens] + CAP[1]) / CAP[2])
-        losses.append(F.cross_entropy(capped, targets[:, 0]).item())
-        table.index_add_(0, tokens, -grads_of(table[tokens], targets, torch.ones(1), CAP))
-    return losses
+    inputs = torch.randint(LETTERS, (8, 500), generator=draw)
+    given = inputs.clone()
+    result = answer(given, 512)
+    assert torch.equal(given, inputs), (
+        "your function changes the tokens; the embedding still needs them afterwards")
+    assert isinstance(result, torch.Tensor) and result.shape == inputs.shape, (
+        f"return a tensor of shape {tuple(inputs.shape)}, one row of the table for each token;"
+        f" yours is {getattr(result, 'shape', result)!r}")
+    assert 0 <= result.min() and result.max() < 512, (
+        f"row numbers should lie between 0 and rows - 1; yours go from {result.min()} to"
+        f" {result.max()} with 512 rows")
+    assert (result[:, :2] == 511).all(), (
+        "a row's first two tokens have no two predecessors, so they should get the last row, rows -"
+        f" 1 = 511; yours get {result[0, :2].tolist()}. Do they look at the end of the row?")
+    for place, what in enumerate(("the token itself", "the previous token",
+                                  "the token before the previous one")):
+        changed = inputs.clone()
+        changed[:, 250 - place] = (changed[:, 250 - place] + 1) % LETTERS
+        same = (answer(changed, 512)[:, 250] == result[:, 250]).double().mean()
+        assert same < 0.5, f"your row numbers do not depend on {what}; a triple has three tokens"
+    later = inputs.clone()
+    later[:, 251] = (later[:, 251] + 1) % LETTERS
+    assert torch.equal(answer(later, 512)[:, 250], result[:, 250]), (
+        "a token's row changes with the next token, which the model should predict; use only the"
+        " token and the two before it")
+    turned = answer(inputs.flip(1), 512)[:, 2:]
+    assert (turned.flip(1) == result[:, 2:]).double().mean() < 0.5, (
+        "a triple and its reverse get the same row; multiply each place by another odd number"
+        " before you combine them")
+    used, chance = len(result[:, 2:].unique()), 511 * (1 - (1 - 1 / 511) ** (8 * 498))
+    assert used > 0.9 * chance, (
+        f"{8 * 498:,} random triples reach only {used} of 511 rows, where chance reaches"
+        f" {chance:.0f}: multiply by larger numbers, so that the remainder spreads")
+    import lesson
 
-
-def check_grads(answer):
-    assert callable(answer), f"expected the function loss_grads, not {answer!r}"
-    draw = torch.Generator().manual_seed(0)
-    logits = 5 * torch.randn(4, 6, generator=draw, dtype=torch.float64)
-    names = {
-        "the cap's slope is missing: the logits reach the softmax through the cap, so by the chain"
-        " rule its derivative is a factor": _without_slope,
-        "the factor height / width of the cap's slope is missing": _half_slope,
-        "the cap's slope has height but not width: the inner derivative of (z + shift) / width is"
-        " 1 / width": _slope_without_width,
-        "the softmax is that of the raw logits; cap them first": _uncapped,
-        "your softmax is that of the sigmoid; the capped logits are height times it":
-            _share_in_softmax,
-        "you put the capped logit, height times s, into the slope s (1 - s); put s itself into it":
-            _slope_of_capped,
-        "a softmax counts for every target that exists, but you count missing targets, -1, as well:"
-        " sum the weights of the valid ones only": _all_weights,
-        "the softmax counts once; it should count with the sum of the row's valid weights":
-            _one_weight,
-        "target -1 means none, but you subtract its weight at the last column": _from_the_end,
-        "target -1 means none, but you count it as token 0": _from_the_start,
-        "two equal targets in a row overwrite each other; their weights should add up": _overwrites,
-        "that is the mean over rows; return the gradients of the sum": _mean,
-        "the sign is wrong: the gradient is positive where probability is to fall": _negative,
-    }
-    for targets, weights in (
-        ([[1], [0], [5], [3]], [1.0]), ([[1, 3], [2, 2], [4, -1], [-1, -1]], [1.0, 0.5]),
-        ([[1, 3, 0], [2, 2, 5], [4, 5, -1], [3, -1, -1]], [1.0, 0.5, 0.25]),
-    ):
-        inputs = logits.clone(), torch.tensor(targets), torch.tensor(weights).double()
-        given = [tensor.clone() for tensor in inputs]
-        try:
-            result = answer(*given, CAP)
-        except RuntimeError as problem:
-            if (given[1] >= 0).all():
-                raise
-            raise AssertionError(
-                f"{f'{problem}'.rstrip('.')}: a missing target, -1, is no column. Give it weight 0"
-                " and any valid column, targets.clamp(min=0)") from None
-        assert isinstance(result, torch.Tensor) and result.shape == logits.shape, (
-            f"return gradients of the logits' shape {tuple(logits.shape)}, not"
-            f" {getattr(result, 'shape', result)!r}")
-        assert all(map(torch.equal, given, inputs)), (
-            "your function changes its arguments; they are needed afterwards")
-        right = reference(*inputs, CAP)
-        if torch.allclose(result.double(), right, atol=1e-6):
-            continue
-        for why, slip in names.items():
-            wrong = slip(*inputs, CAP)
-            assert not torch.allclose(result.double(), wrong, atol=1e-6), (
-                f"with targets {targets}: {why}")
-        raise AssertionError(
-            f"with targets {targets} the first row's gradients should be"
-            f" {[round(g, 4) for g in right[0].tolist()]}, not"
-            f" {[round(g, 4) for g in result[0].tolist()]}")
-    try:
-        with torch.inference_mode():
-            answer(logits.clone(), torch.tensor(targets), torch.tensor(weights).double(), CAP)
-    except RuntimeError:
-        raise AssertionError(
-            "right numbers, but your function needs autograd, and a kernel has none: write the two"
-            " factors of the chain rule") from None
-    mine, right = train_table(answer), train_table(reference)
-    assert abs(mine[-1] - right[-1]) < 1e-3, (
-        f"single cases agree, but a table trained with your gradients ends at {mine[-1]:.3f} and"
-        f" with autograd's at {right[-1]:.3f}: does your function depend on earlier calls?")
-    print(f"a table trained with your gradients: loss {mine[0]:.2f} to {mine[-1]:.2f}, autograd's"
-          f" {right[0]:.2f} to {right[-1]:.2f}")
+    triples, pairs = ([table_loss(functions, number) for number in range(3)]
+                      for functions in ((bigram_rows, answer), (bigram_rows,)))
+    lesson.must_end_lower(triples, pairs, "pairs with your triples", "pairs only",
+                          "Triples should lower the loss here")
 
 
 EXERCISES = {
@@ -374,20 +286,18 @@ EXERCISES = {
                lambda inputs, rows: None],
     ),
     "3": dict(
-        check=check_grads,
+        check=check_triples,
         hints=[
-            "Which two factors does the chain rule give, from the softmax and from the cap?",
-            "With z = height s and s = sigmoid((l + shift) / width): the first factor is W p minus"
-            " the targets' weights, the second height / width * s * (1 - s).",
-            "Set the weights of targets -1 to 0, sum them for W, and subtract them at their columns"
-            " with scatter_add, which adds up equal targets.",
-            "grads = W * (height * share).softmax(1); grads.scatter_add(1, targets.clamp(min=0),"
-            " -weights); then times the slope ...",
+            "Three tokens choose a row. Which tokens of a sequence have two predecessors?",
+            "Multiply each of the three places by another odd number, combine the products by XOR,"
+            " and take the remainder modulo rows - 1.",
+            "token, previous, before = inputs[:, 2:], inputs[:, 1:-1], inputs[:, :-2]; the first"
+            " two columns get rows - 1.",
+            "hashes = (36313 * token ^ 27191 * previous ^ ... * before) % (rows - 1);"
+            " return F.pad(hashes, (2, 0), value=...)",
         ],
-        solution=loss_grads,
-        wrong=[_without_slope, _half_slope, _slope_without_width, _uncapped, _all_weights,
-               _one_weight, _from_the_end, _from_the_start, _overwrites, _mean, _negative,
-               _share_in_softmax, _slope_of_capped, _minus_one_as_column, _by_autograd,
-               lambda logits, targets, weights, cap: None],
+        solution=trigram_rows,
+        wrong=[_pairs_only, _around_the_row, _any_order, _the_next_token, _beyond_the_table,
+               lambda inputs, rows: None],
     ),
 }

@@ -13,12 +13,14 @@ from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import ExtractOutputPreprocessor
 
+from speedrun.figures.themed import PAPER_GROUP
 from speedrun.site.models import in_page
 from speedrun.site.text import code_html, make_html
 
 SHOWN = ("text/plain", "text/markdown", "image/png", "image/jpeg", "image/svg+xml")
 LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from relative ones
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
+SETUP = re.compile(r'(celltag_setup[^>]*>\s*)(<div class="input">.*?</pre>(?:\s*</div>){3})', re.S)
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     notebook = deepcopy(_read(path))
     for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
         if svg := output.get("data", {}).get("image/svg+xml"):
-            output.data = {"text/html": Markup('<div class="model" tabindex="0">{}</div>').format(
-                in_page(svg))}
+            kind = "drawn" if f'class="{PAPER_GROUP}"' in svg else "model"
+            output.data = {"text/html": Markup('<div class="{}" tabindex="0">{}</div>').format(
+                kind, in_page(svg))}
     body, resources = _exporter(target).from_notebook_node(
         notebook, resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
     pictures = {Path(name).name: data for name, data in resources["outputs"].items()}
@@ -67,6 +70,7 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
             path.stem, name, words, known)
 
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
+    body = SETUP.sub(r'\1<details class="setup"><summary>Set-up code</summary>\2</details>', body)
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
     return Lesson(path.stem, lesson_title(path), Markup(body), pictures)
 
