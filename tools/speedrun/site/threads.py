@@ -50,8 +50,8 @@ def _changes(manifest, m, thread, step):
             raise ValueError(f"history/threads.toml: {thread.name}: {m.slug} changes no {name}")
         rows = passages_with(known[name].rows, step)
         if not rows:
-            raise ValueError(
-                f"history/threads.toml: {thread.name}: {m.slug}: no passage of {name} has {step.only}")
+            raise ValueError(f"history/threads.toml: {thread.name}: {m.slug}: no passage of {name}"
+                             f" has {step.only}")
         changes.append((replace(known[name], rows=rows), reasons.get(name)))
     return changes
 
