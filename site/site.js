@@ -182,7 +182,7 @@ for (const link of all("[data-search]")) {
 // ---- keys
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-  if (event.target.closest("input, textarea, dialog, .scroll, .model, pre, math")) return;
+  if (event.target.closest("input, textarea, dialog, .scroll, .model, .formula, pre")) return;
   const parts = all(".block, .run");
   if (event.key === "/" && script.dataset.index) {
     event.preventDefault();

@@ -200,8 +200,7 @@ def curve_chart(milestone: Milestone, parent: Milestone | None, width: float) ->
     goal = frame.y(GOAL)
     return frame.chart(
         title=f"Official validation loss of {words} over {unit}",
-        texts=[(frame.left, frame.top - 3, "validation loss"),
-               (frame.right - LETTER * len(unit), frame.bottom - 6, unit),
+        texts=[(frame.left, frame.top - 3, f"validation loss over {unit}"),
                (frame.left + 4, goal - 4, f"{GOAL:g}")],
         x_ticks=[(frame.x(x), f"{x / size:g}{letter}" if x else "0")
                  for x in _round(0, end, width / 140)],
@@ -231,8 +230,7 @@ def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart 
             ticks.append((frame.x(place), m.id))
     return frame.chart(
         title="Final validation loss of each milestone at the tiny scale", x_ticks=ticks,
-        texts=[(frame.left, frame.top - 3, "final validation loss"),
-               (frame.right - LETTER * len("milestone"), frame.bottom - 6, "milestone")],
+        texts=[(frame.left, frame.top - 3, "final validation loss, by milestone")],
         y_ticks=[(frame.y(y), f"{y:.2f}") for y in _round(min(losses), max(losses), 5)],
         points=points)
 

@@ -43,7 +43,8 @@ def load_threads(manifest: Manifest, path: Path = THREADS) -> tuple[Thread, ...]
     """Return the threads in the file at `path`; none if there is no such file.
 
     Raises ValueError, one line, for an entry that does not fit: an unknown milestone, milestones
-    that are not in the chain's order, a pattern that the script does not hold.
+    that are not in the chain's order, a block that the milestone does not change, a pattern that
+    the script does not hold.
     """
     if not path.is_file():
         return ()
@@ -81,7 +82,10 @@ def _thread(where, entry, manifest):
         if step.milestone not in order:
             raise ValueError(f'{where}there is no milestone "{step.milestone}"')
         places.append(order.index(step.milestone))
-        script = manifest.get(step.milestone).script.read_text(encoding="utf-8")
+        milestone = manifest.get(step.milestone)
+        for block in set(step.blocks) - set(milestone.changes):
+            raise ValueError(f"{where}{step.milestone} changes no {block}")
+        script = milestone.script.read_text(encoding="utf-8")
         if step.reads and not re.search(step.reads, script):
             raise ValueError(f"{where}{step.milestone}: the script does not hold {step.reads}")
     if places != sorted(set(places)):

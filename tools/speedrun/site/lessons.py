@@ -114,6 +114,7 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
         return Markup('<img src="{}_files/{}" alt="{}"{} loading="lazy">').format(
             path.stem, name, words, known)
 
+    body = re.sub(r' id="cell-id=[^"]*"', "", body)
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
     return Lesson(path.stem, lesson_title(path), Markup(body), pictures)

@@ -384,7 +384,7 @@ class Site:
         known = {"hyperparameters.html", "blocks/index.html", "records.html", "saved.html",
                  "predicted.html", "laptop.html", *(path for _, path, *_ in self.texts())}
         tables = [(p.title, p.path, p.about) for p in self.pages() if p.path in known]
-        commands = [(f"tools/{path.name}", first_line(path))
+        commands = [(path.stem, first_line(path))
                     for path in sorted((self.root / "tools").glob("*.py"))]
         threads = [(thread, self.thread_path(thread),
                     [self.manifest.get(step.milestone) for step in thread.step])

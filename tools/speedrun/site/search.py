@@ -3,42 +3,40 @@
 import re
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 from speedrun.base.text import number_ranges
-from speedrun.diff.html import TEMPLATES
 from speedrun.history.manifest import Milestone
 from speedrun.history.schema import check_keys
 from speedrun.site.lessons import lesson_headings, lesson_title
 from speedrun.site.pages import Site, first_line
 from speedrun.site.text import HEADING, anchor
 
-TERMS = TEMPLATES / "search_terms.toml"
+TERMS = "search_terms.toml"  # in history/
 Found = tuple[str, str, str, str, str]  # name, kind, about, path, words that are not shown
 
 
 def search_index(site: Site, paths: set[str]) -> list[Found]:
-    """What can be found, the best kinds first; paths: the pages of the site.
-
-    Raises ValueError for a term that names no milestone.
+    """What can be found, the best kinds first; paths: the pages of the site. Raises as load_terms.
     """
     return [found for found in _all(site) if found[3].partition("#")[0] in paths]
 
 
-def load_terms(site: Site, path: Path = TERMS) -> dict[Milestone | str, list[str]]:
-    """{milestone, or path of a page: the words that people type for it}.
+def load_terms(site: Site) -> dict[Milestone | str, list[str]]:
+    """{milestone, or path of a page: the words that people type for it}; empty without a file.
 
-    Raises ValueError, one line, for a name that is neither, if the site has the whole history.
+    Raises ValueError, one line, for a milestone that there is not.
     """
+    path = site.root / "history" / TERMS
+    if not path.is_file():
+        return {}
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     check_keys(f"{path.name}: ", table, ("milestones", "pages"), ("milestones", "pages"))
     slugs, found = {m.slug: m for m in site.manifest.milestones}, {}
     for word, names in table["milestones"].items():
         for name in names:
-            if name in slugs:
-                found.setdefault(slugs[name], []).append(word)
-            elif site.root == path.parent.parent:
+            if name not in slugs:
                 raise ValueError(f'{path.name}: {word}: there is no milestone "{name}"')
+            found.setdefault(slugs[name], []).append(word)
     return found | table["pages"]
 
 
@@ -79,7 +77,7 @@ def _all(site: Site) -> Iterator[Found]:
                f"records.html#r{numbers[0]}", "")
     for path in sorted((site.root / "tools").glob("*.py")):
         name = f"tools/{path.name}"
-        yield name, "command", first_line(path), f"reference.html#{name}", ""
+        yield name, "command", first_line(path), f"reference.html#{path.stem}", ""
     for path in site.notebooks:
         for heading in lesson_headings(path):
             yield _plain(heading), "section", lesson_title(path), (

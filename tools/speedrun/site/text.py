@@ -43,7 +43,8 @@ class Renderer(mistune.HTMLRenderer):
         return ""  # pages draw their own
 
     def heading(self, text, level, **attrs):
-        return f'<h{level} id="{anchor(re.sub("<[^>]+>", "", text))}">{text}</h{level}>\n'
+        at = f' id="{anchor(re.sub("<[^>]+>", "", text))}"' if level > 1 else ""
+        return f"<h{level}{at}>{text}</h{level}>\n"
 
     def block_code(self, code, info=None):
         return str(code_html(code.rstrip("\n"), (info or "").strip() or "text")) + "\n"
@@ -80,10 +81,12 @@ def _block_formula(block, match, state):
 
 def _formula(text, display):
     try:
-        return convert(text, display=display).replace("<math ", '<math tabindex="0" ' * (
-            display == "block") or "<math ", 1)  # a wide one scrolls, so a keyboard must reach it
+        found = convert(text, display=display)
     except Exception as error:  # it has a class of its own for each of its complaints
         raise UserError(f"the formula ${text}$ cannot be read: {type(error).__name__}") from None
+    if display == "inline":
+        return found
+    return f'<span class="formula" tabindex="0">{found}</span>\n'  # a wide one scrolls
 
 
 def section(text: str, name: str, whole: bool = True) -> tuple[str, str]:
