@@ -370,6 +370,7 @@ class Site:
                 "first_lesson": next(
                     (f"lessons/{path.stem}.html" for path in self.notebooks), None),
                 "clone": clone_address(), "measured": self.measured,
+                "has_effects": any(m.effect for m in self.manifest.milestones),
                 "one_gpu": self._one_gpu("index.html", whole=False),
                 "intros": {chain: self._intro(chain, "index.html", 2) for chain in self.chains}}
 
