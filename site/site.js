@@ -136,16 +136,17 @@ function rankOf(word, title, text) { // 0 is best; text begins with the title
 }
 function show() {
   const typed = find("input", dialog).value.toLowerCase().replace(/[?,:"']/g, " ").split(/\s+/).filter(Boolean);
-  const words = typed.filter((word) => !SMALL.has(word)).map((word) => word.replace(/^(gpu|record|idea)s$/, "$1"));
+  const words = typed.filter((word) => !SMALL.has(word)).map((word) => word.replace(/^(record|idea)s$/, "$1"));
   const number = typed.length > 1 && typed.find((word) => /^l?[1-9]\d{1,3}$/.test(word) && word !== typed[0]) ||
     typed.includes("line") && typed.find((word) => /^\d+$/.test(word));
   const found = [];
   (window.searchIndex || []).forEach(([name, kind, about, path, more], place) => {
     const title = name.toLowerCase(), text = `${title} ${kind} ${about} ${more}`.toLowerCase();
     const ranks = words.map((word) => rankOf(word, title, text));
-    const rank = ranks.reduce((sum, one) => sum + one, 0) / (ranks.length || 1);
+    const sum = ranks.reduce((total, one) => total + one, 0) / (ranks.length || 1);
+    const rank = kind === "milestone" ? sum / 4 : sum; // an idea counts like a title
     if (words.length && rank < Infinity) found.push({rank, place, name, kind, about, path});
-    if (number && kind === "script" && typed.some((word) => title === `lines of ${word}`)) {
+    if (number && kind === "script" && typed.some((word) => word !== number && title === `lines of ${word}`)) {
       const line = number.replace("l", "");
       found.push({rank: -1, place, name: `Line ${line} of ${title.split(" ").at(-1)}`, kind, about, path: `${path}#L${line}`});
     }

@@ -135,7 +135,7 @@ def test_a_milestones_page_says_what_its_folder_says(five):
                   f"{m.parameters:,}"):
         assert words in page.text
     for name in ("newton_schulz", "Muon"):  # its blocks, and the way to their lives
-        assert f"../blocks/{name}.html" in page.links
+        assert f"../blocks/{name}.html#v01" in page.links
     assert {"rotary.html", "modern_arch.html", "muon-script.html"} <= set(page.links)
     assert "../lessons/01_muon.html" in page.links
 

@@ -56,8 +56,8 @@ def _all(site: Site) -> Iterator[Found]:
                " ".join(["evolution history idea", thread.about, *words]))
     for m in site.manifest.milestones:
         if m.program == site.first_program:
-            yield (f"Run or download {m.id}", "command", "GPUs, data, memory, the command",
-                   f"run.html#run-{m.id}", f"gpu h100 shards vram {m.slug.replace('_', ' ')}")
+            yield (f"Run {m.id}: GPUs, data, download", "command", m.title,
+                   f"run.html#run-{m.id}", f"h100 shards vram {m.slug.replace('_', ' ')}")
             yield (f"Lines of {m.id}", "script", m.title, site.script_of(m), "line origin every")
     for name, path in site.block_paths.items():
         yield name, "block", f"{len(site.lives[name])} versions", path, ""
