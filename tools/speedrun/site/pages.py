@@ -60,7 +60,8 @@ from speedrun.site.threads import shown_steps
 NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
 # Tables that have no pages of their own.
-OTHERS = {t.name for t in TABLES} - {"memory", "milestones", "records", "rungs", "saved", "tiny"}
+OTHERS = {t.name for t in TABLES} - {
+    "memory", "milestones", "one-gpu", "records", "rungs", "saved", "tiny"}
 SECTIONS = {  # of history/README.md that have a page of their own: {anchor: its path}
     "all-records": "records.html", "on-your-laptop": "laptop.html", "run-a-milestone": "run.html",
     "one-gpu": "run.html#one-gpu", "what-saved-most": "saved.html"}
@@ -255,6 +256,8 @@ class Site:
 
         def found(link):
             path, at = resolve(folder, link)
+            if link.startswith("#") and folder == "history" and at in SECTIONS:
+                return self.relative(SECTIONS[at], page)
             if not path or link.startswith("#"):
                 return link
             if path in milestones:
@@ -414,9 +417,10 @@ class Site:
         return shards_read(m.step_tokens_read) if m.train_steps and m.tokens_read else None
 
     def _one_gpu(self, page, whole=True):
-        """What history/README.md says of one GPU; not whole: its first paragraph."""
+        """What history/README.md says of one GPU; not whole: how it begins, three sentences."""
         text = section_at(self._file("history/README.md"), "one-gpu")
-        text = text if whole else text.strip().split("\n\n")[0]
+        if not whole:
+            text = " ".join(re.split(r"(?<=[.])\s", text.strip().split("\n\n")[0])[:3])
         return make_html(without_unmeasured(text), self.target("history", page))
 
     def _file(self, file):
