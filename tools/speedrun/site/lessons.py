@@ -85,7 +85,7 @@ def claims_of(path: Path, id: str, is_own: bool) -> list[Claim]:
             elif plain := data.get("text/plain"):
                 text += plain
         found.append(Claim(text.strip(), drawn, list(files), files))
-    return found
+    return [claim for claim in found if claim.text or claim.drawn or claim.images]
 
 
 def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
