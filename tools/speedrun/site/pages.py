@@ -417,11 +417,13 @@ class Site:
         return shards_read(m.step_tokens_read) if m.train_steps and m.tokens_read else None
 
     def _one_gpu(self, page, whole=True):
-        """What history/README.md says of one GPU; not whole: how it begins, three sentences."""
+        """What history/README.md says of one GPU; not whole: two sentences, after its bold words."""
         text = section_at(self._file("history/README.md"), "one-gpu")
         if not whole:
-            text = " ".join(re.split(r"(?<=[.])\s", text.strip().split("\n\n")[0])[:3])
-        return make_html(without_unmeasured(text), self.target("history", page))
+            first = re.sub(r"^\*\*[^*]+\*\*\s*", "", text.strip()).split("\n\n")[0]
+            text = " ".join(re.split(r"(?<=[.])\s", first)[:2])
+        make = make_html if whole else make_inline
+        return make(without_unmeasured(text), self.target("history", page))
 
     def _file(self, file):
         path = self.root / file
