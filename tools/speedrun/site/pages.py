@@ -417,7 +417,7 @@ class Site:
         return shards_read(m.step_tokens_read) if m.train_steps and m.tokens_read else None
 
     def _one_gpu(self, page, whole=True):
-        """What history/README.md says of one GPU; not whole: two sentences, after its bold words."""
+        """What history/README.md says of one GPU; not whole: its first two sentences."""
         text = section_at(self._file("history/README.md"), "one-gpu")
         if not whole:
             first = re.sub(r"^\*\*[^*]+\*\*\s*", "", text.strip()).split("\n\n")[0]
