@@ -25,8 +25,12 @@ ladder: .venv/installed  ## repeat the tiny runs whose script or tiny values cha
 site: .venv/installed  ## build the pages in build/site; open build/site/index.html
 	$(BIN)/python tools/make_site.py
 
-measure: .venv/installed  ## measure every milestone on this machine's GPUs, for history/measured
-	$(BIN)/python tools/compare_milestones.py --measure
+# Any Python with torch and numpy measures; .venv is made only where there is none.
+measure:  ## measure milestones on this machine's GPUs, for history/measured; MINUTES=13 ends it
+	@for python in $(BIN)/python $(PYTHON); do \
+	  $$python -c 'import torch, numpy' 2>/dev/null && break; python=; done; \
+	test -n "$$python" || { make .venv/installed && python=$(BIN)/python; } && \
+	exec $$python tools/compare_milestones.py --measure $(if $(MINUTES),--minutes $(MINUTES))
 
 help:  ## list these targets; make alone is make run
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' Makefile

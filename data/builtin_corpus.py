@@ -156,10 +156,11 @@ def main(description, existing, build):
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "builtin", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "builtin", metavar="DIR"
     )
     args = parser.parse_args()
-    with shards.filling(args.out, "the same command starts over"):
+    with (shards.filling(args.out, "the same command starts over"),
+          shards.only_writer(args.out, ["*.bin", "*.json*"], wait=True)):
         if found := existing(args.out):
             print(f"already there: {args.out}")
         found = found or build(args.out)

@@ -10,6 +10,7 @@ Run it again after an interruption: it goes on where it stopped, and whole shard
 import argparse
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,14 +19,16 @@ import shards
 
 REPO = "kjj0/fineweb10B-gpt2"
 TRAIN_SHARDS = 103
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def fetch(name, out_dir):
     """Downloads one shard over HTTP into out_dir, going on with what an earlier call left.
 
-    The bytes are collected in a hidden folder of out_dir and get their final name once they are a
-    whole shard. Raises ValueError if the hub's file is not one (it is removed), and HTTPError or
-    OSError if the network, the hub or the disk fails (what has come is kept).
+    The bytes are collected in a hidden folder of out_dir and get their final name once they are the
+    whole shard that the hub names; if what an earlier call left cannot be a part of it, the
+    download starts over. Raises ValueError if the hub's file is no such shard (it is removed), and
+    HTTPError or OSError if the network, the hub or the disk fails (what has come is kept).
     """
     # hf_hub_download starts a broken-off file from zero in every new process; http_get resumes.
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -37,18 +40,35 @@ def fetch(name, out_dir):
     # The ETag names the file's version, so that two versions are never spliced together.
     version = hashlib.sha256(str(metadata.etag).encode()).hexdigest()[:16]
     partial = staging_folder(out_dir) / f"{name}.{version}"
-    with open(partial, "ab") as file:
-        if file.tell() != metadata.size:
-            headers = build_hf_headers()
-            http_get(url, file, resume_size=file.tell(), headers=headers, displayed_filename=name)
-    try:
-        shards.verify(partial)
-    except ValueError as error:
-        partial.unlink()
-        raise ValueError(f"refused what the hub sent as {name}: {error}") from None
+    if not SHA256.fullmatch(str(metadata.etag)):
+        print(f"note: the hub gives no SHA-256 of {name}, so its content is not checked",
+              file=sys.stderr)
+    while True:
+        with open(partial, "ab") as file:
+            resumed = file.tell()
+            if resumed < metadata.size:
+                headers = build_hf_headers()
+                http_get(url, file, resume_size=resumed, headers=headers, displayed_filename=name)
+        try:
+            check(partial, str(metadata.etag))
+            break
+        except ValueError as error:
+            partial.unlink()
+            if not resumed:
+                raise ValueError(f"refused what the hub sent as {name}: {error}") from None
     os.replace(partial, out_dir / name)
     for outdated in staging_folder(out_dir).glob(f"{name}.*"):
         outdated.unlink()
+
+
+def check(path, etag):
+    """Raises ValueError if a file is no whole shard, or if the ETag is a SHA-256, as the hub's of
+    large files is, and not the file's."""
+    shards.verify(path)
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if SHA256.fullmatch(etag) and found != etag:
+        raise ValueError(f"its SHA-256 begins with {found[:12]}, not {etag[:12]}; run again")
 
 
 def staging_folder(out_dir):
@@ -64,16 +84,13 @@ def fetch_all(names, out_dir):
     Raises ValueError if a file is no shard, if the network or the hub fails, or if another process
     is at it; OSError if the disk fails.
     """
-    from filelock import FileLock, Timeout
     from huggingface_hub.errors import HTTPError
 
     try:
-        with FileLock(staging_folder(out_dir) / "lock", timeout=0):
+        with shards.only_writer(out_dir, []):
             for number, name in enumerate(names, 1):
                 print(f"[{number}/{len(names)}] {name}", flush=True)
                 fetch(name, out_dir)
-    except Timeout:
-        raise ValueError(f"another download into {out_dir} is running") from None
     except HTTPError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"no file from the hub ({reason}); check the network, run again") from None
@@ -87,7 +104,7 @@ def main():
     which.add_argument("N", nargs="?", help="training shards, 1..103")
     which.add_argument("--all", action="store_true", help=f"all {TRAIN_SHARDS}, 20.8 GB")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "fineweb10B", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "fineweb10B", metavar="DIR"
     )
     args = parser.parse_args()
     number = str(TRAIN_SHARDS) if args.all else args.N or "nothing"

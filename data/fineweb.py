@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from shards import np
 
 DATASET, SAMPLE = "HuggingFaceFW/fineweb", "sample-10BT"
 BATCH = 64  # documents handed to a process at a time
+LONGEST_SPACE = 500_000  # white-space characters in a row that are encoded at once
 
 
 # Documents
@@ -56,7 +58,7 @@ def local_documents(paths):
     for path in paths:
         if path.suffix == ".txt":
             try:
-                yield path.read_bytes().decode("utf-8")
+                yield path.read_bytes().decode("utf-8-sig")
             except UnicodeDecodeError:
                 raise ValueError(f"{path}: not UTF-8 text") from None
             continue
@@ -93,7 +95,19 @@ def tokenizer(name):
             "cannot fetch GPT-2's vocabulary; go online once, or set TIKTOKEN_CACHE_DIR to a "
             "folder that tiktoken has used as its cache"
         ) from error
-    return gpt2.eot_token, gpt2.encode_ordinary
+    return gpt2.eot_token, lambda text: [
+        id for piece in without_long_space(text) for id in gpt2.encode_ordinary(piece)]
+
+
+def without_long_space(text):
+    """Yields a text in pieces with at most LONGEST_SPACE white-space characters in a row: tiktoken
+    panics at 999,999. Nearly every text is one piece."""
+    start = 0
+    for space in re.finditer(r"\s+", text) if len(text) > LONGEST_SPACE else ():
+        for end in range(space.start() + LONGEST_SPACE, space.end(), LONGEST_SPACE):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def encode_batch(name, texts):
@@ -144,6 +158,8 @@ def load_progress(out_dir, settings):
     try:
         progress = json.loads((out_dir / "progress.json").read_text(encoding="utf-8"))
         ends = progress["ends"] if progress["settings"] == settings else None
+        for document, used in ends or ():
+            range(document, used)  # TypeError if one is no number
         fault = "is of another or a changed input, tokenizer or shard size"
     except (FileNotFoundError, LookupError, TypeError, ValueError, RecursionError):
         ends, fault = None, "is missing or damaged"
@@ -222,7 +238,9 @@ def check_arguments(args):
         raise ValueError(f"--shard-size must lie in 1..2147483647, not {args.shard_size}")
     if args.workers < 1:
         raise ValueError(f"--workers must be at least 1, not {args.workers}")
-    for path in args.input or ():
+    for number, path in enumerate(args.input or ()):
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in args.input[:number]):
+            raise ValueError(f"{path} is named twice; a model would be validated on what it learns")
         if path.suffix not in (".jsonl", ".txt"):
             raise ValueError(f"{path}: --input takes .jsonl and .txt files")
         if not path.is_file():
@@ -239,16 +257,17 @@ def main():
     parser.add_argument("--shard-size", type=int, default=100_000_000, metavar="TOKENS")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="PROCESSES")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "fineweb10B_own", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "fineweb10B_own", metavar="DIR"
     )
     args = parser.parse_args()
     start = time.perf_counter()
     try:
         with shards.filling(args.out, "the same command goes on after the last whole shard"):
             check_arguments(args)
-            count, total = make_shards(
-                args.out, args.input, args.tokenizer, args.shard_size, args.workers
-            )
+            with shards.only_writer(args.out, ["fineweb_*.bin", "progress.json"]):
+                count, total = make_shards(
+                    args.out, args.input, args.tokenizer, args.shard_size, args.workers
+                )
     except BrokenProcessPool:
         sys.exit("error: a worker process died, perhaps for lack of memory; try fewer --workers")
     seconds = time.perf_counter() - start

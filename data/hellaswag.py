@@ -7,7 +7,7 @@ HellaSwag is by Zellers and others (arXiv 1905.07830), MIT license.
 """
 
 import argparse
-import json
+import hashlib
 import shutil
 import sys
 import urllib.request
@@ -18,29 +18,19 @@ import shards
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 NAME = "hellaswag_val.jsonl"
+ITEMS = 10_042
+SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
 PATIENCE_S = 60  # without a byte
 
 
-def check(path, source=None):
-    """Returns the number of items in a file. Raises ValueError, naming line and source (by default
-    the path), where one has no four endings and label."""
-    count, source = 0, source or path
+def check(path, source):
+    """Raises ValueError, naming the source, if a file is not HellaSwag's, byte for byte."""
     with open(path, "rb") as file:
-        for count, line in enumerate(file, 1):
-            try:
-                item = json.loads(line)
-            except ValueError:
-                raise ValueError(f"{source}, line {count}: not JSON (is it compressed?)") from None
-            try:
-                fits = len(item["endings"]) == 4 and item["label"] in range(4)
-            except (KeyError, TypeError):
-                fits = False
-            if not fits:
-                raise ValueError(f"{source}, line {count}: an item needs four endings and a label"
-                                 " from 0 to 3")
-    if not count:
-        raise ValueError(f"{source} is empty")
-    return count
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
+        raise ValueError(f"{source} is not HellaSwag's validation file of {ITEMS:,} items: its"
+                         f" SHA-256 begins with {found[:12]}, not {SHA256[:12]} (cut short,"
+                         " compressed or changed?); remove it, and fetch it again")
 
 
 def fetch(url, out):
@@ -65,7 +55,7 @@ def main():
     )
     parser.add_argument("--file", type=Path, help="a copy of the file that is here already")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "hellaswag", metavar="DIR"
+        "--out", type=shards.folder, default=Path(__file__).parent / "hellaswag", metavar="DIR"
     )
     args = parser.parse_args()
     with shards.filling(args.out, "the same command starts over"):
@@ -74,7 +64,8 @@ def main():
             open(args.file, "rb").close()  # so that its own fault is named, not the network's
         if not (args.out / NAME).exists():
             fetch(args.file.resolve().as_uri() if args.file else URL, args.out / NAME)
-        print(f"{check(args.out / NAME):,} items in {args.out / NAME}")
+        check(args.out / NAME, args.out / NAME)
+        print(f"{ITEMS:,} items in {args.out / NAME}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The .bin shard format: 256 little-endian int32 of header, then uint16 little-endian tokens."""
 
+import argparse
 import os
 import secrets
 import sys
@@ -46,12 +47,43 @@ def atomic_file(path):
         temporary.unlink(missing_ok=True)
 
 
+def folder(name):
+    """The path of a folder, for argparse; an empty one would be the current folder."""
+    if not name:
+        raise argparse.ArgumentTypeError("the folder's name is empty")
+    return Path(name)
+
+
+@contextmanager
+def only_writer(folder, names, wait=False):
+    """Keeps other processes from writing into `folder` (made if missing) while the block does.
+
+    names: glob patterns of the files that it writes; a killed writer's temporary files are removed.
+    wait: waits for another writer, else ValueError.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"another process is filling {folder}; wait until it has ended, or choose"
+                         " another --out") from None
+    try:
+        for left in (left for name in names for left in folder.glob(f".{name}.????????.tmp")):
+            left.unlink()
+        yield
+    finally:
+        lock.release()
+
+
 @contextmanager
 def filling(folder, stopped):
     """Ends the process with one line where the block, which writes into `folder`, fails.
 
     Arguments: the folder, refused if it is none, and what to say after Ctrl-C. The exit code is 1
-    for an OSError, a ValueError or a package that is not installed, 130 for Ctrl-C.
+    for an OSError, a ValueError or a package that is missing or broken, 130 for Ctrl-C.
     """
     try:
         if os.path.lexists(folder) and not folder.is_dir():
@@ -62,6 +94,8 @@ def filling(folder, stopped):
         sys.exit(130)
     except ModuleNotFoundError as error:
         sys.exit(MISSING.format(error.name))
+    except ImportError as error:  # httpx, where a proxy needs a package that is not there
+        sys.exit(f"error: {str(error).splitlines()[0]}")
     except OSError as error:
         if error.strerror:  # a full disk's error names no file
             error = f"{error.filename2 or error.filename or folder}: {error.strerror}"

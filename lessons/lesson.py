@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+os.environ.pop("RANK", None)  # left by a launcher: what trains here is a world of one
 sys.path[:0] = [str(REPOSITORY / name) for name in ("tools", "data", "lessons")]
 # Collectives whose new names an older torch lacks.
 warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
@@ -40,6 +41,7 @@ from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.errors import UserError  # noqa: E402
+from speedrun.base.files import locked  # noqa: E402
 from speedrun.base.text import markdown  # noqa: E402
 from speedrun.compare.results import Comparison, Entry, scores  # noqa: E402
 from speedrun.compare.table import loss_text  # noqa: E402
@@ -103,7 +105,10 @@ def train(id: str, **overrides) -> RunLog:
             sorted(MANIFEST.overrides(MANIFEST.get(id), "tiny").items())]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     out = CACHE / f"{MANIFEST.get(id).slug}-{key}"
-    if not (out / "summary.json").exists():  # the last file of a run
+    CACHE.mkdir(exist_ok=True)
+    with locked(out):  # another notebook may train the same
+        if (out / "summary.json").exists():  # the last file of a run
+            return read_log(out / "log.txt")
         settings = [f"{name}={value}" for name, value in overrides.items()]
         shutil.rmtree(out, ignore_errors=True)  # of a run that was cut short
         plan = make_plan(id, scale="tiny", settings=settings, out=out)
@@ -570,7 +575,12 @@ def _is_empty(definition) -> bool:
     sources = [inspect.getsource(function) for function in functions
                if inspect.isfunction(function)]
     for source in sources:
-        function = ast.parse(textwrap.dedent(source)).body[0]
+        try:
+            function = ast.parse(textwrap.dedent(source)).body[0]
+        except SyntaxError:  # the end of a call, which holds a lambda
+            continue
+        if not isinstance(function, ast.FunctionDef):  # a statement with a lambda, which has a body
+            continue
         if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
                for node in function.body):
             return True

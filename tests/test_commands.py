@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from speedrun import install_command
 from speedrun.history.manifest import REPOSITORY
 
 posix = pytest.mark.skipif(os.name == "nt", reason="has no fork and no shell")
@@ -85,6 +86,8 @@ def test_a_python_without_requirements_gives_way_to_the_venv(clone, version):
      "a.py: Too many open files; first type: ulimit -n 1024"),
     ("ModuleNotFoundError(name='resource')",
      f"{sys.platform} has no Python module resource; use Linux, macOS or WSL"),
+    ("ImportError('libcudart.so.12: cannot open')",
+     f"libcudart.so.12: cannot open; install again: {install_command()}"),
 ])
 def test_errors_of_the_machine_are_one_line(error, message):
     code = (f"import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})\n"
@@ -92,6 +95,25 @@ def test_errors_of_the_machine_are_one_line(error, message):
             f"def main(): raise {error}\nrun_command(main)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (1, f"error: {message}\n")
+
+
+@posix
+def test_an_environment_without_its_configuration_is_named(tmp_path):
+    """Its Python is the system's, which restarted itself in it for ever."""
+    code = """if True:
+        import os, sys; sys.path.insert(0, sys.argv[1])
+        import speedrun
+        speedrun.VENV, speedrun.NEEDED = sys.argv[2], ["no_such_package"]
+        speedrun.enter_venv()"""
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys._base_executable)
+    again = tmp_path / "again.py"
+    again.write_text(code, encoding="utf-8")
+    ended = subprocess.run([sys._base_executable, again, REPOSITORY / "tools", venv],
+                           capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"error: {venv} is damaged: its Python does not run in it; make")
 
 
 @posix
@@ -109,7 +131,7 @@ def test_closed_streams_and_control_characters():
 
 LAYERS = ["base", "compat", "history", "scripts", "run", "compare", "diff", "predict", "check",
           "sample", "evaluate", "doctor", "anatomy", "figures", "site"]  # lowest first
-PACKAGE = "enter_venv", "install_command"  # names of speedrun itself
+PACKAGE = "NEEDED", "enter_venv", "install_command"  # names of speedrun itself
 LIBRARY = REPOSITORY / "tools" / "speedrun"
 
 

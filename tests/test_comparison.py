@@ -138,6 +138,8 @@ def test_a_run_that_diverged_says_so():
     comparison = Comparison([diverged], target, reason)
     assert columns(comparison)["val loss"] == ["diverged"]
     assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
+    found = json.loads(comparison.to_json(), parse_constant=pytest.fail)  # JSON has no NaN
+    assert found["entries"][0]["runs"][0]["val_curve"] == [[0, 6.0], [100, None]]
 
 
 def test_target():

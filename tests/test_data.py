@@ -20,7 +20,8 @@ import builtin_corpus
 import cached_fineweb10B
 import fineweb
 import shards
-from speedrun.run.data import fingerprint
+from speedrun.run import conversations
+from speedrun.run.data import fingerprint, holds_bytes, shards_in
 
 DATA = Path(shards.__file__).parent
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -258,6 +259,18 @@ def test_the_fingerprint_of_a_run_is_that_of_the_shards_now(corpus, tmp_path):
     assert fingerprint(tmp_path) is None  # of other shards nothing is said
 
 
+def test_a_file_that_begins_with_a_dot_is_not_there(tmp_path):
+    """macOS writes ._x beside each x; a script's glob.glob does not see it either."""
+    names = ["a_train_1.bin", "a_val_0.bin", "b_train.jsonl", "b_val.jsonl"]
+    for name in names:
+        shards.write(tmp_path / name, [300] * 9)
+        (tmp_path / f"._{name}").write_bytes(bytes(4096))
+    train, val, *conversation_files = (tmp_path / name for name in names)
+    assert [shards_in(tmp_path, split) for split in ("train", "val")] == [[train], [val]]
+    assert not holds_bytes(tmp_path)
+    assert list(conversations.files_in(tmp_path).values()) == [*map(str, conversation_files)]
+
+
 @pytest.mark.parametrize("replacements", [1, 3])
 def test_killed_corpus_build_leaves_nothing_complete(corpus, tmp_path, replacements):
     build = "import builtin_corpus; builtin_corpus.build(sys.argv[1])"
@@ -287,6 +300,7 @@ class Hub(ThreadingHTTPServer):
         self.files = {}  # name: content
         self.limits = {}  # name: bytes after which the storage host goes silent
         self.requests = []  # (method, name, range header, has a token) of the storage host
+        self.flipped = {}  # name: position of a byte that is damaged on the way
         self.heads = []
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -344,6 +358,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if wanted:
             headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         self.answer(206 if wanted else 200, **headers)
+        if flipped := self.server.flipped.get(name):
+            content = content[:flipped] + bytes([content[flipped] ^ 255]) + content[flipped + 1 :]
         limit = self.server.limits.get(name)
         try:
             self.wfile.write(content[start:limit])
@@ -450,13 +466,46 @@ def test_hub_without_the_file_or_the_hub(hub, tmp_path):
     assert_one_line(process, 1, "network", "again")
 
 
-def test_one_download_into_a_folder_at_a_time(hub, tmp_path):
-    filelock = pytest.importorskip("filelock")
-    (tmp_path / ".staging").mkdir()
-    with filelock.FileLock(tmp_path / ".staging" / "lock"):
-        process = command("cached_fineweb10B.py", 1, "--out", tmp_path, **hub.env(tmp_path))
-    assert_one_line(process, 1, "another download")
-    assert not hub.heads
+def test_one_writer_in_a_folder_at_a_time(hub, inputs, tmp_path):
+    out_dir = tmp_path / "out"
+    with shards.only_writer(out_dir, []):
+        process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+        assert_one_line(process, 1, f"another process is filling {out_dir}")
+        assert_one_line(make(out_dir, *inputs), 1, f"another process is filling {out_dir}")
+    assert not hub.heads and not list(out_dir.glob("*.bin"))
+
+
+def test_a_killed_writers_temporary_files_go(tmp_path):
+    for name in (".a_1.bin.0123abcd.tmp", ".other.bin.0123abcd.tmp"):
+        (tmp_path / name).touch()
+    with shards.only_writer(tmp_path, ["a_*.bin"]):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            ".lock", ".other.bin.0123abcd.tmp"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "zeros", "too long"])
+def test_content_is_compared_with_the_hubs_sha256(hub, tmp_path, left):
+    """What an earlier call left may be damaged: then the download starts over."""
+    name, out_dir = shards.fineweb_name(0), tmp_path / "out"
+    good = hub.files[name]
+    version = hashlib.sha256(hashlib.sha256(good).hexdigest().encode()).hexdigest()[:16]
+    partial = cached_fineweb10B.staging_folder(out_dir) / f"{name}.{version}"
+    if left == "nothing":
+        hub.flipped = {name: 1500}  # of every answer
+        process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+        assert_one_line(process, 1, f"refused what the hub sent as {name}: its SHA-256 begins with")
+        assert not list(out_dir.rglob(f"{name}*"))
+        return
+    partial.write_bytes(good[:1200] + bytes(600) if left == "zeros" else good + b"x" * 10)
+    process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
+    assert process.returncode == 0, process.stderr
+    assert (out_dir / name).read_bytes() == good
+
+
+def test_a_proxy_that_needs_a_package_is_one_line(tmp_path):
+    process = command("cached_fineweb10B.py", 1, "--out", tmp_path / "out", HF_HUB_OFFLINE="0",
+                      ALL_PROXY="socks5://127.0.0.1:9", NO_PROXY="")
+    assert_one_line(process, 1, "error: ", "socks")
 
 
 @pytest.mark.parametrize("number", ["0", "104", "many", ""])
@@ -504,6 +553,23 @@ def stream(out_dir):
     parts = [shards.read(path) for path in paths]
     assert all(len(part) == 100 for part in parts[:-1])
     return np.concatenate(parts)
+
+
+def test_white_space_without_end_is_encoded(tmp_path, monkeypatch):
+    """tiktoken's pattern panics at 999,999 white-space characters, and a panic is no Exception."""
+    long = " " * 1_200_000 + "x\n" + "\t" * fineweb.LONGEST_SPACE + "y"
+    for text in ("", "a  b", long, long[:999_999], long[: fineweb.LONGEST_SPACE]):
+        pieces = list(fineweb.without_long_space(text))
+        assert "".join(pieces) == text and all(pieces) or pieces == [""]
+        assert max(map(len, re.findall(r"\s*", "|".join(pieces)))) <= fineweb.LONGEST_SPACE
+    gpt2 = pytest.importorskip("tiktoken").Encoding(
+        "bytes", pat_str=r"\s+(?!\S)|\s+|\S+", mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={"<|endoftext|>": 256})
+    monkeypatch.setattr("tiktoken.get_encoding", lambda name: gpt2)
+    fineweb.tokenizer.cache_clear()
+    (tokens,) = fineweb.encode_batch("gpt2", [long])
+    fineweb.tokenizer.cache_clear()
+    assert tokens.tolist() == [256, *long.encode()]
 
 
 def test_exact_stream_across_shard_edges(inputs, tmp_path):
@@ -567,6 +633,7 @@ def test_fineweb_through_datasets(tmp_path, monkeypatch):
         ("a.jsonl", "[1]\n", ["a.jsonl, line 1", "text"]),
         ("a.jsonl", "[" * 100_000, ["a.jsonl, line 1", "not JSON"]),
         ("a.txt", b"\xff\xfe", ["a.txt", "UTF-8"]),
+        ("a.txt", b"\xef\xbb\xbfshort", ["6 tokens"]),  # a mark of Windows editors is no text
     ],
 )
 def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, parts):
@@ -583,6 +650,22 @@ def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, pa
     assert not list(tmp_path.rglob("*.bin"))
 
 
+def test_an_input_is_named_once(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fineweb.py", "--out", str(tmp_path / "out"), "--input",
+                                      *map(str, inputs), str(tmp_path / "." / inputs[0].name)])
+    with pytest.raises(SystemExit, match="a.jsonl is named twice"):
+        fineweb.main()
+
+
+@pytest.mark.parametrize("script", [builtin_corpus, cached_fineweb10B, fineweb])
+def test_an_empty_folders_name_is_not_the_current_folder(script, monkeypatch, capsys):
+    arguments = ["1"] if script is cached_fineweb10B else []
+    monkeypatch.setattr(sys, "argv", ["script", *arguments, "--out", ""])
+    with pytest.raises(SystemExit, match="^2$"):
+        script.main(*["", None, None][: 3 * (script is builtin_corpus)])
+    assert "the folder's name is empty" in capsys.readouterr().err
+
+
 def test_a_folder_is_no_input(tmp_path, monkeypatch):
     (tmp_path / "texts.txt").mkdir()
     monkeypatch.setattr(sys, "argv", ["fineweb.py", "--input", str(tmp_path / "texts.txt")])
@@ -597,6 +680,13 @@ def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
         with pytest.raises(ValueError, match="another or a changed input"):
             fineweb.make_shards(out_dir, files, "bytes", shard_size, 1)
     assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == 0
+    settings = json.loads((out_dir / "progress.json").read_text())["settings"]
+    wrong_ends = [json.dumps(dict(settings=settings, ends=ends)) for ends in ([["x", 1]], [3], 7)]
+    for damaged in wrong_ends:
+        (out_dir / "progress.json").write_text(damaged)
+        with pytest.raises(ValueError, match="its progress.json is missing or damaged"):
+            fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
+    (out_dir / "progress.json").write_text(json.dumps(dict(settings=settings, ends=[[0, 100]])))
     os.utime(inputs[0], (1, 1))  # as after an edit that keeps the size
     with pytest.raises(ValueError, match="another or a changed input"):
         fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)

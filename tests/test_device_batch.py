@@ -312,7 +312,8 @@ def test_a_script_without_the_sizes(machine, tmp_path):
     plan, _ = machine(1400)
     script = tmp_path / "other" / "train_gpt.py"
     script.parent.mkdir()
-    script.write_text("class Hyperparameters:\n    train_files: str = ''\n    val_files: str = ''\n"
+    script.write_text("from sys import argv\n\nclass Hyperparameters:\n    train_files: str = ''\n"
+                      "    val_files: str = ''\n"
                       "    seq_len: int = 8\n", encoding="utf-8")
     plan = make_plan(str(script), device_batch=AUTO, data=plan.data, out=tmp_path / "run")
     with pytest.raises(UserError, match="has no micro_batch_size, total_batch_size, train_steps"):

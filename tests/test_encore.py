@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import signal
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +24,10 @@ from ranks import run_tool, start_ranks
 from snapshots import MANIFEST, REPOSITORY, by_id, known_values, load_snapshot, train
 from speedrun.base.errors import UserError
 from speedrun.run import conversations
-from speedrun.run.checkpoint import check_start
+from speedrun.run.checkpoint import check_start, made_by, scale_of, sign
 from speedrun.run.log import read_log
 from speedrun.run.plan import make_plan
+from speedrun.run.summary import corpus_of
 from speedrun.scripts.find import find_script
 from test_parts import INPUTS, TARGETS, small_model
 
@@ -510,6 +512,49 @@ def test_a_start_that_does_not_fit_is_refused(folder, tmp_path):
     file.write_bytes(b"PK")
     with pytest.raises(UserError, match="is damaged, or no checkpoint"):
         check_start(values)
+
+
+def test_a_start_of_another_model_is_refused(folder, tmp_path):
+    """05's weights have 04's names and shapes. The hash inside counts, then the script beside."""
+    file = tmp_path / "checkpoint.pt"
+    save_start(file)
+    values = dict(SIZES, checkpoint=str(file))
+    script = tmp_path / "train_gpt.py"
+    for id, fits in (("04", True), ("05", False), ("e2a", True)):
+        shutil.copyfile(MANIFEST.get(id).script, script)
+        assert made_by(file) == MANIFEST.get(id)
+        if fits:
+            check_start(values, E0)
+        else:
+            with pytest.raises(UserError, match=r"is of 05_\w+, which has another model than 04_.*"
+                                                r"; make one: python tools/run_milestone.py 04 "):
+                check_start(values, E0)
+    sign(file, MANIFEST.get("05").script)
+    with pytest.raises(UserError, match="is of 05_"):
+        check_start(values, E0)
+    script.unlink()
+    save_start(file)
+    (tmp_path / "summary.json").write_text('{"milestone": "flex_attention"}')
+    assert made_by(file) == MANIFEST.get("05")
+    for damaged in ('[]', '{"milestone": 5, "scale": 5}', '{"milestone": "none", "scale": "big"}'):
+        (tmp_path / "summary.json").write_text(damaged)
+        assert made_by(file) is scale_of(file) is corpus_of(tmp_path) is None
+    check_start(values, E0)  # a learner's own
+
+
+@pytest.mark.parametrize("long", ["train", "val"])
+def test_conversations_of_which_none_would_be_left_are_refused(folder, tmp_path, long):
+    for name in ("train", "val"):
+        question = ["hi", "x" * 700][name == long]
+        write_conversations(tmp_path / f"chat_{name}.jsonl", [turns(question, "yo")] * 3)
+    values = dict(bos_id=256, seq_len=256)
+    with pytest.raises(UserError, match=rf"chat_{long}.jsonl: all 3 conversations would be dropped:"
+                                        " no answer begins within seq_len=256 tokens"):
+        make_plan("e2", start=folder, data=tmp_path, out=tmp_path / "run", scale="tiny")
+    file = tmp_path / f"chat_{long}.jsonl"
+    conversations.check_answers(file, dict(values, seq_len=703))  # 700, and three markers
+    with pytest.raises(UserError, match="all 3"):
+        conversations.check_answers(file, dict(values, seq_len=702))
 
 
 # ---- runs ----

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_evaluate.py
 """
 
+import hashlib
 import json
 import math
 import sys
@@ -84,8 +85,14 @@ def test_a_context_is_cut_from_the_left(trained):
     model = trained(context=4)
     assert log_probabilities(model, [([*b"abcdefa"], [*b"bcd"])]) == pytest.approx([3 * SURE])
     assert model.model.read == [(1, 4)]  # f a b c
-    # of an ending that is longer than the context, its end
-    assert log_probabilities(model, [([9], [*b"abcdefgh"])]) == pytest.approx([4 * SURE])
+
+
+def test_an_ending_longer_than_the_context_is_scored_whole(trained):
+    model = trained(context=4)
+    pairs = [([9], [*b"abcdefgh"]), ([*b"a"], [*b"b"]), ([], [*b"abcabcx"])]
+    expected = [OTHER + 7 * SURE, SURE, 4 * SURE + 2 * OTHER]
+    assert log_probabilities(model, pairs) == pytest.approx(expected, abs=1e-5)
+    assert max(model.model.read) <= (3, 4)  # no batch is larger than before
 
 
 @pytest.mark.parametrize("sums, by_sum, per_byte", [
@@ -266,7 +273,7 @@ def test_wrong_lines_are_refused_before_anything_is_scored(trained, tmp_path, li
 def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match="there is no file .*; fetch it: python data/hellaswag.py"):
         run_task(trained(), tmp_path / "none", tmp_path / "results")
-    (tmp_path / "empty").touch()
+    (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(UserError, match="is empty"):
         run_task(trained(), tmp_path / "empty", tmp_path / "results")
     with pytest.raises(UserError, match="no known vocabulary has 64 tokens"):
@@ -284,13 +291,14 @@ def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F81
 
 def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch):
     good, out = write_items(tmp_path / "good", [LINE] * 3), tmp_path / "out"
+    content = good.read_bytes()
+    monkeypatch.setattr(hellaswag, "SHA256", hashlib.sha256(content).hexdigest())
     hellaswag.fetch(good.as_uri(), out)
-    assert out.read_bytes() == good.read_bytes() and hellaswag.check(out) == 3
+    assert out.read_bytes() == content
     out.unlink()
-    for content, fault in ((b"", " is empty"), (b"<html>", ", line 1: not JSON"), (
-            json.dumps({**LINE, "label": 7}).encode(), ", line 1: an item needs four endings")):
-        good.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{good}{fault}"):
+    for damaged in (b"", b"<html>", content[: content.index(b"\n") + 1]):  # the last: an item only
+        good.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{good.as_uri()} is not HellaSwag's validation file"):
             hellaswag.fetch(good.as_uri(), out)
     with pytest.raises(ValueError, match="cannot fetch file:.*pass it with --file"):
         hellaswag.fetch((tmp_path / "none").as_uri(), out)

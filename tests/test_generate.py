@@ -323,6 +323,8 @@ def test_run_milestone_answers(checkpoint):
     ("is one process; leave --nproc", ["--from", "CHECKPOINT", "--nproc", "2"]),
     ("trains nothing; leave --steps", ["--from", "CHECKPOINT", "--steps", "3"]),
     ("temperature=-1.0 is out of range", ["--from", "CHECKPOINT", "--set", "temperature=-1"]),
+    ("--set prompt: it holds bytes that are not UTF-8", ["--from", "CHECKPOINT",
+                                                         "--prompt", "\udcff"]),
     ("reads no data; leave it out", ["--from", "CHECKPOINT", "--data", "."]),
 ])
 def test_refusals(words, arguments, checkpoint, tmp_path):

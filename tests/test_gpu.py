@@ -1,6 +1,7 @@
 """The snapshots on a CUDA device: compiled, in bfloat16, through NCCL; skipped without one.
 
-Run: .venv/bin/python -m pytest tests/test_gpu.py
+Run: .venv/bin/python -m pytest tests/test_gpu.py              everything, which takes long
+     .venv/bin/python -m pytest tests/test_gpu.py -k fast      less than three minutes on one GPU
 """
 
 import os
@@ -9,7 +10,9 @@ import sys
 
 import pytest
 
+import kernel_checks
 from snapshots import (
+    MANIFEST,
     MILESTONES,
     as_options,
     by_id,
@@ -18,7 +21,12 @@ from snapshots import (
     micro_of,
     micro_overrides,
 )
+from speedrun.compare import plans
+from speedrun.compare.parts import AT_FIRST, LATER
+from speedrun.history.manifest import REPOSITORY
+from speedrun.run.data import make_builtin
 from speedrun.run.gpus import visible_gpus
+from speedrun.run.kernels import TRIALS, try_kernel
 from speedrun.run.log import read_log
 from speedrun.scripts.sizes import fitting
 
@@ -59,6 +67,33 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="no CUDA
 WITH_FLEX = [m for m in MILESTONES if "flex" in handles(m).PATHS]
 WITH_KERNELS = [m for m in MILESTONES if "FA2" in handles(m).PATHS]
 WINDOWS = dict(window=150, window_start=32, window_end=192, window_growth=64, long_window_end=224)
+
+
+@pytest.mark.parametrize("name", kernel_checks.NAMES)
+def test_fast_kernels_agree_with_plain_arithmetic(name):
+    ended = subprocess.run(
+        [sys.executable, kernel_checks.__file__, name], capture_output=True, encoding="utf-8",
+        env=environment_with_gpus() | {"PYTHONPATH": str(REPOSITORY / "tools")})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("id", ["09", "14i"])
+def test_fast_compiled_steps_follow_a_cpu(id, tmp_path, monkeypatch):
+    # Tiny sizes, but compiled, in bfloat16, with every kernel that this GPU has.
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    kernels = {name: try_kernel(name) for name in TRIALS}
+    make_builtin()
+    curves = []
+    for where, choice, hidden in (("cpu", None, {"CUDA_VISIBLE_DEVICES": ""}),
+                                  ("gpu", kernels, {})):
+        plan = plans.small_plan(MANIFEST.get(id), 1, tmp_path / where, choice)
+        ended = subprocess.run([sys.executable, *plan.script_command], capture_output=True,
+                               encoding="utf-8", env=environment_with_gpus() | hidden)
+        assert ended.returncode == 0, ended.stderr
+        curves.append([loss for _, loss in read_log(plan.out / "log.txt").val_curve])
+    assert curves[0][0] == pytest.approx(curves[1][0], abs=AT_FIRST)
+    assert curves[0] == pytest.approx(curves[1], abs=LATER)
+    assert curves[0][0] - curves[0][-1] > LATER
 
 
 @every_snapshot

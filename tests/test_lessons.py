@@ -86,6 +86,13 @@ def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
         spec.loader.exec_module(module)
         assert said in capsys.readouterr().out
         assert module.step.__name__ == "step"
+    file = tmp_path / "with_lambdas.py"  # a lambda's source is the statement that holds it
+    file.write_text('import lesson\n\nstep = lesson.check("01.1")(\n    lambda *given: none)\n'
+                    'step = lambda *given: none\nlesson.check("01.1")(step)\n\n\n'
+                    '@lesson.check("01.1")\nclass Step:\n    call = lambda self: ...\n', "utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert [line[:9] for line in capsys.readouterr().out.splitlines()] == ["Not yet: "] * 3
 
 
 @pytest.mark.parametrize("guess, measured, said", [
@@ -329,6 +336,23 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
     for line, (name, said) in zip(seen.err.splitlines(), faults.items(), strict=True):
         assert line.startswith(f"{name} failed: {said}")
     assert seen.out.startswith("07_good.ipynb ")
+
+
+def test_a_notebook_is_written_whole_and_not_over_an_edit(folder, monkeypatch, capsys):
+    write, run = folder
+    path = write("01.ipynb", "1")
+    monkeypatch.setattr(run_lessons, "execute", lambda client: None)
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(run_lessons.UserError, match="01.ipynb cannot be written: full"):
+            run()
+    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+    edited = before + b"\n"
+    monkeypatch.setattr(run_lessons, "execute", lambda client: path.write_bytes(edited))
+    assert run() == 1 and path.read_bytes() == edited
+    assert capsys.readouterr().err == (
+        "01.ipynb failed: it was changed while it ran; run it again\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no signals")

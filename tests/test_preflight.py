@@ -27,6 +27,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="has no named pipes in folder
 # A script with every hyperparameter for which there is a rule, and a few for which there is none.
 SCRIPT = """
 from dataclasses import dataclass
+from sys import argv
 import torch
 
 @dataclass
@@ -49,6 +50,10 @@ class Hyperparameters:
     train_steps: int = 20
     warmup_steps: int = 2
     cooldown_steps: int = 5
+    cooldown_frac: float = 0.4
+    final_lr_multiplier: float = 0.1
+    adam_beta1: float = 0.9
+    muon_momentum: float = 0.95
     momentum_warmup_steps: int = 5
     window_start: int = 4
     window_end: int = 24
@@ -138,11 +143,42 @@ def test_names_and_types(start, setting, message):
     "num_heads=0", "num_layers=0", "micro_batch_size=0", "seq_len=0", "vocab_size=0",
     "total_batch_size=0", "val_tokens=-1024", "window_start=0", "train_steps=0", "train_steps=-1",
     "warmup_steps=0", "cooldown_steps=0", "momentum_warmup_steps=0", "kernel_warmup_steps=-1",
+    "final_lr_multiplier=-0.1", "adam_beta1=-0.1",
     "val_loss_every=-1", "bos_id=-1", "seed=-1", "offset=-2", "adam_lr=-0.1", "adam_lr=nan",
     "adam_lr=inf",
 ])
 def test_ranges(start, setting):
     refused(start, f"^{setting} is out of range; give a number from", setting)
+
+
+@pytest.mark.parametrize("setting, words", [
+    ("cooldown_frac=0", "a number above 0, at most 1"), ("cooldown_frac=1.5", "above 0, at most 1"),
+    ("cooldown_frac=2", "a number above 0, at most 1"), ("final_lr_multiplier=1.1", "at most 1"),
+    ("adam_beta1=1", "a number from 0 on, below 1"), ("muon_momentum=1.0", "below 1"),
+])
+def test_shares_and_decays_have_an_upper_end(start, setting, words):
+    """A schedule divides by cooldown_frac, Adam by one minus a power of its betas."""
+    refused(start, rf"^{setting}(\.0)? is out of range; give .*{words}$", setting)
+
+
+def test_a_validation_on_training_text_is_refused(start, shards):
+    refused(start, "x_train_000002.bin is in both train_files and val_files; validate on text",
+            f"val_files={shards}/x_train_000002.bin")
+    refused(start, "^no shards match val_files=; get some", "val_files=")
+
+
+def test_a_script_that_ignores_its_options_is_refused(start, tmp_path):
+    script = tmp_path / "script" / "train_gpt.py"
+    without = SCRIPT.replace("from sys import argv\n", "")
+    for line, reads in (("", False), ("import sys\nprint(sys.argv)\n", True),
+                        ("from argparse import ArgumentParser\n", True),
+                        ("from my_options import read\n", True), ("import torch\n", False)):
+        script.write_text(without + line, encoding="utf-8")
+        if reads:
+            with pytest.raises(Launched):
+                start()
+        else:
+            refused(start, "train_gpt.py does not read its command line, on which hyperparam")
 
 
 @pytest.mark.parametrize("settings, message", [

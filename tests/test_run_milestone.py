@@ -29,7 +29,7 @@ from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus, progress
 from speedrun.run.failure import FAILURES, REPORT, error_line, explain
-from speedrun.run.log import RunLog, read_log
+from speedrun.run.log import RULE, RunLog, read_log
 from speedrun.run.plan import Nodes, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import print_summary, summarize, to_json
@@ -754,7 +754,27 @@ def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
     stream = io.StringIO()
     print_summary(summary, stream)
     assert "official" in stream.getvalue().splitlines()[0]
-    assert json.loads(to_json(replace(summary, val_loss=float("nan"))))["val_loss"] is None
+    diverged = to_json(replace(summary, val_loss=float("nan"), rows={"waste": float("inf")}))
+    assert json.loads(diverged, parse_constant=pytest.fail)["val_loss"] is None
+
+
+def test_what_changes_under_a_run_is_said(shards, tmp_path, monkeypatch):
+    """An editor saves the script while the ranks start; a build replaces the corpus."""
+    plan = make_plan("00", scale="tiny", data=shards, out=tmp_path / "run")
+    plan.out.mkdir()
+    (plan.out / "train_gpt.py").write_text("class Hyperparameters: 1\n", encoding="utf-8")
+    ran = "class Hyperparameters: 2\n"
+    (plan.out / "log.txt").write_text(
+        f"{ran}\n{RULE}\nstep:1/1 val_loss:3.0000 train_time:1ms step_avg:1.00ms\n", "utf-8")
+    fingerprints = iter(["b" * 16, "a" * 16])
+    monkeypatch.setattr(type(plan), "fingerprint", property(lambda plan: next(fingerprints)))
+    summary = execute._sum_up(plan, "a" * 16, io.StringIO())
+    assert summary.data_fingerprint is None and summary.changed == (
+        f"the data, during the run (fingerprint {'a' * 16} before, {'b' * 16} after); the script,"
+        " while the run started (the copy is what ran)")
+    assert (plan.out / "train_gpt.py").read_text("utf-8").strip() == ran.strip()
+    summary = execute._sum_up(plan, "a" * 16, io.StringIO())
+    assert (summary.data_fingerprint, summary.changed) == ("a" * 16, "")
 
 
 @pytest.mark.parametrize("change", [{"train_steps": 100}, {"total_batch_size": 1024}])
@@ -793,6 +813,7 @@ PROBE = f"""
 import os, sys
 from warnings import warn
 print(*(os.environ.get(name) for name in {ALLOCATOR}), sep="\\n")
+assert not any(name.startswith("PET_") for name in os.environ)
 for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "another"):
     warn(f"`torch.distributed.{{name}}` is deprecated. Please", FutureWarning)
 try:
@@ -817,6 +838,7 @@ def test_what_a_launched_process_is_given(tmp_path, monkeypatch, own, expected):
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    monkeypatch.setenv("PET_NNODES", "2")  # for which torch's launcher would wait
     monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")
     lines = []
     with stop_signals() as stop:

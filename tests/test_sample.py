@@ -17,9 +17,11 @@ import tiktoken
 import torch
 
 import sample
+import speedrun.sample as library
 from snapshots import MANIFEST, load_snapshot, micro_args, tried_snapshots
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY
+from speedrun.run.checkpoint import hash_of, sign, signature
 from speedrun.sample import generate, load_run, next_token, random_stream, vocabulary_of
 from speedrun.scripts.sizes import length_names
 
@@ -403,6 +405,20 @@ def test_gpt2_text(fake, text_of, byte_gpt2):
     assert out == "x\n" and "ended after 0 tokens" in err
 
 
+def test_a_prompt_is_encoded_in_pieces(byte_gpt2, monkeypatch):
+    """tiktoken panics at 999,999 white-space characters in a row."""
+    assert library.MOST_AT_ONCE < 999_999
+    monkeypatch.setattr(library, "MOST_AT_ONCE", 4)
+    encoded = []
+    encoding = tiktoken.get_encoding("gpt2")
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: Mock(
+        encode_ordinary=lambda text: encoded.append(text) or encoding.encode_ordinary(text)))
+    encode = vocabulary_of(50304, None).encode
+    for text in (b"", b"abc", b"abcd", b"abcdefghij"):
+        assert encode(text) == [*text]
+    assert encoded == ["abc", "abcd", "ab", "cdef", "ghij"]
+
+
 def test_gpt2_without_its_vocabulary_prints_numbers(fake, text_of, monkeypatch):
     def unreachable(name):
         raise ConnectionError("no network")
@@ -466,6 +482,34 @@ def test_pickled_code_is_refused_and_not_run(fake, tmp_path):
     save(run, Malicious(tmp_path / "made"))
     refuse(run, "holds pickled code")
     assert not (tmp_path / "made").exists()
+
+
+def test_a_checkpoint_knows_its_script(fake):
+    """01's beside 02's script has the same names and shapes of weights."""
+    folder = fake()
+    file, script = folder / "checkpoint.pt", folder / "train_gpt.py"
+    assert signature(file) is None
+    for _twice in range(2):
+        sign(file, script)
+    assert signature(file) == hash_of(script) and load_run(folder).step == 7
+    assert [path.name for path in sorted(folder.iterdir())] == ["checkpoint.pt", "train_gpt.py"]
+    script.write_bytes(FAKE.replace("\n", "\r\n").encode())
+    assert load_run(folder).step == 7
+    script.write_text(FAKE.replace("+ 1)", "+ 2)"), encoding="utf-8")
+    with pytest.raises(UserError, match="is not of the script beside it; copy its own run"):
+        load_run(folder)
+    (folder / "checkpoint.pt").write_bytes(b"PK")
+    sign(file, script)
+    assert file.read_bytes() == b"PK"  # no archive, so nothing is added
+
+
+@pytest.mark.parametrize("sizes, words", [
+    (dict(num_layers=10**9, model_dim=8), "num_layers=1000000000 and model_dim=8 need more than"),
+    (dict(seq_len=10**9), "seq_len=1000000000 is above 16,777,216"),
+])
+def test_a_checkpoint_of_a_model_without_end_is_refused(fake, sizes, words):
+    with pytest.raises(UserError, match=f"checkpoint.pt is damaged: {words}"):
+        load_run(fake(**sizes))
 
 
 def test_damaged_files_are_refused(fake, monkeypatch):

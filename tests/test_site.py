@@ -35,8 +35,8 @@ from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
-from speedrun.site.build import _write, build
-from speedrun.site.lessons import claims_of
+from speedrun.site.build import build
+from speedrun.site.lessons import claims_of, make_lesson
 from speedrun.site.pages import MOST, Site
 from speedrun.site.search import load_terms
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
@@ -221,6 +221,9 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
     assert "laptop.html" not in files and "predicted.html" not in files
     for path, page in pages.items():
         assert ("script", {}) not in page.tags, path
+        (policy,) = (attrs["content"] for tag, attrs in page.tags
+                     if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy")
+        assert "default-src 'none'; script-src 'self';" in policy, path
     for path in ("race/index.html", "race/evil.html", "race/evil-script.html", "more/one.html"):
         assert EVIL in pages[path].text, path
     for path, words in (("race/evil.html", ("50,000", "45 GB", "~8%")),
@@ -273,8 +276,19 @@ def test_a_folder_with_something_else_is_left_alone(small, tmp_path):
     with pytest.raises(UserError, match="there is something else in it; name an empty folder"):
         build(tmp_path, small)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(UserError, match=f"^{tmp_path} cannot be written: Is a directory$"):
-        _write(tmp_path, b"")
+
+
+def test_a_build_that_fails_leaves_the_site_that_was_there(small, tmp_path, monkeypatch):
+    build(tmp_path, small, only=["index.html", "records.html"])
+    before = contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("speedrun.site.build.ASSETS", {"a.css": ("none.css",)})  # made last
+        with pytest.raises(OSError, match="none.css"):
+            build(tmp_path, small)
+    assert contents(tmp_path) == before
+    (tmp_path / "mine").mkdir()
+    build(tmp_path, small, only=["index.html"])
+    assert not (tmp_path / "records.html").exists() and (tmp_path / "mine").exists()
 
 
 def test_blocks_that_differ_in_case_alone_have_two_pages(small):
@@ -327,6 +341,30 @@ def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
     assert "10d: 3.6889 at 0.17B tokens" in [p.text for p in chart.points]  # at step 1,000
 
 
+def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
+    """What somebody else's notebook holds must not run in a reader's browser."""
+    head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    still = f'{head}><a href="a.html"><rect id="r"/></a><use xlink:href="#r"/></svg>'
+    active = [f'{head} onload="EVIL"/>', f"{head}><script>EVIL</script></svg>",
+              f"{head}><EVIL</svg>",
+              f'{head}><a xlink:href="javascript:EVIL"/></svg>',
+              f"{head}><foreignObject>EVIL</foreignObject></svg>"]
+    outputs = [{"image/svg+xml": svg} for svg in (still, *active)]
+    outputs += [{"text/html": "<script>EVIL</script>"}, {"application/javascript": "EVIL"},
+                {"text/html": "<b>EVIL</b>", "text/plain": "plain"},
+                {"text/markdown": "<script>EVIL</script>"}]
+    notebook = nbformat.v4.new_notebook(cells=[
+        nbformat.v4.new_raw_cell("<script>EVIL</script>", metadata={"raw_mimetype": "text/html"}),
+        nbformat.v4.new_markdown_cell("# Title"),
+        nbformat.v4.new_code_cell("1", outputs=[
+            nbformat.v4.new_output("display_data", data=data) for data in outputs])])
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    page = make_lesson(tmp_path / "a.ipynb", str).html
+    assert '<rect id="r">' in page and "plain" in page
+    assert not re.search(r"<(script|foreignobject|b>|EVIL)|<[^>]*(onload|javascript:)", page, re.I)
+    assert page.count("EVIL") == len(active) + 2  # as text
+
+
 def test_markdown_becomes_html():
     def target(link):
         return {"a.md": "a.html"}.get(link)
@@ -343,8 +381,11 @@ def test_markdown_becomes_html():
     assert without_unmeasured(table.replace("| — | 3", "| 4 | 3")).count("| 4 |") == 1
     assert section_at("# A\n\n## One GPU\n\nx\n\n### B\n\ny\n\n## C\n", "one-gpu") == (
         "\n\nx\n\n### B\n\ny\n\n")
-    with pytest.raises(UserError, match=r"the formula \$x\^\$ cannot be read"):
-        make_html("$x^$", target)
+    for formula in (r"x^", r"\href{javascript:alert(1)}{x}", r"\style{a:b}{x}"):
+        with pytest.raises(UserError, match=re.escape(f"the formula ${formula}$ cannot be read")):
+            make_html(f"${formula}$", target)
+    for command in ("text", "mbox", "textbf"):
+        assert "&lt;script&gt;a&amp;b</mtext>" in make_html(rf"$\{command}{{<script>a&b}}$", target)
     text = "# A\n\nfirst\n\n## B\n\nwhy\n\n<!-- begin t -->\n| x |\n<!-- end t -->\n\nend\n\n## C\n"
     assert section(text, "t")[0] == "B" and section(text, "t")[1].strip().startswith("why")
     assert section(text, "t")[1].endswith("end\n\n")

@@ -9,21 +9,24 @@
     python tools/compare_milestones.py runs/a path/to/a_public_record_log.txt  reads, trains nothing
     python tools/compare_milestones.py --measure           every milestone on your GPUs, timed
     python tools/compare_milestones.py --measure --only 07 09
+    python tools/compare_milestones.py --measure --minutes 13      what tells most, in this time
 
 Scripts are trained in turn (A B A B), once per seed. Logs of one script that differ only in the
-seed are runs of one entry. --measure writes what it finds into history/measured/ and, started again
-after an interruption, goes on where it stopped.
+seed are runs of one entry. --measure writes what it finds into history/measured/ at once and,
+started again after an interruption or --minutes, goes on where it stopped.
 """
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
+from speedrun import NEEDED
 from speedrun.base.cli import Parser, folder, natural, not_negative, positive, run_command
 from speedrun.base.errors import Stopped, UserError
-from speedrun.base.files import check_output, replace_file
+from speedrun.base.files import REPOSITORY, check_output, replace_file
 from speedrun.base.text import short
 from speedrun.compare.collect import add_mfu, collect, leave_one_out, parse_target
 from speedrun.compare.generation import compare_generation, only_generate
@@ -90,21 +93,29 @@ def main() -> int:
 def measure_milestones(args: argparse.Namespace) -> int:
     """Measures on this machine's GPUs; returns the exit code."""
     from speedrun.compare.measure import STEPS, measure  # torch, which takes seconds
+    from speedrun.compare.plans import measurable
 
     manifest, scale = load_manifest(), args.scale or "record"
-    wanted = [manifest.get(id) for id in dict.fromkeys(args.only)] or manifest.milestones
-    out = args.out or fresh_out("measure")
+    wanted = [manifest.get(id) for id in dict.fromkeys(args.only)]
+    for m in wanted:
+        if not measurable(m):
+            raise UserError(f"--only {m.id}: {m.script.name} does not train on shards, so it has no"
+                            " step to time", 2)
+    wanted = wanted or manifest.milestones
+    folder = MEASURED if scale == "record" else args.out or REPOSITORY / "runs" / "measure-tiny"
     file, found, stopped = measure(
-        wanted, MEASURED if scale == "record" else out, out, sys.stdout, scale=scale,
-        steps=args.steps or STEPS, nproc=args.nproc, data=args.data)
+        wanted, folder, args.out or fresh_out("measure"), sys.stdout, scale=scale,
+        steps=args.steps or STEPS, nproc=args.nproc, data=args.data, share=args.share,
+        minutes=args.minutes or math.inf)
     failed = [f"{m.name}: {found.failed[m.slug]}" for m in wanted if m.slug in found.failed]
     if stopped:
         raise Stopped(f"{stopped}; the same command goes on after what {short(file)} holds",
                       stopped.status)
     if failed:
-        raise UserError(f"{len(failed)} of {len(wanted)} failed, all else is in {short(file)}: "
+        raise UserError(f"{len(failed)} failed, all else is in {short(file)}: "
                         + "; ".join(failed))
-    print(f"{short(file)}: to contribute it, see {short(MEASURED / 'README.md')}")
+    if scale == "record":
+        print(f"{short(file)}: to contribute it, see {short(MEASURED / 'README.md')}")
     return 0
 
 
@@ -146,15 +157,21 @@ def parse_args() -> argparse.Namespace:
     add("--ablate", action="store_true",
         help="compare one milestone with itself without each of its gains, by its flags")
     add("--measure", action="store_true",
-        help="measure milestones on this machine's GPUs: losses against a CPU's, then steps at the"
-        " record's batch (60, or --steps), memory, kernels")
+        help="measure milestones on this machine's GPUs: steps at the record's batch (60, or"
+        " --steps), memory, kernels, and losses against a CPU's")
     add("--only", nargs="+", default=[], metavar="ID",
-        help="the milestones to measure (default: all)")
+        help="the milestones to measure (default: all, those that tell most first)")
+    add("--minutes", type=positive, metavar="N",
+        help="measure for N minutes; the same command goes on")
+    add("--share", action=argparse.BooleanOptionalAction,
+        help="measure one rank's share of a step of eight, without gradient accumulation (default:"
+        " on one GPU)")
     add("--official", action="store_true", help="draw the records' curves, dashed (with --png)")
     for name in (*WRITERS, "png"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"also write the result as {name}")
     args = parser.parse_args()
-    if args.measure == bool(args.targets) or (args.only and not args.measure):
+    of_measuring = args.only or args.minutes or args.share is not None
+    if args.measure == bool(args.targets) or (of_measuring and not args.measure):
         parser.error("name something to compare, or measure: --measure, possibly --only ID")
     return args
 
@@ -167,4 +184,5 @@ def repeats(text: str) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    # an environment with torch and numpy suffices to measure
+    run_command(main, needed=NEEDED[:2] if "--measure" in sys.argv else NEEDED)

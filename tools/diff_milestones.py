@@ -10,6 +10,7 @@
     python tools/diff_milestones.py 03 04 --time --nproc 8      and how fast each trains here
     python tools/diff_milestones.py 09 --origin                 the milestone that brought each line
     python tools/diff_milestones.py --life CausalSelfAttention  every version of one block
+    python tools/diff_milestones.py 04 --why-long               its idea in two minutes
 
 Signs of lines: - removed, + added, > re-indented, « moved from here, » moved to here;
 ⋯ stands for lines that are not shown. A chain is a series of milestones, each made from the one
@@ -33,6 +34,8 @@ def main() -> int:
     args = parse_args()
     if args.origin or args.life:
         return follow(args)
+    if args.view == "why-long":
+        return explain(args)
     from speedrun.diff.difference import find_difference
     from speedrun.diff.facts import parent_of, read_side
 
@@ -110,6 +113,22 @@ def follow(args: argparse.Namespace) -> int:
     return 0
 
 
+def explain(args: argparse.Namespace) -> int:
+    """Prints a milestone's why.md; returns 0. Raises UserError for a milestone without one."""
+    from speedrun.base.errors import UserError
+    from speedrun.diff import terminal
+    from speedrun.history.manifest import load_manifest
+    from speedrun.history.why import load_why
+
+    manifest = load_manifest()
+    milestone = manifest.get(args.a)
+    if not (part := load_why(milestone)):
+        known = ", ".join(m.id for m in manifest.milestones if load_why(m))
+        raise UserError(f"{milestone.name} has no why.md; --why-long knows {known}")
+    terminal.print_why(terminal.make_console(sys.stdout), milestone, part)
+    return 0
+
+
 def train_in_turn(args: argparse.Namespace):
     """The Comparison of short runs of both scripts, in turn, as compare_milestones.py makes them.
 
@@ -163,6 +182,7 @@ def parse_args() -> argparse.Namespace:
         ("full", "a unified diff of the whole files"),
         ("side-by-side", "two columns"),
         ("stat", "blocks, lines, figures and hyperparameters"),
+        ("why-long", "the idea in two minutes, of a station (A), and nothing else"),
     ):
         view.add_argument(f"--{name}", dest="view", action="store_const", const=name, help=text)
     chain = parser.add_argument_group("through the chain").add_mutually_exclusive_group()
@@ -196,6 +216,10 @@ def parse_args() -> argparse.Namespace:
             way = ("--origin takes one milestone" if args.origin else
                    "--life takes no milestone" if args.a else "--life takes one block")
             parser.error(f"{way}, and only the options --stat and --html")
+    if args.view == "why-long":
+        needless = filter(None, (args.b, *args.blocks, args.html, args.time, args.steps))
+        if any(needless):
+            parser.error("--why-long takes one milestone and no other option")
     for name in ("scale", "nproc", "train-steps"):
         if getattr(args, name.replace("-", "_")) is not None and not args.time:
             parser.error(f"--{name} goes with --time")

@@ -13,14 +13,13 @@ checkpoint is run, with your rights: evaluate only runs that you trust.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, folder, positive, run_command
 from speedrun.base.errors import UserError
-from speedrun.base.text import print_table, short, visible
+from speedrun.base.text import json_text, print_table, short, visible
 
 LOSS, TASKS = "loss", ("docstring", "hellaswag")
 
@@ -33,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--data {args.data}: only --task hellaswag reads it", 2)
     found = [evaluate(run, tasks, args) for run in args.runs]
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json_text(found, indent=2))
         return 0
     columns = {
         "": [visible(short(run)) for run in args.runs],

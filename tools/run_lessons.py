@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
 from speedrun.base.errors import Stopped, UserError
+from speedrun.base.files import replace_file
 from speedrun.history.manifest import REPOSITORY
 
 LESSONS = REPOSITORY / "lessons"
@@ -44,7 +45,8 @@ def main() -> int:
     failed = 0
     for path in notebooks:
         try:
-            notebook = nbformat.read(path, as_version=4)
+            before = path.read_bytes()
+            notebook = nbformat.reads(before.decode(), as_version=4)
         except (ValueError, AttributeError, nbformat.ValidationError):
             failed += 1
             print(f"{path.name} failed: it is not a notebook; git restore it", file=sys.stderr)
@@ -68,7 +70,12 @@ def main() -> int:
             print(f"{path.name} failed: {reason}", file=sys.stderr)
             continue
         clean(notebook)
-        nbformat.write(notebook, path)
+        if path.read_bytes() != before:
+            failed += 1
+            print(f"{path.name} failed: it was changed while it ran; run it again",
+                  file=sys.stderr)
+            continue
+        replace_file(path, f"{nbformat.writes(notebook).rstrip()}\n".encode())
         print(f"{path.name} {time.perf_counter() - start:.0f} s", flush=True)
     return 1 if failed else 0
 

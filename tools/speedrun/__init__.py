@@ -18,16 +18,23 @@ sys.excepthook = _end  # while modules are imported
 LEAST_PYTHON = (3, 11)
 ROOT = os.path.abspath(os.path.join(__file__, *[".."] * 3))  # old Pythons read this file, too
 VENV = os.path.join(ROOT, ".venv")
+RESTARTED = "SPEEDRUN_RESTARTED"  # environment variable between enter_venv and its next call
 NEEDED = ("torch", "numpy", "rich")
 
 
-def enter_venv(is_old: bool = False) -> None:
+def enter_venv(is_old: bool = False, needed: tuple = NEEDED) -> None:
     """Restarts this command in the repository's .venv, if that exists and this Python is too old
-    or a requirement is missing; else returns. Not under -S, which excludes all packages."""
+    or a needed package is missing; else returns. Not under -S, which excludes all packages. Ends
+    this process, in one line, if it was restarted and is still not in the .venv."""
+    restarted = os.environ.pop(RESTARTED, None)
     python = os.path.join(VENV, "bin", "python")
     if (os.access(python, os.X_OK) and os.path.realpath(sys.prefix) != os.path.realpath(VENV)
             and not sys.flags.no_site
-            and (is_old or any(find_spec(name) is None for name in NEEDED))):
+            and (is_old or any(find_spec(name) is None for name in needed))):
+        if restarted:
+            sys.exit(f"error: {VENV} is damaged: its Python does not run in it; make it again:"
+                     f" rm -r {os.path.relpath(VENV)}, then {install_command()}")
+        os.environ[RESTARTED] = "1"
         sys.stdout.flush()
         os.execv(python, [python, *sys.argv])
 

@@ -112,6 +112,13 @@ def optimized_module() -> type[nn.Module]:
     return OptimizedModule
 
 
+def compiled_graphs() -> tuple[int, int]:
+    """How many graphs torch.compile has made in this process, and how often a call was cut."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
 # ---- a CUDA device that is not there ----
 
 

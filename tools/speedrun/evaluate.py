@@ -27,6 +27,7 @@ from speedrun.run.data import (
     fetch_command,
     make_builtin,
     shard_length,
+    shards_in,
 )
 from speedrun.sample import Trained, Vocabulary
 from speedrun.scripts.sizes import length_names
@@ -82,11 +83,12 @@ def hellaswag_items(file: Path) -> Iterator[Item]:
     Raises UserError, `file:line: what is wrong`, for the first line that is no item, and where the
     file cannot be read or is empty.
     """
-    number = 0
+    items = 0
     try:
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
+                    items += 1
                     try:
                         yield _hellaswag_item(line)
                     except ValueError as error:
@@ -96,7 +98,7 @@ def hellaswag_items(file: Path) -> Iterator[Item]:
                         " name another with --data FILE") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    if not number:
+    if not items:
         raise UserError(f"{file} is empty; fetch it again: python data/hellaswag.py")
 
 
@@ -186,8 +188,28 @@ TASKS = {
 
 @torch.inference_mode()
 def log_probabilities(trained: Trained, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
-    """The summed log-probability in nats of each ending after its context, pairs of ids, in one
-    batch. What is longer than the model's context is cut from the left."""
+    """The summed log-probability in nats of each ending after its context, pairs of ids.
+
+    The model sees as much of what comes before a token as fits its context. An ending that is
+    longer than that is scored in parts of half of it, each with what fits before it.
+    """
+    parts, whose = [], []
+    for number, (context, ending) in enumerate(pairs):
+        size = len(ending) if len(ending) <= trained.context else max(1, trained.context // 2)
+        for start in range(0, len(ending), size):
+            parts.append((context + ending[:start], ending[start : start + size]))
+            whose.append(number)
+    sums = [0.0] * len(pairs)
+    for start in range(0, len(parts), len(pairs)):
+        some = _log_probabilities(trained, parts[start : start + len(pairs)])
+        for number, part in zip(whose[start : start + len(pairs)], some, strict=True):
+            sums[number] += part
+    return sums
+
+
+def _log_probabilities(trained, pairs):
+    """The same for endings of at most a context, in one batch; what is longer than the context is
+    cut from the left."""
     rows = [(context + ending)[-trained.context - 1 :] for context, ending in pairs]
     shape = len(rows), max(map(len, rows)) - 1
     inputs, targets = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
@@ -216,7 +238,8 @@ def answer_task(
     known = TASKS[task]
     for _ in known.items(file):  # a fault in its last line should not show after an hour
         pass
-    head = dict(task=task, items=file_hash(file), checkpoint=checkpoint, context=trained.context)
+    head = dict(task=task, items=file_hash(file), checkpoint=checkpoint, context=trained.context,
+                long_endings="in parts")
     earlier = _earlier(results, head, known.items(file))
     replace_file(results, "".join(json.dumps(line) + "\n" for line in [head, *earlier]).encode())
     items, n, right, right_norm = itertools.islice(known.items(file), limit), 0, 0, 0
@@ -295,7 +318,7 @@ def val_loss(
     data = data or (BUILTIN if vocabulary.name == "bytes" else FINEWEB)
     if data.resolve() == BUILTIN:
         make_builtin()
-    file = min(data.glob("*_val_*.bin"), default=None)
+    file = min(shards_in(data, "val"), default=None)
     if file is None:
         raise UserError(f"no validation shard in {short(data)}; get one: {fetch_command(data)}")
     T = min(getattr(trained.args, length_names(vars(trained.args))[1]), trained.context)

@@ -14,12 +14,19 @@ from speedrun.history.glossary import load_glossary
 from speedrun.history.handles import Handles
 from speedrun.history.manifest import Milestone, load_manifest
 from speedrun.history.tokens import stages
-from speedrun.run.checkpoint import brief, find_checkpoint, read_checkpoint
+from speedrun.run.checkpoint import (
+    brief,
+    check_script,
+    find_checkpoint,
+    read_checkpoint,
+)
 from speedrun.run.log import SCRIPT
 from speedrun.scripts.find import handles_for, load_snapshot
 from speedrun.scripts.sizes import BYTE_VOCABULARIES, length_names, longest_dense
 
 GPT2 = 50257  # GPT-2's vocabulary, the last of which starts a document
+MOST_AT_ONCE = 500_000  # characters that are encoded at once
+LONGEST = 2**24  # tokens of a sequence that a checkpoint may have
 GPT2_SIZES = (GPT2, 50304)  # as it is, and padded for the tensor cores
 
 
@@ -64,8 +71,10 @@ def load_run(run: Path) -> Trained:
     the two do not fit together.
     """
     script, file = find_run(run)
+    check_script(file, script)
     checkpoint = read_checkpoint(file)
     hyperparameters = checkpoint["hyperparameters"]
+    _check_sizes(file, checkpoint)
     cuda = torch.cuda.is_available()
     switches = load_glossary().column("cpu") | dict(bf16=cuda and hyperparameters.get("bf16"))
     known = {name: value for name, value in switches.items() if name in hyperparameters}
@@ -86,6 +95,20 @@ def load_run(run: Path) -> Trained:
                       handles)
     twin = cached_twin(script.read_text(encoding="utf-8"))
     return _with_cache(trained, twin) if twin else trained
+
+
+def _check_sizes(file, checkpoint):
+    """Refuses a checkpoint whose hyperparameters ask for a far larger model than its weights, or
+    for a longer context than any, before all of the memory is taken."""
+    numbers = {name: value for name, value in checkpoint["hyperparameters"].items()
+               if type(value) is int}
+    weights = sum(weight.numel() for weight in checkpoint["model"].values())
+    if numbers.get("num_layers", 0) * numbers.get("model_dim", 0) ** 2 > weights:
+        raise UserError(f"{file} is damaged: num_layers={numbers['num_layers']} and"
+                        f" model_dim={numbers['model_dim']} need more than its {weights:,} weights")
+    for name in load_glossary().of_kind("length", "train length", "val length"):
+        if numbers.get(name, 0) > LONGEST:
+            raise UserError(f"{file} is damaged: {name}={numbers[name]} is above {LONGEST:,}")
 
 
 def _with_cache(trained, twin):
@@ -235,8 +258,16 @@ def vocabulary_of(vocab_size: int, bos_id: int | None) -> Vocabulary:
             "are printed; go online once, or set TIKTOKEN_CACHE_DIR to a folder that tiktoken "
             "has used as its cache"))
     return Vocabulary("GPT-2", GPT2, GPT2 - 1,
-                      lambda text: gpt2.encode_ordinary(text.decode("utf-8", "replace")),
+                      lambda text: [id for piece in _pieces(text.decode("utf-8", "replace"))
+                                    for id in gpt2.encode_ordinary(piece)],
                       gpt2.decode_single_token_bytes)
+
+
+def _pieces(text):
+    """A text in pieces, the last of full length: tiktoken panics at 999,999 white-space characters
+    in a row. A model sees only the end of a prompt as long as that."""
+    starts = range(len(text) % MOST_AT_ONCE, len(text), MOST_AT_ONCE)
+    return filter(None, (text[: starts.start], *(text[i : i + MOST_AT_ONCE] for i in starts)))
 
 
 def _numbers(size, bos, note):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from speedrun import enter_venv, install_command
+from speedrun import NEEDED, enter_venv, install_command
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
 
@@ -56,16 +56,17 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
+def run_command(main: Callable[[], int], *errors: type[Exception],
+                needed: tuple[str, ...] = NEEDED) -> NoReturn:
     """Ends the process with the exit code of `main`; an error of the user's becomes one line.
 
     Those are UserError (with its own exit code), OSError, a missing package, and `errors`. A closed
-    stdout, as in `... | head`, ends it silently. A Python that lacks a requirement is replaced by
+    stdout, as in `... | head`, ends it silently. A Python without a needed package is replaced by
     the repository's .venv, if there is one.
     """
     status, message = 1, None
     _open_closed_streams()
-    enter_venv()
+    enter_venv(needed=needed)
     sys.stdout.reconfigure(errors="replace")  # a console may lack some characters
     try:
         status = main()
@@ -77,6 +78,8 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> NoReturn:
         message = f"{error.name} is not installed here: {install_command()}"
         if error.name in sys.stdlib_module_names:  # resource, for example
             message = f"{sys.platform} has no Python module {error.name}; use Linux, macOS or WSL"
+    except ImportError as error:  # a package that is there and broken, or of another version
+        message = f"{str(error).splitlines()[0]}; install again: {install_command()}"
     except (UserError, OSError, *errors) as error:
         status, message = getattr(error, "status", 1), error
         if isinstance(error, OSError) and error.strerror:

@@ -1,5 +1,7 @@
-"""Text for people: paths, control characters, tables."""
+"""Text for people and programs: paths, control characters, tables, JSON."""
 
+import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -41,6 +43,19 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
     """A Markdown table; the columns named in `right` are aligned to the right."""
     rule = ["---:" if name in right else "---" for name in head]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """A value of dictionaries, lists, tuples, texts and numbers as JSON; JSON has no NaN and no
+    infinity, so each becomes null."""
+    def finite(value):
+        if isinstance(value, dict):
+            return {key: finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
 def print_table(columns: dict[str, Sequence[str]], stream: TextIO) -> None:

@@ -143,8 +143,8 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
         children = load_manifest().children(milestone.id)
         then = f" Next: {children[0].id}, {children[0].title}." if children else ""
         learner.screen.line(f"All {passed} checks pass: this is {milestone.name}.{then}", "bold")
-    learner.progress.of(milestone).record(outcomes, current)
-    learner.progress.save()
+    with learner.progress.changing(milestone) as standing:
+        standing.record(outcomes, current)
     return passed == len(outcomes)
 
 
@@ -170,10 +170,11 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
     if name is None:
         current = hash_of(learner.existing())
         if standing.script != current or learner.progress.file is None:
-            standing.record(list(check(learner.script, milestone, limit)), current)
+            outcomes = list(check(learner.script, milestone, limit))
+            with learner.progress.changing(milestone) as standing:
+                standing.record(outcomes, current)
         if not standing.failing:
             learner.screen.line(f"All checks of {milestone.name} pass; no hint is needed.")
-            learner.progress.save()
             return
     try:
         hint = hint_of(name or standing.next, milestone)
@@ -185,9 +186,9 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
         return
     level = next_level(hint, min(level or standing.hints.get(hint.block, 0) + 1, LEVELS))
     print_hint(hint, milestone, level)
-    standing.hints[hint.block] = max(level, standing.hints.get(hint.block, 0))
-    standing.given += 1
-    learner.progress.save()
+    with learner.progress.changing(milestone) as standing:
+        standing.hints[hint.block] = max(level, standing.hints.get(hint.block, 0))
+        standing.given += 1
 
 
 def watch(learner: Learner, milestone: Milestone, limit: float) -> None:
@@ -220,8 +221,8 @@ def take_milestone(learner: Learner, milestone: Milestone) -> None:
         raise UserError(f"{name} is a milestone itself, not your script")
     existed = learner.script.exists()
     kept = take(learner.script, milestone)
-    learner.progress.of(milestone).taken = True
-    learner.progress.save()
+    with learner.progress.changing(milestone) as standing:
+        standing.taken = True
     state = "already; nothing to do" if existed and not kept else "now"
     state += f"; yours is kept: {short(kept)}" if kept else ""
     learner.screen.line(f"{name} is {milestone.name} {state}")

@@ -5,11 +5,13 @@ import itertools
 import json
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import replace_file
+from speedrun.base.files import locked, replace_file
 from speedrun.base.text import visible
 from speedrun.check.screen import Outcome
 from speedrun.history.manifest import Milestone, slug_in
@@ -55,40 +57,82 @@ class Standing:
 
 
 class Progress:
-    """The standing of each milestone, {slug: Standing}, started over (and a note says so) where the
-    file holds something else. Without a file (None) nothing is kept.
+    """The standing of each milestone, {slug: Standing}, in a file that several commands may change
+    at once. A damaged entry costs only itself; a note says so, and the next change keeps the file
+    as it was under the lowest free number. Without a file (None) nothing is kept.
 
-    Raises UserError, one line, for a file that is keyed by ids, as it was once.
+    Raises OSError for a file that cannot be read, a folder for example.
     """
 
     def __init__(self, file: Path | None):
         self.file = file
-        self.standings: dict[str, Standing] = {}
-        try:
-            text = file.read_text(encoding="utf-8") if file else "{}"
-            kept = json.loads(text)
-            if old := [name for name in kept if slug_in(name) is None]:
-                raise UserError(f"{file} names milestones by ids such as {old[0]}, which may mean"
-                                " another one now; delete it, and progress starts over")
-            self.standings = {slug_in(name): Standing(**raw) for name, raw in kept.items()}
-        except FileNotFoundError:
-            pass
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            print(f"note: {file.name} could not be read; progress starts over", file=sys.stderr)
+        self.standings, damaged = self._read()
+        if damaged:
+            print(f"note: in {file.name} {damaged} could not be read; the rest is known, and the"
+                  " file will be kept under a number", file=sys.stderr)
 
     def of(self, milestone: Milestone) -> Standing:
-        """The standing of a milestone, an empty one if there is none yet."""
-        return self.standings.setdefault(milestone.slug, Standing())
+        """The standing of a milestone, an empty one if there is none yet; to change it, see
+        `changing`."""
+        return self.standings.get(milestone.slug) or Standing()
 
-    def save(self) -> None:
-        """Writes the file, whole or not at all; where that is impossible, a note says why."""
-        if self.file is not None:
-            kept = {slug: asdict(standing) for slug, standing in sorted(self.standings.items())}
-            text = json.dumps(kept, indent=1)
+    @contextmanager
+    def changing(self, milestone: Milestone) -> Iterator[Standing]:
+        """The standing of a milestone as the file has it now, to change it inside the block, where
+        no other command does. Then writes the file, whole or not at all; where that is impossible,
+        a note says why."""
+        if self.file is None:
+            yield self.standings.setdefault(milestone.slug, Standing())
+            return
+        with ExitStack() as stack:
+            problem = None
             try:
-                replace_file(self.file, f"{text}\n".encode())
-            except UserError as error:
+                stack.enter_context(locked(self.file))
+                self.standings, damaged = self._read()
+            except (OSError, UserError) as error:
+                problem, damaged = error, ""
+            yield self.standings.setdefault(milestone.slug, Standing())
+            try:
+                if problem:
+                    raise problem
+                if damaged:
+                    replace_file(free_name(self.file), self.file.read_bytes())
+                kept = {slug: asdict(one) for slug, one in sorted(self.standings.items())}
+                replace_file(self.file, f"{json.dumps(kept, indent=1)}\n".encode())
+            except (OSError, UserError) as error:
                 print(f"note: progress was not kept: {visible(str(error))}", file=sys.stderr)
+
+    def _read(self):
+        """The file's standings, and the names of damaged entries, "everything" or ""."""
+        try:
+            kept = json.loads(self.file.read_text(encoding="utf-8-sig")) if self.file else {}
+            entries = kept.items()
+        except FileNotFoundError:
+            return {}, ""
+        except (ValueError, AttributeError, RecursionError):
+            return {}, "everything"
+        standings = {slug_in(name): _standing(raw) for name, raw in entries}
+        whole = {slug: one for slug, one in standings.items() if slug and one}
+        damaged = [name for name, raw in entries if slug_in(name) not in whole]
+        return whole, visible(", ".join(damaged))
+
+
+def _standing(raw):
+    """The Standing that an entry of the file holds, or None if it is damaged."""
+    kinds = {name: type(value) for name, value in vars(Standing()).items()}
+    if type(raw) is not dict or any(type(raw[name]) is not kinds.get(name) for name in raw):
+        return None
+    of_text = [*raw.get("failing", {}).values()], str
+    of_numbers = [*raw.get("hints", {}).values()], int
+    if any(type(value) is not kind for values, kind in (of_text, of_numbers) for value in values):
+        return None
+    return Standing(**raw)
+
+
+def free_name(file: Path) -> Path:
+    """The file's name with the lowest free number: train_gpt.1.py."""
+    numbered = (file.with_name(f"{file.stem}.{n}{file.suffix}") for n in itertools.count(1))
+    return next(name for name in numbered if not name.exists())
 
 
 def hash_of(script: Path) -> str:
@@ -110,8 +154,7 @@ def take(script: Path, milestone: Milestone) -> Path | None:
     old = script.read_bytes()
     if old == new:
         return None
-    numbered = (script.with_name(f"{script.stem}.{n}{script.suffix}") for n in itertools.count(1))
-    kept = next(file for file in numbered if not file.exists())
+    kept = free_name(script)
     replace_file(kept, old)
     if script.read_bytes() != old:
         raise UserError(f"{script} changed while it was being kept as {kept.name}; try again")

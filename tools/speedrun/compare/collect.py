@@ -245,6 +245,7 @@ def _compared(hyperparameters):
 
 def _add_run(entry, path, log):
     entry.runs.append(run_from_log(Path(short(path)), log))
+    entry.unread += log.unread
     entry.vocab_size = log.hyperparameters.get("vocab_size")
     entry.tokens_per_step = log.tokens_per_step
     entry.batches = batch_settings(log.hyperparameters)

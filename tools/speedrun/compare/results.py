@@ -1,6 +1,5 @@
 """What several runs of several scripts achieved: their curves, and the figures made of them."""
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from speedrun.base.text import json_text
 from speedrun.history.tokens import tokens_after
 from speedrun.run.log import RunLog
 from speedrun.scripts.sizes import BYTE_VOCABULARIES
@@ -38,7 +38,8 @@ class Entry:
     milestone: its slug; code: hash of the script's code; options: the hyperparameters that were
     passed on; tokens_per_step: of the first step; batches: the hyperparameters by which the batch
     grows, if it does; flops_per_token: of a training step; peak_flops: of one of the world_size
-    devices, per second.
+    devices, per second; unread: lines of the logs that begin as a
+    step line and are not understood.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Entry:
     peak_flops: float | None = None
     runs: list[Run] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    unread: int = 0
 
     def tokens(self, steps: float | None) -> float | None:
         """Tokens of the first `steps` steps, or None if they are not known."""
@@ -88,8 +90,8 @@ class Comparison:
     mixed: bool = False
 
     def to_json(self) -> str:
-        """All of it as JSON."""
-        return json.dumps(asdict(self)) + "\n"
+        """All of it as JSON; a loss that is not finite becomes null."""
+        return json_text(asdict(self)) + "\n"
 
 
 @dataclass

@@ -65,6 +65,9 @@ def notes(comparison: Comparison) -> list[str]:
         seeds = Counter(run.seed for run in entry.runs if run.seed is not None)
         lines += [f"{entry.label}: {number} runs have seed {seed}; if one is a copy, leave it out"
                   for seed, number in seeds.items() if number > 1]
+        if entry.unread:
+            lines.append(f"{entry.label}: lines that begin like a step line and are not understood:"
+                         f" {entry.unread}")
         lines += [f"failed: {entry.label}, {failure}" for failure in entry.failures]
         lines += [f"diverged: {entry.label}, {run.log}" for run in entry.runs
                   if run.val_curve and not math.isfinite(run.val_curve[-1][1])]

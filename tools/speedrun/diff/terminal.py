@@ -39,6 +39,7 @@ from speedrun.diff.origin import Owners, Version
 from speedrun.history.blocks import FREE, UNCOUNTED
 from speedrun.history.gains import CAVEAT
 from speedrun.history.manifest import Milestone
+from speedrun.history.why import Why
 
 STYLES = {REMOVED: "red", ADDED: "green", INDENTED: "yellow", SAME: "", AWAY: "magenta",
           HERE: "cyan"}
@@ -84,6 +85,18 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
     for title, rows in changed_values(old, new).items():
         _print_values(console, title, rows)
     console.print(f"\n{summary_line(old, new, comparison)}")
+
+
+def print_why(console: Console, milestone: Milestone, part: Why) -> None:
+    """The text of a why.md, where its figure is, what that shows, and its number."""
+    console.print(Text(visible(f"{milestone.id} {milestone.title}"), style="bold"))
+    for paragraph in part.text.split("\n\n"):
+        console.print()
+        _print_wrapped(console, " ".join(paragraph.split()), indent=0)
+    console.print()
+    _print_wrapped(console, f"figure: {short(part.figure)}", FAINT, 0)
+    for line in (part.shown, part.number):
+        _print_wrapped(console, line, FAINT)
 
 
 def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -> None:

@@ -17,7 +17,7 @@ from speedrun import install_command
 from speedrun.doctor.report import ABSENT, FIX, NOTE, OK, Finding, Report
 from speedrun.history.glossary import load_glossary
 from speedrun.history.manifest import REPOSITORY, Manifest, Milestone
-from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards
+from speedrun.run.data import BUILTIN, FINEWEB, fetch_command, has_shards, shards_in
 from speedrun.run.gpus import RECORD_MIB, find_fault, peak_flops, visible_gpus, visible_memory
 from speedrun.run.kernels import OK as TRIED
 from speedrun.run.kernels import try_kernel
@@ -228,7 +228,7 @@ def kernel_checks(torch: ModuleType, manifest: Manifest) -> Iterator[Finding]:
 
 def count_shards() -> tuple[int, int]:
     """How many training and validation shards of FineWeb are here."""
-    return tuple(len([*FINEWEB.glob(f"*_{split}_*.bin")]) for split in ("train", "val"))
+    return tuple(len(shards_in(FINEWEB, split)) for split in ("train", "val"))
 
 
 def storage_checks(has_gpus: bool) -> Iterator[Finding]:

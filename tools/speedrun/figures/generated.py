@@ -17,12 +17,14 @@ from speedrun.figures import (
     prelude,
     readme,
     tables,
+    why,
 )
 from speedrun.history.carries_over import CARRIES_OVER, Outside, load_outside
 from speedrun.history.manifest import Manifest, load_manifest
 from speedrun.history.measured import Measurement, load_measurements
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
+from speedrun.history.why import load_why
 
 RESULTS, TINY, PREDICTIONS = "history/results", "tiny.jsonl", "predictions.json"
 TIMINGS = {
@@ -131,7 +133,8 @@ PICTURES = (
 
 
 def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
-    """Bring all tables and pictures under `root` up to date, or only look if `check` is set.
+    """Bring all tables and pictures under `root` up to date, or only look if `check` is set; also
+    the figure of each why.md, and why.md's text in its lesson.
 
     Returns (stale, errors), a line for each: what was stale, and what no rewriting can fix.
     Raises UserError, ValueError or OSError when the manifest or the records cannot be read.
@@ -165,6 +168,18 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
             stale.append(picture.file)
             if not check:
                 replace_file(path, drawn.encode())
+    for milestone in sources.history.milestones:
+        try:
+            part = load_why(milestone)
+            files = why.made_of(part, milestone, sources.history, root) if part else {}
+        except (ValueError, OSError) as error:
+            errors.append(f"{milestone.name}: {error}")
+            continue
+        for path, text in files.items():
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                stale.append(path.relative_to(root).as_posix())
+                if not check:
+                    replace_file(path, text.encode())
     return stale, errors
 
 

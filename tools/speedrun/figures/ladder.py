@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TextIO
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import replace_file
-from speedrun.base.text import UNKNOWN, markdown
+from speedrun.base.files import locked, replace_file
+from speedrun.base.text import UNKNOWN, json_text, markdown
 from speedrun.compare.collect import collect
 from speedrun.compare.results import OWN_TARGET, Comparison, Entry, Run, crossing, scores
 from speedrun.compare.table import loss_text
@@ -133,10 +133,13 @@ def run_stale(path: Path, manifest: Manifest, stream: TextIO) -> None:
         seeds = [seed for seed in range(SEEDS) if seed not in {run.seed for run in kept}]
         first = 1 if milestone.kind == "systems" and not kept else SEEDS
         for some in filter(None, (seeds[:first], seeds[first:])):
-            kept = runs[milestone.slug] = kept + _run(milestone, some, manifest, stream)
-            text = "".join(f"{json.dumps(asdict(run))}\n" for m in manifest.milestones
-                           for run in runs.get(m.slug, []))
-            replace_file(path, text.encode())
+            kept = kept + _run(milestone, some, manifest, stream)
+            with locked(path):  # another call may have kept others meanwhile
+                runs = _read(path) if path.exists() else {}
+                runs[milestone.slug] = kept
+                text = "".join(f"{json_text(asdict(run))}\n" for m in manifest.milestones
+                               for run in runs.get(m.slug, []))
+                replace_file(path, text.encode())
             if not _fault(milestone, _compare(runs, manifest), manifest):
                 break
 

@@ -1,14 +1,13 @@
 """The stored predictions: made, checked, and shown."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from speedrun.base.files import replace_file
-from speedrun.base.text import markdown
+from speedrun.base.files import locked, replace_file
+from speedrun.base.text import json_text, markdown
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
@@ -31,16 +30,19 @@ def predict_stale(path: Path) -> None:
     for milestone in manifest.milestones:
         if fault := _fault(milestone, stored):
             print(f"predicting {milestone.id}: {fault}", flush=True)
-            stored[milestone.slug] = make_prediction(milestone)
-            write_predictions(path, {
-                m.slug: stored[m.slug] for m in manifest.milestones if m.slug in stored})
+            made = make_prediction(milestone)
+            with locked(path):  # another call may have kept others meanwhile
+                stored = load_predictions(path) if path.exists() else {}
+                stored[milestone.slug] = made
+                write_predictions(path, {
+                    m.slug: stored[m.slug] for m in manifest.milestones if m.slug in stored})
 
 
 def write_predictions(path: Path, predictions: Mapping[str, StoredPrediction]) -> None:
     """Writes the file at `path` for load_predictions; what is not known of one is left out."""
     entries = {slug: {name: value for name, value in asdict(prediction).items()
                       if value is not None} for slug, prediction in predictions.items()}
-    replace_file(path, (json.dumps(entries, indent=1) + "\n").encode())
+    replace_file(path, (json_text(entries, indent=1) + "\n").encode())
 
 
 def make_prediction(milestone: Milestone) -> StoredPrediction:

@@ -86,6 +86,16 @@ def split_blocks(source: str) -> tuple[Block, ...]:
     return tuple(blocks.values())
 
 
+def section(source: str, title: str) -> dict[str, str]:
+    """The blocks under one heading of a script, {name: text}."""
+    found, heading = {}, ""
+    for block in split_blocks(source):
+        heading = block.name if block.name.startswith("heading: ") else heading
+        if heading == f"heading: {title}" != block.name:
+            found[block.name] = block.text
+    return found
+
+
 def changed_blocks(parent: str, child: str) -> dict[str, tuple[str, str]]:
     """The blocks that differ between two scripts, in reading order: name -> (old, new) text, empty
     where a script has no such block. Raises what `split_blocks` raises."""

@@ -1,5 +1,6 @@
 """Reads history/hyperparameters.toml: what each hyperparameter is, and the values of small runs."""
 
+import math
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,14 +25,15 @@ KINDS = {
     "layers": "a number of layers", "layer": "a layer's index, from 0", "count": "another number",
     "rate": "a learning rate",
     "stage rate": "a later stage's peak rate; the batch grows with each stage",
-    "fraction": "a part of a number or of the run",
+    "fraction": "a part of a number or of the run, at most 1",
+    "decay": "what a step leaves of a mean of earlier steps, below 1",
     "factor": "what a tensor is multiplied by, or a small summand",
     "steps": "steps that the run makes", "phase": "steps of a schedule, scaled with the run",
     "interval": "steps from one event to the next; 0: never", "seed": "of random numbers",
     "switch": "what depends on the machine", "flag": "which of two ways does the same",
 }
 NO_NUMBERS = ("files", "input", "text", "output", "pattern", "switch", "flag")
-MAY_BE_ZERO = ("rate", "fraction", "factor", "interval", "seed", "token", "layer")
+MAY_BE_ZERO = ("rate", "fraction", "decay", "factor", "interval", "seed", "token", "layer")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Hyperparameter:
     choices: Texts = ()
     refused: dict = field(default_factory=dict)
     least: object = None
+    divides_by: object = None
     divides: str = ""
     below: str = ""
     at_most: str = ""
@@ -60,6 +63,19 @@ class Hyperparameter:
     def refuses(self, value: object) -> bool:
         """Whether a value of a small run, None for none, should be a number and is not."""
         return self.kind not in NO_NUMBERS and not isinstance(value, int | float | None)
+
+    def range_fault(self, value: float, default: float | None) -> str:
+        """What to give instead of a number that is out of range, "" for one within; a script's
+        default, if it is known, is within."""
+        least = self.smallest if default is None else min(self.smallest, default)
+        most = {"fraction": 1, "decay": 1}.get(self.kind, math.inf)
+        most = most if default is None else max(most, default)
+        below = self.kind == "decay" and most == 1
+        if value >= least and (value < most if below else value <= most) and (
+                value or not self.divides_by) and math.isfinite(value):
+            return ""
+        words = "a number above 0" if self.divides_by else f"a number from {least} on"
+        return words + ("" if most == math.inf else f", {'below' if below else 'at most'} {most}")
 
     @property
     def smallest(self) -> int:

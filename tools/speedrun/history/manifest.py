@@ -44,6 +44,7 @@ KINDS = ("optimizer", "architecture", "data", "systems")
 ID = re.compile(r"[a-z]?\d+[a-z]?")  # a station's number and at most one letter
 NAME = re.compile(ID.pattern + "_([a-z][a-z][a-z0-9_]*)")  # of a milestone's folder
 HANDLES = "handles.py"  # in a folder, beside the script: see speedrun.history.handles
+FIGURE = "why.py"  # likewise: see speedrun.figures.why
 NONE = "none"  # as a parent, and as the record whose figures a milestone carries
 # Keys that milestone.toml must not have, because they follow from something else.
 DERIVED = {
@@ -423,7 +424,7 @@ def _milestone(folder, before, records):
     if not NAME.fullmatch(folder.name):
         raise ValueError("its folder's name must be an id and a slug, such as 05a_window_warmup,"
                          f" not {folder.name}")
-    scripts = sorted(path for path in folder.glob("*.py") if path.name != HANDLES)
+    scripts = sorted(set(folder.glob("*.py")) - {folder / HANDLES, folder / FIGURE})
     if len(scripts) != 1:
         names = ", ".join(script.name for script in scripts) or "none"
         raise ValueError(f"its folder must hold one script, not {names}")

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from speedrun.base.files import REPOSITORY, replace_file
+from speedrun.base.text import json_text
 from speedrun.history.schema import Numbers, build, check_keys
 
 MEASURED = REPOSITORY / "history" / "measured"
+RECORD_RANKS = 8
 MOST_LETTERS = 300  # of any text in a file
 # What would say who measured, or where: a path, an address, a name at a machine.
 PERSONAL = re.compile(r"(^|[\s'\"=(:])(~|[A-Za-z]:)?[/\\][\w.]|@|\b\d+\.\d+\.\d+\.\d+\b")
@@ -22,8 +24,10 @@ class Timing:
 
     code: the script's hash then; step_ms: milliseconds of a step, a mean for each part of the run,
     in order; peak_memory_mib: of rank 0; micro_batch: sequences of a forward pass on a GPU, and
-    passes of them in a step; paths: the kernels taken; clock: MHz under load, the median.
-    wall_s: seconds that all of it took, the comparison with a CPU included.
+    passes of them in a step; paths: the kernels taken; clock: MHz under load, the median. Of a
+    share: seconds that compilation took, beside others, the graphs that it made, and how often a
+    graph was broken, if it was. within: a small run's losses differ from a CPU's by no more; None:
+    they were not compared.
     """
 
     code: str
@@ -31,9 +35,12 @@ class Timing:
     passes: int
     micro_batch: int
     paths: str
-    wall_s: int
     peak_memory_mib: int | None = None
     clock: int | None = None
+    compile_s: int | None = None
+    graphs: int | None = None
+    breaks: int | None = None
+    within: float | None = None
 
     @property
     def mean_ms(self) -> float:
@@ -52,18 +59,27 @@ class Timing:
         """The peak, or that no GPU has one."""
         return f"{self.peak_memory_mib:,} MiB" if self.peak_memory_mib else "no GPU memory"
 
+    @property
+    def compiled_text(self) -> str:
+        """What compilation took, after a comma; "" if that is not known."""
+        found = {"compiled in {} s": self.compile_s, "{} graphs": self.graphs,
+                 "{} graph breaks": self.breaks}
+        return "".join(f", {words.format(n)}" for words, n in found.items() if n)
+
 
 @dataclass(frozen=True)
 class Machine:
     """Where it was measured: count GPUs of a kind, MiB of one's memory, versions, W of its power
-    limit, MHz of its highest clocks; tokens: FineWeb's, or those of the embedded text."""
+    limit, MHz of its highest clocks; tokens: FineWeb's, or those or bytes of the embedded text;
+    share: a step was one rank's share of so many, without gradient accumulation."""
 
     gpu: str
     count: int
-    tokens: Literal["FineWeb", "embedded text", "other"]
+    tokens: Literal["FineWeb", "embedded text", "embedded bytes", "other"]
     steps: int
     python: str
     torch: str
+    share: int | None = None
     memory: int | None = None
     cuda: str | None = None
     nccl: str | None = None
@@ -74,14 +90,15 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """As a heading: 8 x H100 80GB HBM3."""
-        return f"{self.count} x {re.sub(r'^NVIDIA (GeForce )?', '', self.gpu)}"
+        """As a heading: 8 x H100 80GB HBM3, or 1 of 8 x H100 80GB HBM3."""
+        of = f" of {self.share}" if self.share else ""
+        return f"{self.count}{of} x {re.sub(r'^NVIDIA (GeForce )?', '', self.gpu)}"
 
     @property
     def file_name(self) -> str:
-        """As a file's: h100-80gb-hbm3-8.json."""
-        words = re.findall(r"[a-z0-9]+", self.name.partition(" x ")[2].lower())
-        return f"{'-'.join(words)}-{self.count}.json"
+        """As a file's: h100-80gb-hbm3-8.json, or h100-80gb-hbm3-1-of-8.json."""
+        count, _, gpu = self.name.lower().partition(" x ")
+        return f"{'-'.join(re.findall('[a-z0-9]+', f'{gpu} {count}'))}.json"
 
 
 @dataclass
@@ -132,7 +149,7 @@ def write_measurement(path: Path, measurement: Measurement) -> None:
             return {name: known(value) for name, value in table.items() if value is not None}
         return table
 
-    replace_file(path, (json.dumps(known(asdict(measurement)), indent=1) + "\n").encode())
+    replace_file(path, (json_text(known(asdict(measurement)), indent=1) + "\n").encode())
 
 
 def _texts(value):

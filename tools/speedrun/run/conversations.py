@@ -6,6 +6,7 @@ Users and assistants take turns, from a user to an assistant; one system message
 Blank lines are skipped, and so are other keys.
 """
 
+import glob
 import hashlib
 import json
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
-from speedrun.run.data import BUILTIN
+from speedrun.run.data import BUILTIN, DOCUMENT_START
 from speedrun.run.failure import error_line
 
 SCRIPT = REPOSITORY / "data" / "builtin_chat.py"
@@ -28,7 +29,8 @@ def files_in(folder: Path) -> dict[str, str]:
     *_val.jsonl. Raises UserError where it does not; the embedded files may still be missing."""
     if folder.resolve() == BUILTIN:
         return {f"{split}_file": short(BUILTIN / f"chat_{split}.jsonl") for split in SPLITS}
-    files = {split: sorted(folder.glob(f"*_{split}.jsonl")) for split in SPLITS}
+    files = {split: [Path(file) for file in sorted(glob.glob(  # as the shell, no dot files
+        f"{glob.escape(str(folder))}/*_{split}.jsonl"))] for split in SPLITS}
     for split, found in files.items():
         if len(found) != 1:
             names = ", ".join(file.name for file in found) or "none"
@@ -73,6 +75,36 @@ def check(file: str | Path) -> int:
     if not count:
         raise UserError(f"{file} holds no conversation")
     return count
+
+
+def check_answers(file: str | Path, values: dict[str, object]) -> None:
+    """Raises UserError if no conversation of a file, which `check` has read, has an answer that
+    begins within seq_len tokens: the script would drop all of them.
+
+    values: hyperparameters, {name: value}. Does nothing where GPT-2's vocabulary is not there."""
+    bos_id, seq_len = values.get("bos_id"), values.get("seq_len")
+    if type(bos_id) is not int or type(seq_len) is not int:
+        return
+    room, count, longer = seq_len - 3, 0, []  # start, user and assistant come before the answer
+    with open(file, encoding="utf-8", newline="\n") as lines:
+        for line in filter(str.strip, lines):
+            messages = json.loads(line)["messages"]
+            first = [message["role"] for message in messages].index("assistant")
+            asked = "\n\n".join(message["content"] for message in messages[:first])
+            if len(asked.encode()) <= room:  # no text has more tokens than bytes
+                return
+            count, longer = count + 1, [*longer, asked] if bos_id != DOCUMENT_START else []
+    if longer:
+        try:
+            import tiktoken
+
+            gpt2 = tiktoken.get_encoding("gpt2")
+        except (ImportError, OSError, ValueError):
+            return
+        if any(len(gpt2.encode_ordinary(asked)) <= room for asked in longer):
+            return
+    raise UserError(f"{file}: all {count:,} conversations would be dropped: no answer begins within"
+                    f" seq_len={seq_len} tokens; raise it, or shorten the questions")
 
 
 def _is_conversation(line):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
 from speedrun.run.failure import error_line
@@ -23,6 +24,8 @@ from speedrun.run.failure import error_line
 FINEWEB = REPOSITORY / "data" / "fineweb10B"  # GPT-2 tokens, for the record scale
 BUILTIN = REPOSITORY / "data" / "builtin"  # bytes, for the tiny scale
 BUILTIN_GPT2 = REPOSITORY / "data" / "builtin_gpt2"  # the same text in GPT-2 tokens, to measure on
+BUILTIN_IDS = REPOSITORY / "data" / "builtin_ids"  # its bytes, documents as GPT-2's tokens begin
+GPT2_START = 50256  # the token with which a document begins there
 GPT2_SHARD_TOKENS = 2_200_000  # 8 validation sequences of 262,144; the text has 4.9 million
 FINEWEB_SHARDS = 103  # training shards that there are
 FINEWEB_SHARD_TOKENS = 100_000_000
@@ -43,9 +46,15 @@ def folder_of(pattern: str) -> Path:
     return Path(re.sub(r"\[([*?[])\]", r"\1", str(Path(pattern).parent)))
 
 
+def shards_in(folder: Path, split: str) -> list[Path]:
+    """The folder's shards of a split, "train" or "val", in order; as for a script, a file is none
+    whose name begins with a dot (macOS puts ._x beside each x on some disks)."""
+    return sorted(map(Path, glob.glob(f"{glob.escape(str(folder))}/*_{split}_*.bin")))
+
+
 def has_shards(folder: Path) -> bool:
     """Whether the folder holds training and validation shards."""
-    return all(any(folder.glob(f"*_{split}_*.bin")) for split in ("train", "val"))
+    return all(shards_in(folder, split) for split in ("train", "val"))
 
 
 def fetch_command(folder: Path = FINEWEB, shards: int | None = None) -> str:
@@ -81,7 +90,7 @@ def shard_length(file: str | Path) -> int:
 def holds_bytes(folder: Path) -> bool:
     """Whether the shards look byte-level: the first tokens of a validation shard are at most 256.
     Without such a shard, they do."""
-    first = min(folder.glob("*_val_*.bin"), default=None)
+    first = min(shards_in(folder, "val"), default=None)
     if first is None or not first.is_file():
         return True
     with open(first, "rb") as file:
@@ -101,7 +110,7 @@ def fingerprint(folder: Path) -> str | None:
         return None
     content = hashlib.sha256()
     for split in ("val", "train"):
-        for shard in sorted(folder.glob(f"*_{split}_*.bin")):
+        for shard in shards_in(folder, split):
             content.update(shard.read_bytes())
     return content.hexdigest()[:16]
 
@@ -116,10 +125,12 @@ def make_builtin_gpt2() -> None:
     fails, for example where tiktoken can neither find nor fetch its vocabulary."""
     import numpy as np  # a dry run does without
 
+    if has_shards(BUILTIN_GPT2):
+        return
     make_builtin()
     with tempfile.TemporaryDirectory() as folder, open(
             Path(folder, "builtin.jsonl"), "w", encoding="utf-8") as file:
-        for shard in sorted(BUILTIN.glob("*.bin")):
+        for shard in (*shards_in(BUILTIN, "train"), *shards_in(BUILTIN, "val")):
             tokens = np.fromfile(shard, "<u2", offset=HEADER_BYTES)
             for document in np.split(tokens, np.flatnonzero(tokens == DOCUMENT_START)[1:]):
                 text = document[1:].astype(np.uint8).tobytes().decode("utf-8", "replace")
@@ -127,6 +138,24 @@ def make_builtin_gpt2() -> None:
         file.flush()
         _fill(BUILTIN_GPT2, "fineweb.py", "--input", file.name,
               "--shard-size", str(GPT2_SHARD_TOKENS))
+
+
+def make_builtin_ids() -> None:
+    """Makes two equal shards of its bytes, for training and validation, whose documents begin as
+    GPT-2's do: they need no vocabulary, and steps take as long. Raises UserError if that fails."""
+    import numpy as np  # a dry run does without
+
+    make_builtin()
+    try:
+        BUILTIN_IDS.mkdir(exist_ok=True)
+        shards = sorted(BUILTIN.glob("*_train_*.bin"))
+        for split, shard in (("train", shards[0]), ("val", shards[-1])):
+            tokens = np.fromfile(shard, "<u2", offset=HEADER_BYTES)
+            tokens[tokens == DOCUMENT_START] = GPT2_START
+            head = shard.read_bytes()[:HEADER_BYTES]
+            replace_file(BUILTIN_IDS / f"bytes_{split}_000001.bin", head + tokens.tobytes())
+    except OSError as error:
+        raise UserError(f"cannot write in {short(BUILTIN_IDS)}: {error.strerror}") from None
 
 
 def _fill(folder, script, *options):

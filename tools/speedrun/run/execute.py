@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from signal import SIGINT
@@ -12,10 +13,10 @@ from speedrun.base.errors import Stopped, UserError
 from speedrun.base.files import replace_file
 from speedrun.base.text import short
 from speedrun.run import conversations
-from speedrun.run.checkpoint import check_start
+from speedrun.run.checkpoint import CHECKPOINT, PARTIAL, check_start, sign
 from speedrun.run.data import BUILTIN, make_builtin
 from speedrun.run.failure import Failure, explain, rank_stderr
-from speedrun.run.log import SCRIPT, read_log
+from speedrun.run.log import RULE, SCRIPT, read_log
 from speedrun.run.plan import Plan, check_out, make_fresh_out
 from speedrun.run.preflight import check_shards
 from speedrun.run.progress import NotFinite, follow
@@ -43,9 +44,10 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
         plan.out.mkdir(parents=True, exist_ok=True)
     log = plan.out / "log.txt"
     try:
-        failure = execute(plan, stream)
+        data = []
+        failure = execute(plan, stream, data.append)
         if failure is None:
-            return _sum_up(plan)
+            return _sum_up(plan, data[0], stream)
         kept, stderr = [], plan.out / f"stderr_rank{failure.rank}.txt"
         is_riddle = not (failure.explained or failure.stopped) and (log.exists() or stderr.exists())
         if not (is_riddle or _has_steps(log)):
@@ -61,16 +63,20 @@ def run(plan: Plan, stream: TextIO) -> Summary | None:
             plan.out.rmdir()
 
 
-def execute(plan: Plan, stream: TextIO) -> Failure | None:
+def execute(
+    plan: Plan, stream: TextIO, note_data: Callable[[str | None], object] = lambda fingerprint: None
+) -> Failure | None:
     """Runs the plan, shows it on a text stream and leaves all but the summary in plan.out.
 
-    Returns None, or why the run failed or was stopped. Raises UserError if it cannot start.
+    note_data: gets the data's fingerprint before the run. Returns None, or why the run failed or
+    was stopped. Raises UserError if it cannot start.
     """
     values = plan.hyperparameters
     if plan.data == BUILTIN:
         conversations.make_builtin() if "train_file" in values else make_builtin()
     check_shards(values, tokens=True)
-    check_start(values)
+    check_start(values, plan.script.milestone or plan.script.tiny_of)
+    note_data(plan.fingerprint)
     with stop_signals() as stop, _claimed(plan):
         try:
             with follow(plan, stream, stop.give_up) as show:
@@ -147,7 +153,7 @@ def _tidy(plan):
                 rank = plan.nodes.rank * plan.nproc + local_rank
                 file.replace(plan.out / f"stderr_rank{rank}.txt")
         shutil.rmtree(plan.ranks_dir, ignore_errors=True)
-        (plan.out / "checkpoint.partial").unlink(missing_ok=True)  # it was cut short
+        (plan.out / PARTIAL).unlink(missing_ok=True)  # it was cut short
 
 
 def _has_steps(log):
@@ -167,10 +173,11 @@ def _discard(plan):
         file.unlink(missing_ok=True)
 
 
-def _sum_up(plan):
+def _sum_up(plan, data, stream):
+    """The summary of a whole run; data: the fingerprint of what it was to read."""
     if plan.nodes.rank > 0:
         return None
-    file = plan.out / "log.txt"
+    file, checkpoint = plan.out / "log.txt", plan.out / CHECKPOINT
     try:
         log = read_log(file)
     except (OSError, ValueError) as error:
@@ -183,9 +190,38 @@ def _sum_up(plan):
     if length and step < length:
         raise UserError(f"the script ended after step {step} of {length}; the log so far:"
                         f" {short(file)}")
-    summary = summarize(plan, log)
+    changed = [*_changed_data(plan, data)]
+    data = None if changed else data
+    changed += _keep_what_ran(file)
+    try:
+        if checkpoint.exists():
+            sign(checkpoint, plan.out / SCRIPT)
+    except OSError as error:
+        print(f"note: {short(checkpoint)} does not name its script: {error.strerror}", file=stream)
+    summary = summarize(plan, log, data, "; ".join(changed))
     try:
         replace_file(plan.out / "summary.json", (to_json(summary) + "\n").encode())
     except UserError as error:
         raise UserError(f"{error}; the run is complete, its log: {short(file)}") from None
     return summary
+
+
+def _keep_what_ran(log):
+    """Makes the script beside a log the one with which the log begins, if that is another, as after
+    an edit while the run started; yields what changed, in words."""
+    ran, rule, _ = log.read_text(encoding="utf-8", errors="replace").partition(f"{RULE}\n")
+    copy = log.with_name(SCRIPT)
+    if rule and "class Hyperparameters" in ran and copy.is_file() and (
+            ran.strip() != copy.read_text(encoding="utf-8", errors="replace").strip()):
+        replace_file(copy, ran.encode())
+        yield "the script, while the run started (the copy is what ran)"
+
+
+def _changed_data(plan, before):
+    """Yields what changed, in words, if the data are not those that the run was to read."""
+    try:
+        now = plan.fingerprint
+    except OSError as error:
+        now = error.strerror
+    if now != before:
+        yield f"the data, during the run (fingerprint {before} before, {now} after)"

@@ -34,7 +34,7 @@ def generate(plan: Plan, write: Callable[[bytes], object] | None = None) -> Answ
     write: gets the bytes of its stdout as soon as there are any. Raises UserError, one line, if it
     cannot start or fails, Stopped if a signal to this process ends it, and whatever `write` does.
     """
-    check_start(plan.hyperparameters)
+    check_start(plan.hyperparameters, plan.script.milestone or plan.script.tiny_of)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
     printed = bytearray()

@@ -54,9 +54,10 @@ def visible_gpus() -> list[str]:
     return _of_visible_gpus("name")
 
 
-def visible_memory() -> list[int]:
-    """Memory in MiB of the GPUs that `visible_gpus` names; 0 if nvidia-smi does not report it."""
-    return [int(text) if text.isdecimal() else 0 for text in _of_visible_gpus("memory.total")]
+def visible_memory(what: str = "total") -> list[int]:
+    """Memory in MiB of the GPUs that `visible_gpus` names, or what is "used" of it; 0 if nvidia-smi
+    does not report it."""
+    return [int(text) if text.isdecimal() else 0 for text in _of_visible_gpus(f"memory.{what}")]
 
 
 def gpu_facts() -> dict[str, str | int]:

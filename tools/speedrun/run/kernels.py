@@ -18,7 +18,7 @@ def try_kernel(name: str, device: str = "cuda") -> str:
     tools = os.pathsep.join(filter(None, (str(REPOSITORY / "tools"), os.environ.get("PYTHONPATH"))))
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "speedrun.run.kernels", name, device], timeout=PATIENCE_S,
+            trial_command(name, device), timeout=PATIENCE_S,
             env={**os.environ, "PYTHONPATH": tools}, capture_output=True, encoding="utf-8",
             errors="replace")
     except subprocess.TimeoutExpired:
@@ -26,6 +26,12 @@ def try_kernel(name: str, device: str = "cuda") -> str:
     if ended.returncode == 0:
         return OK
     return error_line(ended.stderr) or describe_exit(ended.returncode)
+
+
+def trial_command(name: str, device: str = "cuda") -> list[str]:
+    """The command that tries one of TRIALS on a device, where PYTHONPATH has tools/; it fails with
+    the error on stderr."""
+    return [sys.executable, "-m", "speedrun.run.kernels", name, device]
 
 
 def triton_kernel(device: str) -> None:

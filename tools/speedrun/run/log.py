@@ -9,7 +9,7 @@
 Lines that count:
 
     step:20/200 val_loss:3.2800 train_time:1234ms step_avg:61.70ms
-    step:20/200 train_loss:3.3000 train_time:1234ms step_avg:nanms
+    step:20/200 train_loss:3.3000 train_time:1.234s step_avg:nanms
     s:250 tel:4.1234                     llm.c: a validation
     s:250 trl:4.2345 lr:0.0018 norm:0.3  llm.c: a training step
     environment:{"python": "3.11.7", ...}    or    python:3.11.7 torch:2.13.0 device:cpu ...
@@ -18,6 +18,7 @@ Lines that count:
     peak_memory:34217MiB             or    peak memory allocated: 34217 MiB reserved: 49936 MiB
 """
 
+import codecs
 import json
 import re
 from dataclasses import dataclass, field
@@ -56,7 +57,8 @@ class Step:
 class RunLog:
     """The content of a log so far.
 
-    steps: every step line in order; hyperparameters, environment and rows: name -> value, empty
+    steps: every step line in order; unread: the number of lines that begin as one and are not
+    understood; hyperparameters, environment and rows: name -> value, empty
     where the log has none; peak_memory_mib: in MiB, or None.
     """
 
@@ -65,6 +67,7 @@ class RunLog:
     environment: dict[str, object] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
     peak_memory_mib: int | None = None
+    unread: int = 0
 
     def feed(self, line: str) -> Step | str | None:
         """Takes the next line (with or without its line break).
@@ -75,6 +78,7 @@ class RunLog:
         line = line.rstrip("\r\n")
         if line == RULE:
             self.steps.clear()  # the text above a rule only quotes step lines
+            self.unread = 0
         try:
             if step := _step(line):
                 self.steps.append(step)
@@ -84,6 +88,7 @@ class RunLog:
                 return fact[0]
         except (ValueError, RecursionError):  # looks like one, but is cut short or something else
             pass
+        self.unread += _STEP.match(line) is not None
         return None
 
     @property
@@ -124,7 +129,9 @@ def read_log(path: str | Path) -> RunLog:
     is no training log or its tokens cannot be counted, and OSError if it cannot be read.
     """
     log = RunLog()
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, "rb") as file:  # PowerShell writes UTF-16 where a run's output is redirected
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    with open(path, encoding="utf-16" if is_utf16 else "utf-8", errors="replace") as file:
         for line in file:
             # Only llm.c's lines do not mark their end: 3.28 may be the start of 3.2834.
             if line.endswith("\n") or not line.startswith("s:"):
@@ -145,7 +152,7 @@ def _step(line):
         return Step(int(match["step"]), **{_LLMC_LOSS[match["loss"]]: _number(match["value"])})
     match = _STEP.fullmatch(line)
     words = dict(word.split(":", 1) for word in match["words"].split()) if match else {}
-    if not words.get("step_avg", "").endswith("ms"):
+    if not words.get("step_avg", "").endswith("s"):
         return None  # the last word, so without it the line is cut
     names = ("val_loss", "train_loss", "train_time", "step_avg")
     return Step(int(match["step"]), int(match["train_steps"]),
@@ -153,8 +160,13 @@ def _step(line):
 
 
 def _number(text):
-    """The number in `3.28` or `12.5ms`; None for the early records' `nanms` (no average yet)."""
-    return None if text == "nanms" else float(text.removesuffix("ms"))
+    """The number in `3.28` or `12.5ms`, milliseconds for `0.0125s`; None for the early records'
+    `nanms` (no average yet)."""
+    if text == "nanms":
+        return None
+    if text.endswith("s") and not text.endswith("ms"):
+        return 1000 * float(text.removesuffix("s"))
+    return float(text.removesuffix("ms"))
 
 
 def _fact(line):

@@ -33,7 +33,7 @@ from speedrun.run.data import (
 from speedrun.run.gpus import visible_gpus
 from speedrun.run.log import SCRIPT
 from speedrun.run.torchrun import Nodes, check_nodes, launcher_command
-from speedrun.scripts.find import Script, find_script
+from speedrun.scripts.find import Script, find_script, reads_options
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
 AUTO = "auto"  # the device batch that is to be found out
@@ -83,14 +83,18 @@ class Plan:
         ranks_dir; stdout is shared, and only rank 0 prints there. A script that generates is one
         plain process."""
         if self.script.generates:
-            options = (f"--{name}={value}" for name, value in self.options.items())
-            return [sys.executable, short(self.script.path), *options]
-        options = {**self.options, "log_dir": short(self.out)}
+            return [sys.executable, *self.script_command]
         return [
             sys.executable, *launcher_command(self.nodes), f"--nproc-per-node={self.nproc}",
-            "--redirects=2", f"--log-dir={short(self.ranks_dir)}", short(self.script.path),
-            *(f"--{name}={value}" for name, value in options.items()),
+            "--redirects=2", f"--log-dir={short(self.ranks_dir)}", *self.script_command,
         ]
+
+    @property
+    def script_command(self) -> list[str]:
+        """The script and its options; Python runs it as a world of one rank."""
+        log_dir = {} if self.script.generates else {"log_dir": short(self.out)}
+        return [short(self.script.path),
+                *(f"--{name}={value}" for name, value in {**self.options, **log_dir}.items())]
 
     @property
     def hyperparameters(self) -> dict[str, object]:
@@ -121,6 +125,9 @@ def make_plan(
     script = find_script(target)
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
+    if script.milestone is None and not reads_options(script.path.read_bytes()):
+        raise UserError(f"{short(script.path)} does not read its command line, on which"
+                        " hyperparameters are passed; add a parse_args like 00's")
     nodes = nodes or Nodes()
     check_nodes(nodes)
     gpus, notes = visible_gpus(), []
@@ -233,6 +240,7 @@ def _check_files(plan, check_here):
     for name in ("train_file", "val_file"):
         if values.get(name) and (plan.data != BUILTIN or Path(values[name]).exists()):
             conversations.check(values[name])
+            conversations.check_answers(values[name], values)
     check_here(preflight.check_prefixes, values)
     if plan.data == BUILTIN and not has_shards(BUILTIN):
         return
@@ -267,7 +275,19 @@ def _name_and_value(setting, script):
         raise UserError(
             f"--set {setting}: {short(script.path)} has no hyperparameter {name}{hint}", 2)
     script.typed(name, value)
+    entry = load_glossary().get(name)
+    if entry and entry.kind == "text" and not _is_text(value):
+        raise UserError(f"--set {name}: it holds bytes that are not UTF-8; give it as text", 2)
     return name, value
+
+
+def _is_text(value):
+    """Whether a word of the command line was UTF-8; Python keeps other bytes as surrogates."""
+    try:
+        value.encode()
+        return True
+    except UnicodeEncodeError:
+        return False
 
 
 def _start_of(script, start, settings):
@@ -336,9 +356,12 @@ def make_fresh_out(name: str) -> Path:
     """Makes such a folder, only for this run; OSError if that is impossible."""
     while True:
         out = fresh_out(name)
-        with suppress(FileExistsError):  # another run took the name just now
+        try:
             out.mkdir(parents=True)
             return out
+        except FileExistsError:
+            if not out.is_dir():  # the folder above is no folder; else another run took the name
+                raise
 
 
 def check_out(out: Path, nodes: Nodes) -> None:

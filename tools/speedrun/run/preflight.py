@@ -15,7 +15,7 @@ from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
-from speedrun.history.glossary import load_glossary
+from speedrun.history.glossary import Hyperparameter, load_glossary
 from speedrun.history.manifest import REPOSITORY
 from speedrun.history.tokens import stages, step_tokens
 from speedrun.run.data import (
@@ -62,14 +62,16 @@ def check_values(
     range begins above the default, which is right by definition. world_size: ranks on all
     machines; on_gpu: whether they have GPUs.
     """
+    glossary = load_glossary()
     for name, value in values.items():
         if type(value) in (int, float):
-            least = _least(name, value, defaults.get(name))
-            if not (value >= least and math.isfinite(value)):
-                raise UserError(f"{name}={value} is out of range; give a number from {least} on")
+            kind = "factor" if isinstance(value, float) else "count"
+            entry, default = glossary.get(name) or Hyperparameter("", kind), defaults.get(name)
+            known = default if type(default) in (int, float) else None
+            if fault := entry.range_fault(value, known):
+                raise UserError(f"{name}={value} is out of range; give {fault}")
             if type(value) is int and value >= 2**63:  # no tensor, no generator takes it
                 raise UserError(f"{name}={value} is out of range; give a number below 2**63")
-    glossary = load_glossary()
     for key, (kind, fit, words) in PAIRS.items():
         for a, b in glossary.column(key).items():
             known = type(values.get(a)) is kind and _known(values, b)
@@ -123,15 +125,19 @@ def check_shards(
     values: hyperparameters as for check_values. read_ratio: see Milestone. tokens: whether to read
     every token of the run, too, which takes numpy, and to refuse one beyond vocab_size.
     """
-    served = None
+    served, seen = None, set()
     train_steps = max(values.get(name) or 0 for name in load_glossary().of_kind("steps"))
     for name, step, growth, steps in (
             ("train_files", "total_batch_size", stages(values), train_steps),
             ("val_files", "val_tokens", 1, 1)):
         pattern = values.get(name)
-        if not pattern:
+        if pattern is None:
             continue
         files = sorted(glob.glob(pattern))
+        if both := seen.intersection(map(os.path.realpath, files)):
+            raise UserError(f"{short(Path(min(both)))} is in both train_files and val_files;"
+                            " validate on text that the model does not train on")
+        seen |= set(map(os.path.realpath, files))
         if not files:
             needed = _known(values, "train_steps", "total_batch_size") and shards_read(
                 _read(values, values["train_steps"], read_ratio))
@@ -204,13 +210,6 @@ def _check_tokens(lengths, steps, vocab_size):
 def _known(values, *names):
     """Whether all of these hyperparameters are there, as whole numbers."""
     return all(type(values.get(name)) is int for name in names)
-
-
-def _least(name, value, default):
-    """The smallest number that a hyperparameter of this name may be."""
-    entry = load_glossary().get(name)
-    least = entry.smallest if entry else 0 if isinstance(value, float) else 1
-    return min(least, default) if type(default) in (int, float) else least
 
 
 def _check_windows(values):

@@ -1,13 +1,11 @@
 """Sums up a finished run: figures from its log, beside the official ones."""
 
-import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from speedrun.base.files import read_json
-from speedrun.base.text import visible
+from speedrun.base.files import read_texts
+from speedrun.base.text import json_text, visible
 from speedrun.history.manifest import slug_in
 from speedrun.run.gpus import peak_flops
 from speedrun.run.log import SCRIPT, RunLog, Step
@@ -21,6 +19,7 @@ _ROWS = {
     "peak_memory_mib": ("peak_memory", "{:,} MiB"), "conversations": ("conversations", "{}"),
     "padding": ("padding", "{}"), "scale": ("scale", "{}"),
     "data": ("data", "{}"), "data_fingerprint": ("fingerprint", "{}"), "device": ("device", "{}"),
+    "changed": ("changed", "{}"),
 }
 
 
@@ -31,9 +30,10 @@ class Summary:
     milestone is a slug, val_loss in nats per token, tokens over all steps, times in seconds and
     milliseconds, mfu as a fraction of the peak of all GPUs, peak_memory_mib of rank 0,
     data_fingerprint of the embedded corpus or of conversations, whose text depends on the Python
-    version. rows: what an epoch of fine-tuning holds, as its log says it, else empty; tokens leave
-    padding out. `official` holds the record's figures under the same names, or is empty if the runs
-    do not compare.
+    version; data that changed during the run have none. rows: what an epoch of fine-tuning holds,
+    as its log says it, else empty; tokens leave padding out. `official` holds the record's figures
+    under the same names, or is empty if the runs do not compare. changed: what was changed under
+    the run, in words, or "".
     """
 
     milestone: str | None
@@ -54,10 +54,13 @@ class Summary:
     rows: dict[str, float]
     log: str
     official: dict[str, float | int]
+    changed: str = ""
 
 
-def summarize(plan: Plan, log: RunLog) -> Summary:
-    """The Summary of the run that `plan` described and `log` recorded (at least one step)."""
+def summarize(plan: Plan, log: RunLog, data: str | None = None, changed: str = "") -> Summary:
+    """The Summary of the run that `plan` described and `log` recorded (at least one step).
+
+    data: the fingerprint of its data; changed: what was changed under the run, in words."""
     timed = _last(log.steps, "step_avg_ms")
     batch = log.tokens_per_step
     world_size = int(log.environment.get("world_size", plan.nproc * plan.nodes.count))
@@ -77,7 +80,7 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         scale=plan.scale,
         data=str(plan.data) if plan.data else log.hyperparameters.get("train_files")
         or log.hyperparameters.get("train_file"),
-        data_fingerprint=plan.fingerprint,
+        data_fingerprint=data,
         device=device,
         world_size=world_size,
         val_loss=_last(log.steps, "val_loss").val_loss,
@@ -91,28 +94,25 @@ def summarize(plan: Plan, log: RunLog) -> Summary:
         rows=log.rows,
         log=str(plan.out / "log.txt"),
         official=_official(plan, log),
+        changed=changed,
     )
 
 
 def corpus_of(folder: Path) -> str | None:
     """The fingerprint of the embedded corpus that a run in the folder was trained on, from its
     summary; None if it has none."""
-    return (read_json(folder / "summary.json") or {}).get("data_fingerprint")
+    return read_texts(folder / "summary.json").get("data_fingerprint")
 
 
 def milestone_of(folder: Path) -> str | None:
     """The slug of the milestone that was run in the folder, from its summary; None without one."""
-    name = (read_json(folder / "summary.json") or {}).get("milestone")
+    name = read_texts(folder / "summary.json").get("milestone")
     return slug_in(name) if name else None
 
 
 def to_json(summary: Summary) -> str:
     """The summary as a JSON object; a loss that is not finite becomes null."""
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(summary).items()
-    }
-    return json.dumps(finite, indent=2)
+    return json_text(asdict(summary), indent=2)
 
 
 def print_summary(summary: Summary, stream: TextIO) -> None:

@@ -133,6 +133,23 @@ def stop_signals() -> Iterator[Stop]:
             signal.signal(signum, old)
 
 
+def rank_environment(folder: Path) -> dict[str, str]:
+    """The environment of a run's ranks; folder: gets the launcher's FAILURES."""
+    environment = {
+        "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
+        # torch's launcher takes a PET_NNODES that some cluster left behind for --nnodes
+        **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
+        "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
+        "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
+        MARK: str(folder.absolute() / FAILURES),
+    }
+    environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
+    if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
+        environment[ALLOCATOR[0]] = "expandable_segments:True"
+    return environment
+
+
 def run_ranks(command: list[str], folder: Path, on_line: Callable[[str], None], stop: Stop) -> int:
     """Runs the command, passes each line of its stdout to `on_line` and returns its exit code.
 
@@ -140,18 +157,7 @@ def run_ranks(command: list[str], folder: Path, on_line: Callable[[str], None], 
     stop ends the run. When this returns or raises (also an exception of on_line), all processes of
     the run have ended. Raises OSError if the command or the report cannot be started.
     """
-    failures = str(folder.absolute() / FAILURES)
-    environment = {
-        "GOMP_SPINCOUNT": "1000",  # waiting threads give a shared CPU away sooner
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_PATIENCE_S),
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",  # a pipe would hold back rank 0's lines
-        "PYTHONWARNINGS": ",".join(filter(None, (*QUIET, os.environ.get("PYTHONWARNINGS")))),
-        MARK: failures,
-    }
-    environment.pop("PYTHONOPTIMIZE", None)  # which would skip a script's own checks
-    if not environment.keys() & ALLOCATOR:  # as in the records' scripts: fewer gaps in the memory
-        environment[ALLOCATOR[0]] = "expandable_segments:True"
+    environment = rank_environment(folder)
     with open(folder / REPORT, "wb") as stderr:
         launcher = stop.launcher = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -160,7 +166,7 @@ def run_ranks(command: list[str], folder: Path, on_line: Callable[[str], None], 
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
-        reaper = threading.Thread(target=_reap, args=(launcher, failures), daemon=True)
+        reaper = threading.Thread(target=_reap, args=(launcher, environment[MARK]), daemon=True)
         reaper.start()
         try:
             if stop.signum is not None:  # the signal came before there was a launcher

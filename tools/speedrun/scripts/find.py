@@ -25,6 +25,8 @@ _READERS = {
     "int": int, "float": float, "str": str,
     "bool": lambda text: {"True": True, "False": False}[text],
 }
+PARSERS = {"argparse", "optparse", "getopt"}
+WITHOUT_OPTIONS = {"torch", "numpy", "triton", "flash_attn_interface", "flash_attn", "tiktoken"}
 # A hyperparameter whose default depends on the machine, and the script's comment on it.
 _SWITCH = re.compile(
     r"^    (\w+): (?:bool = (?!True|False)|str = field\(default_factory=(?!lambda: time\.))"
@@ -194,6 +196,22 @@ def _hyperparameters(path):
     if not defaults:
         raise UserError(f"{path} has no class Hyperparameters, so it is not a training script")
     return defaults, types
+
+
+def reads_options(source: str | bytes) -> bool:
+    """Whether a script may read its command line: it names `argv`, or imports a parser of options
+    or a module that is unknown here and may do so."""
+    roots, names = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            roots.add("" if node.level else node.module.partition(".")[0])
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return "argv" in names or bool(
+        roots & PARSERS or roots - sys.stdlib_module_names - WITHOUT_OPTIONS)
 
 
 def switches(source: str) -> dict[str, str]:

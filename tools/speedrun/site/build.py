@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from speedrun.base.errors import UserError
-from speedrun.base.files import REPOSITORY
+from speedrun.base.files import REPOSITORY, locked, replace_file
 from speedrun.diff.html import TEMPLATES, templates
 from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
@@ -18,23 +18,15 @@ MARK = ".built"  # lists the files that this made, which it may therefore replac
 
 def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> list[str]:
     """Builds the site of the repository at `root` in the folder `out`; returns all files' paths.
+    A site that is there stays until the new one is whole.
 
     only: the paths of the pages to build; all, if empty. Raises UserError, one line, if the folder
     holds something else and no site, and what reading the repository raises.
     """
-    site, pages = Site(root), templates()
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+    site, pages, made = Site(root), templates(), {}
+    if out.exists() and not (out / MARK).exists() and any(
+            path.name != f"{MARK}.lock" for path in out.iterdir()):
         raise UserError(f"{out}: there is something else in it; name an empty folder")
-    _remove_site(out)
-    out.mkdir(parents=True, exist_ok=True)
-    made = []
-
-    def write(path, data):
-        made.append(path)
-        with open(out / MARK, "a", encoding="utf-8") as mark:  # before the file: one may be killed
-            mark.write(f"{path}\n")
-        _write(out / path, data)
-
     pages.globals.update(
         layout="layout.html", site_name=NAME, path_of=site.path_of, script_of=site.script_of,
         raw_of=site.raw_of, lesson_of=site.lesson_of, block_paths=site.block_paths,
@@ -55,36 +47,41 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
                 **page.what(), path=page.path, title=page.title, about=page.about,
                 previous=page.previous, next=page.next, navigation=navigation,
                 url=lambda path, page=page: site.relative(path, page.path))
-            write(page.path, text.encode())
+            made[page.path] = text.encode()
     for m in site.manifest.milestones:
-        write(site.raw_of(m), m.script.read_bytes())
+        made[site.raw_of(m)] = m.script.read_bytes()
     found = search_index(site, {page.path for page in every})
     index = json.dumps(found, ensure_ascii=True, separators=(",", ":"))
-    write("search-index.js", f"window.searchIndex = {index};\n".encode())
+    made["search-index.js"] = f"window.searchIndex = {index};\n".encode()
     for name, parts in ASSETS.items():
-        write(name, b"".join((TEMPLATES / part).read_bytes() for part in parts))
-    for path, data in site.files.items():
-        write(path, data)
+        made[name] = b"".join((TEMPLATES / part).read_bytes() for part in parts)
+    made |= site.files
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / MARK):
+        _replace_site(out, made)
     return sorted(made)
 
 
-def _remove_site(folder):
-    """Removes the site that stands in `folder`, and nothing that somebody has put beside it."""
-    if (folder / MARK).exists():
-        names = (folder / MARK).read_text(encoding="utf-8").split("\n")
-        inside = {folder / name for name in filter(None, names)
-                  if (folder / name).resolve().is_relative_to(folder.resolve())}
-        for path in inside:
-            path.unlink(missing_ok=True)
-            for parent in path.parents[: len(path.relative_to(folder).parts) - 1]:
-                if parent.is_dir() and not any(parent.iterdir()):
-                    parent.rmdir()
-        (folder / MARK).unlink()
-
-
-def _write(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.write_bytes(data)
-    except OSError as error:  # a full disk's error names no file
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+def _replace_site(out, made):
+    """Writes the files {path: content} into `out`, then removes those of the site that was there,
+    and nothing that somebody has put beside it."""
+    mark, old = out / MARK, []
+    for left in out.rglob(".*.????????.tmp"):  # by a build that was killed
+        left.unlink()
+    if mark.exists():
+        old = [path for path in mark.read_text(encoding="utf-8").split("\n")
+               if path and (out / path).resolve().is_relative_to(out.resolve())]
+    replace_file(mark, "\n".join([*made, *old, ""]).encode())  # first, as one may be killed
+    for path, data in made.items():
+        file = out / path
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{file} cannot be written: {error.strerror}") from None
+        replace_file(file, data, to_disk=False)
+    for file in (out / path for path in old if path not in made):
+        file.unlink(missing_ok=True)
+        for parent in file.parents[: len(file.relative_to(out).parts) - 1]:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+    replace_file(mark, "\n".join([*made, ""]).encode())

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 from markupsafe import Markup
@@ -17,6 +18,8 @@ from speedrun.site.models import in_page
 from speedrun.site.text import code_html, make_html
 
 WORDS, LINES = 100, 20  # of text and of code that a reader takes in per minute
+SHOWN = ("text/plain", "text/markdown", "image/png", "image/jpeg", "image/svg+xml")
+LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from relative ones
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
 
 
@@ -134,4 +137,30 @@ def _exporter(target):
 
 @cache
 def _read(path):
-    return nbformat.read(path, as_version=4)
+    """A notebook whose outputs are text and pictures, with nothing that a browser would run."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.cell_type != "raw"]
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        if data := output.get("data"):
+            svg = data.get("image/svg+xml", "")
+            kept = {kind: content for kind, content in data.items()
+                    if kind in SHOWN and (kind != "image/svg+xml" or _is_still(svg))}
+            output.data = kept or {"text/plain": svg or data.get("text/html", "(not shown)")}
+    return notebook
+
+
+def _is_still(svg):
+    """Whether a picture draws and does nothing else."""
+    try:
+        elements = [*ElementTree.fromstring(svg).iter()]
+    except ElementTree.ParseError:
+        return False
+    local = re.compile(r"\{.*\}")
+    for element in elements:
+        if local.sub("", element.tag).lower() in ("script", "foreignobject", "iframe"):
+            return False
+        for name, value in ((local.sub("", k).lower(), v) for k, v in element.items()):
+            is_link = name == "href" and ":" in re.split("[/?#]", value)[0]
+            if name.startswith("on") or is_link and not value.startswith(LINKS):
+                return False
+    return True

@@ -4,8 +4,8 @@ import posixpath
 import re
 from collections.abc import Callable
 
+import latex2mathml.converter
 import mistune
-from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 from mistune.plugins.math import math
 from mistune.plugins.table import table
@@ -14,6 +14,10 @@ from speedrun.base.errors import UserError
 from speedrun.diff.align import Line
 from speedrun.diff.html import coloured
 
+# A formula's words, characters that stand for &, < and > in them, and what MathML consists of.
+IN_TEXT = re.compile(r"\\(?:text\w*|[mhf]box)\s*\{[^{}]*\}")
+HIDE = dict(zip(map(ord, "&<>"), "\ue000\ue001\ue002", strict=True))
+MATHML = re.compile(r'</?m[a-z]+(?: (?!on|href|style)[A-Za-z-]+="[^"<>]*")* ?/?>')
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
 FORMULA = r"^ {0,3}\$\$(?P<formula>[^$]+?)\$\$[ \t]*(?:\n|$)"  # of one line or several
 UNMEASURED = {"not measured", "—", ""}
@@ -77,6 +81,19 @@ def make_inline(text: str, target: Callable[[str], str | None]) -> Markup:
 def _block_formula(block, match, state):
     state.append_token({"type": "block_math", "raw": match["formula"]})
     return match.end()
+
+
+def convert(formula: str, display: str) -> str:
+    """A formula as MathML, without what a browser would run: the converter copies text such as
+    \\text{<b>} as it is. Raises ValueError for a formula with an active part, and what the
+    converter raises for one that it cannot read."""
+    hidden = IN_TEXT.sub(lambda found: found[0].translate(HIDE), formula)
+    found = latex2mathml.converter.convert(hidden, display=display)
+    for place, entity in zip(HIDE.values(), ("&amp;", "&lt;", "&gt;"), strict=True):
+        found = found.replace(place, entity)
+    if set("<>") & set(MATHML.sub("", found)):
+        raise ValueError("it holds a link, a style or HTML")
+    return found
 
 
 def _formula(text, display):
