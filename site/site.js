@@ -36,11 +36,37 @@ for (const kind of ["pointerover", "focusin", "click"]) {
   find(".script")?.addEventListener(kind, (event) => tell(event.target.closest(".run")));
 }
 
-// ---- the text of a chart's point
-for (const kind of ["pointerover", "focusin"]) {
-  document.addEventListener(kind, (event) => {
-    const point = event.target.closest?.(".chart a, .chart circle"), text = point && find("title", point);
-    if (text) find(".says", point.closest("figure")).textContent = text.textContent;
+// ---- the text of a chart's point: of the focused one, or of the one nearest to the pointer
+function say(point) {
+  const says = find(".says", point.closest("figure")), text = find("title", point)?.textContent;
+  if (!says || !text || says.textContent === text) return;
+  const to = point.closest("a"), shown = document.createElement(to ? "a" : "span");
+  if (to) shown.href = to.href.baseVal;
+  shown.textContent = text;
+  says.replaceChildren(shown);
+}
+for (const chart of all(".chart")) {
+  chart.addEventListener("focusin", (event) => event.target.closest("a") && say(event.target.closest("a")));
+  for (const kind of ["pointermove", "click"]) {
+    chart.addEventListener(kind, (event) => {
+      const away = (circle) => {
+        const box = circle.getBoundingClientRect();
+        return Math.hypot(event.clientX - box.x - box.width / 2, event.clientY - box.y - box.height / 2);
+      };
+      const [distance, circle] = all("circle", chart).map((one) => [away(one), one])
+        .reduce((best, one) => one[0] < best[0] ? one : best, [24, null]);
+      if (circle) say(circle.closest("a") || circle);
+    });
+  }
+}
+
+// ---- to a line of a script
+const lines = find("[data-goto]");
+if (lines) {
+  lines.hidden = false;
+  lines.addEventListener("submit", (event) => {
+    event.preventDefault();
+    location.hash = `L${find("input", lines).value}`;
   });
 }
 
@@ -86,7 +112,7 @@ function search() {
     dialog.setAttribute("aria-label", "Search");
     const field = document.createElement("input");
     field.type = "search";
-    field.placeholder = "A milestone, a block or a hyperparameter";
+    field.placeholder = "An idea, a record, a name, a command; or 14i line 300";
     field.setAttribute("aria-label", field.placeholder);
     dialog.append(field, document.createElement("p"), document.createElement("ul"));
     document.body.append(dialog);
@@ -100,18 +126,32 @@ function search() {
   if (!dialog.open) dialog.showModal();
   find("input", dialog).select();
 }
+const SMALL = new Set(("a an and are at by did do does for from how i in is it its many much of on or the to was were " +
+  "what when where which who why with").split(" ")); // words of a question that name nothing
+function rankOf(word, title, text) { // 0 is best; text begins with the title
+  if (title.split(/[^\p{L}\p{N}.#]+/u).includes(word)) return 0;
+  if (title.includes(word)) return 1;
+  if (` ${text} `.replace(/[^\p{L}\p{N}.#]+/gu, " ").includes(` ${word} `)) return 2;
+  return text.includes(word) ? 3 : Infinity;
+}
 function show() {
-  const words = find("input", dialog).value.toLowerCase().split(/\s+/).filter(Boolean);
+  const typed = find("input", dialog).value.toLowerCase().replace(/[?,:"']/g, " ").split(/\s+/).filter(Boolean);
+  const words = typed.filter((word) => !SMALL.has(word)).map((word) => word.replace(/^(record|idea)s$/, "$1"));
+  const number = typed.length > 1 && typed.find((word) => /^l?[1-9]\d{1,3}$/.test(word) && word !== typed[0]) ||
+    typed.includes("line") && typed.find((word) => /^\d+$/.test(word));
   const found = [];
-  for (const [name, kind, about, path] of window.searchIndex || []) {
-    const title = name.toLowerCase(), text = `${title} ${kind} ${about.toLowerCase()}`;
-    if (words.length && words.every((word) => text.includes(word))) {
-      const rank = title === words[0] ? 0 : title.split(/[ _]/).includes(words[0]) ? 1
-        : title.startsWith(words[0]) ? 2 : title.includes(words[0]) ? 3 : 4;
-      found.push({rank, name, kind, about, path});
+  (window.searchIndex || []).forEach(([name, kind, about, path, more], place) => {
+    const title = name.toLowerCase(), text = `${title} ${kind} ${about} ${more}`.toLowerCase();
+    const ranks = words.map((word) => rankOf(word, title, text));
+    const sum = ranks.reduce((total, one) => total + one, 0) / (ranks.length || 1);
+    const rank = kind === "milestone" ? sum / 4 : sum; // an idea counts like a title
+    if (words.length && rank < Infinity) found.push({rank, place, name, kind, about, path});
+    if (number && kind === "script" && typed.some((word) => word !== number && title === `lines of ${word}`)) {
+      const line = number.replace("l", "");
+      found.push({rank: -1, place, name: `Line ${line} of ${title.split(" ").at(-1)}`, kind, about, path: `${path}#L${line}`});
     }
-  }
-  found.sort((a, b) => a.rank - b.rank);
+  });
+  found.sort((a, b) => a.rank - b.rank || a.place - b.place); // the index has the best kinds first
   find("p", dialog).textContent = !words.length ? "Type a word; ↓ goes to the results."
     : found.length ? `${found.length} found` : "Nothing found";
   find("ul", dialog).replaceChildren(...found.slice(0, 40).map((entry) => {
@@ -143,7 +183,7 @@ for (const link of all("[data-search]")) {
 // ---- keys
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-  if (event.target.closest("input, textarea, dialog, .scroll, pre")) return;
+  if (event.target.closest("input, textarea, dialog, .scroll, .model, .formula, pre")) return;
   const parts = all(".block, .run");
   if (event.key === "/" && script.dataset.index) {
     event.preventDefault();

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_site.py; RUN_SLOW=1 builds it whole, and doubled.
 """
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise, product
+from math import hypot
 from pathlib import Path
 from posixpath import dirname, join, normpath
 from subprocess import PIPE, Popen
@@ -26,15 +28,19 @@ from speedrun.base.errors import UserError
 from speedrun.diff import html
 from speedrun.diff.difference import find_difference
 from speedrun.diff.origin import line_origins
-from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart
+from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart, record_chart
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.history.records import load_records
+from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import build
-from speedrun.site.lessons import make_lesson
+from speedrun.site.lessons import claims_of, make_lesson
 from speedrun.site.pages import MOST, Site
-from speedrun.site.text import make_html, section
+from speedrun.site.search import load_terms
+from speedrun.site.text import make_html, section, section_at, without_unmeasured
+from speedrun.site.threads import shown_steps
 
 EVIL = "<script>alert('&')</script>"
 FIVE = ("index.html", "speedrun/rotary.html", "speedrun/muon.html", "speedrun/muon-script.html",
@@ -91,6 +97,8 @@ def check_pages(out: Path, known: set[str]):
         for load in page.loads:
             if not load.startswith("data:image/"):
                 assert (out / dirname(path) / load).is_file(), (path, load)
+        if path.startswith("lessons/"):  # formulas are drawn
+            assert "$$" not in page.text and "\\begin{" not in page.text, path
         limit = 800 * KB if path.endswith("-script.html") else 300 * KB
         assert (out / path).stat().st_size < limit, path
     assert "url(" not in (out / "style.css").read_text(encoding="utf-8")
@@ -127,7 +135,7 @@ def test_a_milestones_page_says_what_its_folder_says(five):
                   f"{m.parameters:,}"):
         assert words in page.text
     for name in ("newton_schulz", "Muon"):  # its blocks, and the way to their lives
-        assert f"../blocks/{name}.html" in page.links
+        assert f"../blocks/{name}.html#v01" in page.links
     assert {"rotary.html", "modern_arch.html", "muon-script.html"} <= set(page.links)
     assert "../lessons/01_muon.html" in page.links
 
@@ -144,6 +152,10 @@ def test_every_line_of_a_script_can_be_linked_to(five):
     lines = {f"L{number}" for number in range(1, script.count("\n") + 1)}
     assert {at for at in page.ids if re.fullmatch(r"L\d+", at)} == lines
     assert (five / "speedrun/muon/train_gpt.py").read_text(encoding="utf-8") == script
+    origins = line_origins(load_manifest(), load_manifest().get("muon"))
+    runs = list(html.runs_of(origins))
+    assert all(any(code for _, code in lines) for _, lines in runs)  # none has only blank lines
+    assert [number for _, lines in runs for number, _ in lines] == [*range(1, len(lines) + 1)]
 
 
 def test_the_curve_leads_to_each_milestone_of_a_record(five):
@@ -185,6 +197,18 @@ def small(tmp_path_factory):
         (folder / ("tune.py" if "more" in name else "train_gpt.py")).write_text(text, "utf-8")
         (folder / "milestone.toml").write_text(
             f'title = "Title {EVIL}"\nidea = "Idea {EVIL}"\nkind = "data"\n{keys}\n', "utf-8")
+    (history / "race/01_evil/why.md").write_text(
+        f"Because {EVIL}.\n\n![Two bars {EVIL}](why.svg)\n", "utf-8")
+    (history / "race/01_evil/why.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 120"/>', "utf-8")
+    (history / "threads.toml").write_text(
+        f'[[thread]]\nname = "t"\ntitle = "Thread {EVIL}"\nabout = "{EVIL}"\n'
+        'number = "parameters"\n'
+        '[[thread.step]]\nmilestone = "start"\nblocks = []\nsays = "first"\n'
+        '[[thread.step]]\nmilestone = "evil"\nblocks = ["main guard"]\nsays = "then"\n', "utf-8")
+    (history / "README.md").write_text(
+        "# History\n\n## One GPU\n\nNine minutes.\n\nMore.\n\n## Run a milestone\n\n"
+        "| a | b |\n| --- | --- |\n| 1 | not measured |\n", "utf-8")
     return root
 
 
@@ -206,6 +230,17 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
                         ("more/one.html", ("fast, ~2x", EVIL))):  # what others have stated
         assert all(word in pages[path].text for word in words), path
     assert "stated" not in pages["race/start.html"].ids
+    for path, words in (
+            ("race/evil.html", ("Why, in two minutes", f"Because {EVIL}.", f"Thread {EVIL}")),
+            ("threads/t.html", (f"Thread {EVIL}", "then")),
+            ("index.html", ("Nine minutes.", "No script has run on a GPU yet")),
+            ("run.html", ("More.", "python tools/run_milestone.py 01 --nproc 8"))):
+        assert all(word in pages[path].text for word in words), path
+    assert "More." not in pages["index.html"].text and "not measured" not in pages["run.html"].text
+    assert ("img", {"src": "evil/why.svg", "alt": f"Two bars {EVIL}", "width": "300",
+                    "height": "120"}) in pages["race/evil.html"].tags
+    assert {"race/evil/train_gpt.py", "race/start/train_gpt.py"} <= {
+        normpath(link) for link in pages["run.html"].links}
     assert "long " * 600 in pages["race/evil-script.html"].text
     assert "next" not in [attrs.get("rel") for tag, attrs in pages["race/evil.html"].tags]
     build(tmp_path / "b", small)
@@ -338,6 +373,14 @@ def test_markdown_becomes_html():
     assert make_html("[x](gone.md)", target) == "<p>x</p>\n"
     assert "<math" in make_html("Take $x^2$.", target)
     assert "&lt;b&gt;" in make_html("<b>", target)
+    formula = make_html("so\n$$a = b\n+ c\n= d$$\n\nthen", target)
+    assert formula.count("<math") == 1 and "$" not in formula and "<ul>" not in formula
+    table = "| a | b | c |\n| --- | ---: | --- |\n| 1 | not measured | — |\n| 2 | — | 3 |\n"
+    assert without_unmeasured(f"x\n\n{table}") == (
+        "x\n\n| a | c |\n| --- | --- |\n| 1 | — |\n| 2 | 3 |\n")
+    assert without_unmeasured(table.replace("| — | 3", "| 4 | 3")).count("| 4 |") == 1
+    assert section_at("# A\n\n## One GPU\n\nx\n\n### B\n\ny\n\n## C\n", "one-gpu") == (
+        "\n\nx\n\n### B\n\ny\n\n")
     for formula in (r"x^", r"\href{javascript:alert(1)}{x}", r"\style{a:b}{x}"):
         with pytest.raises(UserError, match=re.escape(f"the formula ${formula}$ cannot be read")):
             make_html(f"${formula}$", target)
@@ -347,6 +390,96 @@ def test_markdown_becomes_html():
     assert section(text, "t")[0] == "B" and section(text, "t")[1].strip().startswith("why")
     assert section(text, "t")[1].endswith("end\n\n")
     assert section(text, "t", False)[1].split("\n\n") == ["why", "<!-- begin t -->\n| x |\n"]
+
+
+# ---- threads, claims and search
+
+
+@pytest.mark.parametrize("old, new, fault", [
+    ('"soft_cap"', '"soft_hat"', 'there is no milestone "soft_hat"'),
+    ('["GPT"]', '["GTP"]', "changes no GTP"),
+    ("(30)", "(31)", "the script does not hold"),
+    ("largest", "largest", "should be in their chain's order"),
+])
+def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
+    manifest = load_manifest()
+    text = (REPOSITORY / "history" / "threads.toml").read_text(encoding="utf-8")
+    names = [thread.name for thread in load_threads(manifest)]
+    assert {"cap", "muon", "tables", "batch"} <= set(names)
+    cap = next(t for t in load_threads(manifest) if t.name == "cap")
+    assert [number_of(cap, s, manifest.get(s.milestone)) for s in cap.step] == [
+        "30", "15", "23.0", "23.0"]
+    parts = text.split("[[thread]]")
+    steps = parts[1].split("[[thread.step]]")
+    if old == new:
+        steps[1:] = steps[:0:-1]
+    (tmp_path / "threads.toml").write_text(
+        "[[thread]]" + "[[thread.step]]".join(steps).replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        load_threads(manifest, tmp_path / "threads.toml")
+
+
+def test_a_thread_shows_its_own_passages():
+    manifest = load_manifest()
+    cap = next(t for t in load_threads(manifest) if t.name == "cap")
+    second = shown_steps(manifest, cap)[1]
+    (change, why), = second.changes
+    assert second.share == 0.5 and why.startswith("The tanh bends logits")
+    text = "\n".join(row.new.text for row in change.rows if row.new)
+    assert "torch.sigmoid(logits / 7.5) - 15" in text and "class GPT" not in text
+    with pytest.raises(ValueError, match="no passage of GPT has"):
+        shown_steps(manifest, replace(cap, step=(replace(cap.step[0], only=("nowhere",)),)))
+
+
+def test_a_claim_is_what_its_cell_printed(tmp_path):
+    nb = nbformat.v4
+    outputs = [nb.new_output("stream", name="stdout", text="Muon: 1.2\n"),
+               nb.new_output("stream", name="stderr", text="warning"),
+               nb.new_output("display_data", data={"image/svg+xml": "<svg/>"}),
+               nb.new_output("display_data", data={"image/png": "AAAA"})]
+    cells = [nb.new_code_cell("x", outputs=outputs, metadata={"tags": [tag]})
+             for tag in ("claim", "claim:05b", "other")]
+    path = tmp_path / "05_flex.ipynb"
+    nbformat.write(nb.new_notebook(cells=cells), path)
+    own, = claims_of(path, "05", True)
+    assert (own.text, own.drawn, own.files) == (
+        "Muon: 1.2", ["<svg/>"], {"lessons/05_flex_files/0_3.png": b"\0\0\0"})
+    assert [len(claims_of(path, id, False)) for id in ("05", "05b", "05c")] == [0, 1, 0]
+
+
+def test_the_index_finds_what_people_type(five):
+    text = (five / "search-index.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("window.searchIndex = ").rstrip(";\n"))
+    kinds = {kind for _, kind, *_ in index}
+    assert kinds == {"milestone", "page", "thread", "command", "script", "block", "hyperparameter",
+                     "lesson", "record", "person", "section"}
+    assert index[0][1] == "milestone" and {len(entry) for entry in index} == {5}
+    known = known_paths(Site(REPOSITORY))
+    assert all(path.partition("#")[0] in known for *_, path, _ in index)
+    for word, path in (("RoPE", "speedrun/rotary.html"),
+                       ("U-net", "speedrun/skip_connections.html"),
+                       ("ZeRO", "speedrun/sharded_adam.html"),
+                       ("GQA", "speedrun/paired_heads.html"),
+                       ("cu_seqlens", "speedrun/flash_attention_3.html"),
+                       ("softcap", "speedrun/soft_cap.html"), ("softcap", "threads/cap.html")):
+        assert any(found == path and word in more for *_, found, more in index), word
+    assert {key for key in load_terms(Site(REPOSITORY)) if isinstance(key, str)} <= known
+
+
+def test_a_term_names_a_milestone(small):
+    terms = small / "history" / "search_terms.toml"
+    terms.write_text('[milestones]\nx = ["nothing"]\n[pages]\n', encoding="utf-8")
+    with pytest.raises(ValueError, match='x: there is no milestone "nothing"'):
+        load_terms(Site(small))
+    terms.unlink()
+
+
+def test_no_record_covers_another():
+    in_order = partial(record_chart, by_date=False)
+    for chart in both(in_order, load_records(), load_manifest().of_chain()):
+        radius = 3.5 if chart.width > 600 else 1.8
+        assert all(hypot(b.x - a.x, b.y - a.y) > 2 * radius
+                   for a, b in pairwise(chart.points)), chart.width
 
 
 # ---- colours
@@ -467,6 +600,30 @@ def walk(browser, address, width, scheme, five):
         page.wait_for_function("(picture) => picture.complete", arg=picture.element_handle())
         assert picture.evaluate("(picture) => picture.naturalWidth") > 100
     assert faults == []
+    page.close()
+
+
+@pytest.mark.parametrize("question, path", [
+    ("what changed in 05o", "speedrun/symmetric_muon.html"),
+    ("the soft cap and its evolution", "threads/cap.html"),
+    ("line 300 of 14i", "speedrun/fp8_mlp-script.html#L300"),
+    ("how many GPUs for 07", "run.html#run-07"),
+    ("which idea saved most", "saved.html"),
+    ("download 09", "run.html#run-09"),
+    ("RoPE", "speedrun/rotary.html"), ("muon", "speedrun/muon.html")])
+def test_a_question_has_its_answer_first(asked, question, path):
+    asked.locator("dialog input").fill(question)
+    assert asked.locator("dialog li a").first.get_attribute("href").endswith(f"/{path}")
+
+
+@pytest.fixture(scope="module")
+def asked(browser, five):
+    """A page whose search is open."""
+    page = browser.new_page()
+    page.goto(f"{five.as_uri()}/index.html")
+    page.keyboard.press("/")
+    page.wait_for_function("window.searchIndex")
+    yield page
     page.close()
 
 

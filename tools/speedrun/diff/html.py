@@ -137,13 +137,17 @@ def passages_of(
 def runs_of(
     origins: Sequence[tuple[str, Milestone]]
 ) -> Iterator[tuple[Milestone, list[tuple[int, Markup]]]]:
-    """(milestone, its lines in a row as (number, code)) through a script, from its line_origins."""
+    """(milestone, its lines in a row as (number, code)) through a script, from its line_origins.
+    Blank lines belong to the lines before them."""
     lines = [Line(number, text) for number, (text, _) in enumerate(origins, start=1)]
     blocks = split_blocks("\n".join(line.text for line in lines))  # most are other scripts' too
     starts = sorted({0, *(block.line - 1 for block in blocks)})
     codes = [code for start, end in pairwise([*starts, len(lines)])
              for code in coloured(lines[start:end])]
-    numbered = zip(count(1), codes, (m for _, m in origins), strict=False)
+    owners = [origins[0][1]] if origins else []
+    for text, m in origins[1:]:
+        owners.append(m if text.strip() else owners[-1])
+    numbered = zip(count(1), codes, owners, strict=False)
     for m, some in groupby(numbered, itemgetter(2)):
         yield m, [(number, code) for number, code, _ in some]
 

@@ -16,6 +16,7 @@ FILE = 880  # width of a picture that is a file of its own, about that of a READ
 LETTER, LINE = 7.2, 16  # a label's size: width of a letter, height
 MINUTES = (1, 1.5, 2, 3, 5, 10, 20, 45)
 FACTORS = (0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5)
+GOAL = 3.28  # the loss that ends a run of the race
 ROW = 16  # height of a cause's row, which has two bars
 
 
@@ -88,9 +89,36 @@ class Frame:
         return Chart(self.width, self.height, self.left, self.bottom, **what)
 
 
-def record_chart(records: Sequence[Record], manifest: Manifest, width: float) -> Chart:
-    """The record time over the days: a point for each record, which leads to its milestone."""
+def record_chart(
+    records: Sequence[Record], manifest: Manifest, width: float, by_date: bool = True
+) -> Chart:
+    """The record time over the days, or, so that no point covers another, over the records in their
+    order: a point for each record, which leads to its milestone."""
     days = [date.fromisoformat(r.date).toordinal() for r in records]
+    if not by_date:
+        return _record_chart(records, manifest, width, list(range(len(records))), _first_of_halves(
+            records, width), "in their order")
+    years = range(date.fromordinal(min(days)).year, date.fromordinal(max(days)).year + 1)
+    months = [date(year, month, 1) for year in years for month in (1, 7)]
+    return _record_chart(records, manifest, width, days, [
+        (day.toordinal(), f"{day:%b %Y}") for day in months
+        if min(days) <= day.toordinal() <= max(days)], "by date")
+
+
+def _first_of_halves(records, width):
+    """(place, month) of the first record of each half year, as far as their names do not touch."""
+    ticks, known = [], set()
+    for place, r in enumerate(records):
+        day = date.fromisoformat(r.date)
+        half = (day.year, day.month > 6)
+        apart = (place - ticks[-1][0]) * width / len(records) if ticks else width
+        if half not in known and apart > 11 * LETTER:
+            ticks.append((place, f"{day:%b %Y}"))
+            known.add(half)
+    return ticks
+
+
+def _record_chart(records, manifest, width, days, ticks, order):
     shortest, longest = min(r.minutes for r in records), max(r.minutes for r in records)
     frame = Frame(width, 460 if width > 600 else 380, (min(days), max(days)),
                   (shortest / 1.12, longest * 1.12), log=True, left=34)
@@ -113,13 +141,10 @@ def record_chart(records: Sequence[Record], manifest: Manifest, width: float) ->
         elif m:
             text = f"{', '.join(sorted(m.id for m in milestones))} · {text}"
         points.append(Point(frame.x(day), frame.y(r.minutes), text, m, label))
-    years = range(date.fromordinal(min(days)).year, date.fromordinal(max(days)).year + 1)
-    months = [date(year, month, 1) for year in years for month in (1, 7)]
     return frame.chart(
-        title=f"Record time in minutes, on a logarithmic scale, by date: {records[0].minutes:g} in "
+        title=f"Record time in minutes, on a logarithmic scale, {order}: {records[0].minutes:g} in "
         f"{records[0].date[:4]}, {records[-1].minutes:g} in {records[-1].date[:4]}",
-        x_ticks=[(frame.x(day.toordinal()), f"{day:%b %Y}") for day in months
-                 if min(days) <= day.toordinal() <= max(days)],
+        x_ticks=[(frame.x(place), label) for place, label in ticks],
         y_ticks=[(frame.y(tick), f"{tick:g}") for tick in MINUTES if tick > shortest / 1.12],
         lines=[("stair", frame.path(stair))], points=_labelled(points, frame))
 
@@ -161,7 +186,7 @@ def curve_chart(milestone: Milestone, parent: Milestone | None, width: float) ->
               for m in shown]
     end = max(curve[-1][0] for curve in curves)
     late = [loss for curve in curves for x, loss in curve if x > 0.12 * end]
-    low, high = min(late), max(late)
+    low, high = min(*late, GOAL), max(late)
     frame = Frame(width, 320 if width > 600 else 260, (0, end),
                   (low - 0.04 * (high - low), high + 0.04 * (high - low)))
     place = "{:.2f}B tokens" if in_tokens else "step {:,.0f}"
@@ -171,13 +196,18 @@ def curve_chart(milestone: Milestone, parent: Milestone | None, width: float) ->
               for m, curve in zip(shown, curves, strict=True) for x, loss in curve
               if (y := frame.y(loss)) >= frame.top - 1]
     words = " and ".join(f"{m.id} {m.title}" for m in shown)
+    unit = "tokens" if in_tokens else "steps"
+    goal = frame.y(GOAL)
     return frame.chart(
-        title=f"Official validation loss of {words} over {'tokens' if in_tokens else 'steps'}",
+        title=f"Official validation loss of {words} over {unit}",
+        texts=[(frame.left, frame.top - 3, f"validation loss over {unit}"),
+               (frame.left + 4, goal - 4, f"{GOAL:g}")],
         x_ticks=[(frame.x(x), f"{x / size:g}{letter}" if x else "0")
                  for x in _round(0, end, width / 140)],
         y_ticks=[(frame.y(y), f"{y:.2f}") for y in _round(low, high, 5)],
-        lines=[("line" if m is milestone else "line before", frame.path(curve))
-               for m, curve in zip(shown, curves, strict=True)], points=points)
+        lines=[("goal", f"{frame.left},{goal} {frame.right},{goal}"), *(
+            ("line" if m is milestone else "line before", frame.path(curve))
+            for m, curve in zip(shown, curves, strict=True))], points=points)
 
 
 def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart | None:
@@ -200,6 +230,7 @@ def ladder_chart(ladder: Comparison, manifest: Manifest, width: float) -> Chart 
             ticks.append((frame.x(place), m.id))
     return frame.chart(
         title="Final validation loss of each milestone at the tiny scale", x_ticks=ticks,
+        texts=[(frame.left, frame.top - 3, "final validation loss, by milestone")],
         y_ticks=[(frame.y(y), f"{y:.2f}") for y in _round(min(losses), max(losses), 5)],
         points=points)
 

@@ -9,8 +9,10 @@ from speedrun.base.files import REPOSITORY, locked, replace_file
 from speedrun.diff.html import TEMPLATES, templates
 from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
+from speedrun.site.search import search_index
 
-ASSETS = {"style.css": ("chart.css", "style.css"), "site.js": ("site.js",)}  # made of these files
+ASSETS = {  # made of these files
+    "style.css": ("chart.css", "style.css"), "site.js": ("site.js",), "icon.svg": ("icon.svg",)}
 MARK = ".built"  # lists the files that this made, which it may therefore replace
 
 
@@ -32,14 +34,10 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
         no_link=lambda m: None,
         href_to=lambda page: lambda m: site.relative(site.path_of(m), page))
     every = list(site.pages())
-    known = [page.path for page in every]
     wanted = [page for page in every if not only or page.path in only]
-    navigation = [(chain.capitalize(), f"{chain}/index.html") for chain in site.chains]
-    navigation += [(name, path) for name, path in (
-        ("Lessons", "lessons/index.html"), ("Records", "records.html"), ("Saved", "saved.html"),
-        ("Laptop", "laptop.html"), ("Predicted", "predicted.html"),
-        ("Hyperparameters", "hyperparameters.html"))
-        if path in known]
+    first = next(iter(site.chains))
+    navigation = [(first.capitalize(), f"{first}/index.html"), ("Lessons", "lessons/index.html"),
+                  ("Run", "run.html"), ("Reference", "reference.html")]
     paths = {page.path for page in wanted}
     asked = [m for m in site.manifest.milestones if site.path_of(m) in paths]
     with drawn(site.manifest, asked) as site.models:
@@ -52,7 +50,8 @@ def build(out: Path, root: Path = REPOSITORY, only: Collection[str] = ()) -> lis
             made[page.path] = text.encode()
     for m in site.manifest.milestones:
         made[site.raw_of(m)] = m.script.read_bytes()
-    index = json.dumps(site.search_index(), ensure_ascii=True, separators=(",", ":"))
+    found = search_index(site, {page.path for page in every})
+    index = json.dumps(found, ensure_ascii=True, separators=(",", ":"))
     made["search-index.js"] = f"window.searchIndex = {index};\n".encode()
     for name, parts in ASSETS.items():
         made[name] = b"".join((TEMPLATES / part).read_bytes() for part in parts)

@@ -1,6 +1,7 @@
 """Makes pages of notebooks, with the outputs that they hold; nothing is run."""
 
 import re
+from base64 import b64decode
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from speedrun.figures.themed import PAPER_GROUP
 from speedrun.site.models import in_page
 from speedrun.site.text import code_html, make_html
 
+WORDS, LINES = 100, 20  # of text and of code that a reader takes in per minute
 SHOWN = ("text/plain", "text/markdown", "image/png", "image/jpeg", "image/svg+xml")
 LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from relative ones
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
@@ -40,6 +42,55 @@ def lesson_title(path: Path) -> str:
         if found := re.search(r"^# (.+)$", cell.source, re.M):
             return found[1].strip()
     return path.stem
+
+
+@cache
+def lesson_minutes(path: Path) -> int:
+    """The minutes that a notebook takes to read, to five, by its words and its lines of code."""
+    words = sum(len(c.source.split()) for c in _read(path).cells if c.cell_type == "markdown")
+    lines = sum(len(c.source.split("\n")) for c in _read(path).cells if c.cell_type == "code")
+    return max(5, 5 * round((words / WORDS + lines / LINES) / 5))
+
+
+@cache
+def lesson_headings(path: Path) -> list[str]:
+    """The headings of a notebook below its title."""
+    text = "\n\n".join(c.source for c in _read(path).cells if c.cell_type == "markdown")
+    return re.findall(r"^##+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a lesson's claim cell prints, and its pictures: SVG, and addresses of PNG files, whose
+    data are in files."""
+
+    text: str
+    drawn: list[Markup]
+    images: list[str]
+    files: dict[str, bytes]
+
+
+def claims_of(path: Path, id: str, is_own: bool) -> list[Claim]:
+    """The Claims of the cells that a notebook tags `claim:<id>`, and, for the milestone that the
+    notebook is named after, `claim`."""
+    wanted = {f"claim:{id}"} | ({"claim"} if is_own else set())
+    found = []
+    for number, cell in enumerate(_read(path).cells):
+        if not wanted & set(cell.metadata.get("tags", ())):
+            continue
+        text, drawn, files = "", [], {}
+        for index, output in enumerate(cell.get("outputs", ())):
+            data = output.get("data", {})
+            if svg := data.get("image/svg+xml"):
+                drawn.append(in_page(svg))
+            elif png := data.get("image/png"):
+                files[f"lessons/{path.stem}_files/{number}_{index}.png"] = b64decode(png)
+            elif output.output_type == "stream" and output.name == "stdout":
+                text += output.text
+            elif plain := data.get("text/plain"):
+                text += plain
+        found.append(Claim(text.strip(), drawn, list(files), files))
+    return [claim for claim in found if claim.text or claim.drawn or claim.images]
 
 
 def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
@@ -69,6 +120,7 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
         return Markup('<img src="{}_files/{}" alt="{}"{} loading="lazy">').format(
             path.stem, name, words, known)
 
+    body = re.sub(r' id="cell-id=[^"]*"', "", body)
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
     body = SETUP.sub(r'\1<details class="setup"><summary>Set-up code</summary>\2</details>', body)
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)

@@ -1,22 +1,27 @@
 """The pages of the site: which there are, what each is about, and the addresses that they share."""
 
+import ast
+import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
 
 from speedrun.base.text import UNKNOWN
+from speedrun.compare.results import scores
+from speedrun.compare.table import loss_text
 from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import changed_hyperparameters, side_of
 from speedrun.diff.origin import Version, line_origins, read_script
 from speedrun.figures import charts
-from speedrun.figures.generated import RESULTS, TABLES, TINY
+from speedrun.figures.generated import PREDICTIONS, RESULTS, TABLES, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.figures.outside import anchor_of, finding_table
-from speedrun.figures.readme import claim
+from speedrun.figures.readme import AS_OF, EXCERPT
 from speedrun.figures.tables import records_of
 from speedrun.history.blocks import FREE, split_blocks
 from speedrun.history.carries_over import CARRIES_OVER, Outside, load_outside
@@ -32,19 +37,41 @@ from speedrun.history.gains import (
     whole_records,
 )
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
+from speedrun.history.measured import Measurement, load_measurements
+from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
-from speedrun.site.lessons import lesson_title, make_lesson
+from speedrun.history.threads import THREADS, Thread, load_threads, number_name
+from speedrun.run.data import shards_read
+from speedrun.scripts.find import code_hash
+from speedrun.site.lessons import claims_of, lesson_minutes, lesson_title, make_lesson
 from speedrun.site.models import compared_with
-from speedrun.site.text import anchor, make_html, make_inline, resolve, section
+from speedrun.site.text import (
+    anchor,
+    make_html,
+    make_inline,
+    resolve,
+    section,
+    section_at,
+    svg_size,
+    without_unmeasured,
+)
+from speedrun.site.threads import shown_steps
 
 NAME = "Fast training, step by step"
 RECORD_FOLDERS = "https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_1_short/"
 # Tables that have no pages of their own.
-OTHERS = {t.name for t in TABLES} - {"milestones", "records", "rungs", "saved", "tiny"}
-ALONE = {"memory"}  # tables whose section is about something else
-TEXTS = {  # Markdown files that have a page of their own: its path and title
-    "lessons/carries_over.md": ("outside.html", "Outside the speedrun: does it carry over?"),
-    "history/after.md": ("after.html", "After record #89: the race goes on")}
+OTHERS = {t.name for t in TABLES} - {
+    "memory", "milestones", "one-gpu", "records", "rungs", "saved", "tiny"}
+SECTIONS = {  # of history/README.md that have a page of their own: {anchor: its path}
+    "all-records": "records.html", "on-your-laptop": "laptop.html", "run-a-milestone": "run.html",
+    "one-gpu": "run.html#one-gpu", "what-saved-most": "saved.html"}
+FIRST = "start_here.ipynb"  # of all lessons
+TEXTS = {  # Markdown files that have a page of their own: its path, title and description
+    "lessons/carries_over.md": ("outside.html", "Outside the speedrun: does it carry over?",
+                                "What others found when they tried the ideas elsewhere"),
+    "history/after.md": ("after.html", "After record #89: the race goes on",
+                         "What was submitted since then, and which rule each submission tests")}
+MIB = 2**20
 MOST = 16  # versions of a block on a page: the largest so far takes 17 kB of a page's 300
 
 
@@ -64,12 +91,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a milestone beside that of the ancestor that it is compared with, as text."""
+    """A figure of a milestone beside that of the ancestor that it is compared with, as text.
+    change: as a share, where the two can be compared; difference: in the figure's own unit."""
 
     name: str
     before: str
     now: str
     change: float | None = None
+    difference: str = ""
 
 
 @dataclass
@@ -102,12 +131,53 @@ class Site:
         return dict(sorted(found.items(), key=lambda item: any(m.borrows for m in item[1])))
 
     @cached_property
-    def notebooks(self) -> list[Path]:
-        """The lessons: the first, those of the milestones in their order, then all others."""
-        covered = list(dict.fromkeys(m.lesson for m in self.manifest.milestones if m.lesson))
+    def lesson_groups(self) -> list[tuple[str, list[Path]]]:
+        """[(the chain, or "" for lessons of none, its lessons)] in the order of reading: the first
+        lesson; each chain's, what prepares the race before it; then all others."""
         paths = sorted((self.root / "lessons").glob("*.ipynb"))
-        order = [self.root / path for path in ("lessons/start_here.ipynb", *covered)]
-        return sorted(paths, key=lambda p: order.index(p) if p in order else len(order))
+        chains = sorted(self.chains.items(), key=lambda item: (
+            any(m.borrows for m in item[1]), any(m.record for m in item[1])))
+        groups = [("", [path for path in paths if path.name == FIRST])]
+        for chain, milestones in chains:
+            covered = dict.fromkeys(self.root / m.lesson for m in milestones if m.lesson)
+            groups.append((chain, [path for path in covered if path in paths]))
+        known = {path for _, some in groups for path in some}
+        groups.append(("", [path for path in paths if path not in known]))
+        return [group for group in groups if group[1]]
+
+    @cached_property
+    def notebooks(self) -> list[Path]:
+        """The lessons, in the order of reading."""
+        return [path for _, some in self.lesson_groups for path in some]
+
+    @cached_property
+    def threads(self) -> tuple[Thread, ...]:
+        """The ideas that run through several milestones."""
+        return load_threads(self.manifest, self.root / "history" / THREADS.name)
+
+    @cached_property
+    def measured(self) -> tuple[Measurement, ...]:
+        """What owners of GPUs measured."""
+        folder = self.root / "history" / "measured"
+        return load_measurements(folder) if folder.is_dir() else ()
+
+    @cached_property
+    def predictions(self) -> dict[str, StoredPrediction]:
+        """{slug: what is predicted} of the scripts that have not changed since."""
+        path = self.root / RESULTS / PREDICTIONS
+        stored = load_predictions(path) if path.is_file() else {}
+        return {m.slug: stored[m.slug] for m in self.manifest.milestones
+                if m.slug in stored and stored[m.slug].code == code_hash(m.script)}
+
+    @cached_property
+    def laptop_losses(self) -> dict[str, str]:
+        """{slug: the final loss at the tiny scale, and its spread}."""
+        path = self.root / RESULTS / TINY
+        if not path.is_file():
+            return {}
+        ladder = load_ladder(path, self.manifest)
+        return {entry.milestone: loss_text(row) for entry, row in zip(
+            ladder.entries, scores(ladder), strict=True) if row.val_loss is not None}
 
     @cached_property
     def lives(self) -> dict[str, list[Version]]:
@@ -147,16 +217,24 @@ class Site:
 
     # ---- addresses
 
-    def version_of(self, name: str, m: Milestone) -> str:
-        """Where the life of a block shows a milestone's version, or begins if there is none."""
-        return next((f"{path}#v{m.id}" for path, versions in self.parts(name)
-                     if m in (v.milestone for v in versions)), self.block_paths[name])
+    @cached_property
+    def _versions(self):
+        """{block: {milestone: the address of its version}}."""
+        return {name: {v.milestone: f"{path}#v{v.milestone.id}" for path, versions
+                       in self.parts(name) for v in versions} for name in self.block_paths}
 
-    def life_of(self, m: Milestone) -> Callable[[str], str | None]:
-        """What gives, on a milestone's page, the address of a block's version; None for a block
-        that has one version only."""
+    def version_of(self, name: str, m: Milestone) -> str:
+        """Where the life of a block shows the version that a milestone has, its own or that of the
+        nearest ancestor with one; where the life begins, if there is none."""
+        known = self._versions[name]
+        return next((known[a] for a in self.manifest.lineage(m) if a in known),
+                    self.block_paths[name])
+
+    def life_of(self, m: Milestone, page: str = "") -> Callable[[str], str | None]:
+        """What gives, on a page (by default the milestone's), the address of a block's version;
+        None for a block that has one version only."""
         return lambda name: name in self.block_paths and self.relative(
-            self.version_of(name, m), self.path_of(m)) or None
+            self.version_of(name, m), page or self.path_of(m)) or None
 
     def path_of(self, m: Milestone) -> str:
         return f"{m.chain}/{m.slug}.html"
@@ -178,6 +256,8 @@ class Site:
 
         def found(link):
             path, at = resolve(folder, link)
+            if link.startswith("#") and folder == "history" and at in SECTIONS:
+                return self.relative(SECTIONS[at], page)
             if not path or link.startswith("#"):
                 return link
             if path in milestones:
@@ -191,10 +271,9 @@ class Site:
                      "history/README.md": f"{next(iter(self.chains))}/index.html"}
             pages |= {f"history/{chain}{end}": f"{chain}/index.html"
                       for chain in self.chains for end in ("", "/README.md")}
-            pages |= {file: page for file, (page, _) in TEXTS.items()}
-            for other, goal in (("all-records", "records.html"), ("on-your-laptop", "laptop.html")):
-                if path == "history/README.md" and at == other:
-                    return self.relative(goal, page)
+            pages |= {file: page for file, (page, *_) in TEXTS.items()}
+            if path in ("history/README.md", "history") and at in SECTIONS:
+                return self.relative(SECTIONS[at], page)
             if path in TEXTS and at:
                 return f"{self.relative(pages[path], page)}#{at}"
             return self.relative(pages[path], page) if path in pages else None
@@ -223,10 +302,12 @@ class Site:
                 yield page
                 yield Page(self.script_of(m), "script.html", f"{page.title}: every line",
                            f"Each line of {m.name} and the milestone that it is from",
-                           lambda m=m: {"milestone": m, "origins": line_origins(self.manifest, m)})
+                           lambda m=m: {"milestone": m, "origins": line_origins(self.manifest, m),
+                                        "blocks": [b for b in split_blocks(read_script(m))
+                                                   if b.name != FREE[0]]})
         for name, versions in self.lives.items():
             parts = self.parts(name)
-            spans = [f"{some[0].milestone.id} to {some[-1].milestone.id}" for _, some in parts]
+            spans = [span_of(some) for _, some in parts]
             around = {"name": name, "count": len(versions), "parts": [
                 (span, path) for span, (path, _) in zip(spans, parts, strict=True)],
                 "successors": [(m, s.by) for m in self.manifest.milestones for s in m.succession
@@ -237,10 +318,24 @@ class Site:
                      f"{len(versions)} versions of {name}",
                      partial(dict, around, versions=some))
                 for span, (path, some) in zip(spans, parts, strict=True)])
+        yield Page("blocks/index.html", "blocks.html", "Blocks",
+                   "All blocks that have more than one version",
+                   lambda: {"blocks": [
+                       (name, path, len(self.lives[name]), span_of(self.lives[name]))
+                       for name, path in self.block_paths.items()]})
+        yield from _in_a_row([
+            Page(self.thread_path(thread), "thread.html", thread.title,
+                 f"A thread: {thread.title}, step by step", partial(self._thread, thread))
+            for thread in self.threads])
+        yield Page("run.html", "run.html", "Run", "GPUs, memory, data, and the command of each "
+                   "milestone", self._run)
+        yield Page("reference.html", "reference.html", "Reference",
+                   "Tables of everything, ideas that run through many milestones, commands",
+                   self._reference)
         yield Page("records.html", "records.html", "All records",
                    f"The {len(self.records)} records of the speedrun",
-                   lambda: {"chart": charts.both(charts.record_chart, self.records,
-                                                 self.manifest.of_chain(first)),
+                   lambda: {"chart": charts.both(partial(charts.record_chart, by_date=False),
+                                                 self.records, self.manifest.of_chain(first)),
                             "covering": self._covering()})
         if any(m.effect for m in self.manifest.milestones):
             yield Page("saved.html", "saved.html", "What saved most",
@@ -251,44 +346,96 @@ class Site:
         if self._tables(OTHERS):
             yield Page("predicted.html", "predicted.html", "Predicted and measured",
                        "What a step needs, predicted, and what was measured", self._predicted)
-        for file, path, title in self._texts():
-            yield Page(path, "text.html", title, title, partial(self._text, file, path))
+        for file, path, title, about in self.texts():
+            yield Page(path, "text.html", title, about, partial(self._text, file, path))
         yield Page("hyperparameters.html", "hyperparameters.html", "Hyperparameters",
                    "Every hyperparameter and its values through the chain", self._hyperparameters)
         yield Page("lessons/index.html", "lessons.html", "Lessons",
                    "Notebooks that take the milestones apart",
-                   lambda: {"lessons": [(lesson_title(path), f"lessons/{path.stem}.html",
-                                         self._covered(path)) for path in self.notebooks]})
+                   self._lessons)
         yield from _in_a_row([
             Page(f"lessons/{path.stem}.html", "lesson.html", lesson_title(path),
                  "A notebook to read", partial(self._lesson, path)) for path in self.notebooks])
-
-    def search_index(self) -> list[tuple[str, str, str, str]]:
-        """(name, kind, about, path) of what can be searched for."""
-        found = [(f"{m.id} {m.title}", "milestone", f"{m.slug}: {m.idea}", self.path_of(m))
-                 for m in self.manifest.milestones]
-        found += [(name, "block", f"{len(self.lives[name])} versions", path)
-                  for name, path in self.block_paths.items()]
-        found += [(name, "hyperparameter", entry.meaning, f"hyperparameters.html#{name}")
-                  for name, entry in self.manifest.glossary.items()]
-        found += [(lesson_title(path), "lesson", "", f"lessons/{path.stem}.html")
-                  for path in self.notebooks]
-        found += [(title, "page", "", path) for _, path, title in self._texts()]
-        return found
 
     # ---- what the templates need
 
     def _start(self):
         first = self.manifest.of_chain()
-        words = claim(first, self.records).strip("*").replace("\n", " ")
-        return {"claim": re.split(r"(?<=[.]) ", words), "first": next(iter(self.chains)),
-                "chart": charts.both(charts.record_chart, self.records, first),
+        begun, last = self.records[0], self.records[-1]
+        shown = next((m for m in first.milestones if m.id == EXCERPT[0]), first.milestones[-1])
+        return {"begun": begun, "last": last, "since": date.fromisoformat(begun.date),
+                "as_of": AS_OF, "first": next(iter(self.chains)), "shown": shown,
+                "chart": charts.both(partial(charts.record_chart, by_date=False), self.records,
+                                     first),
                 "stations": [m for m in first.milestones if m.is_station],
-                "chains": self.chains, "lessons": self.notebooks, "texts": self._texts(),
+                "count": len(first.milestones), "chains": self.chains,
+                "minutes": [lesson_minutes(path) for path in self.notebooks],
+                "first_lesson": next(
+                    (f"lessons/{path.stem}.html" for path in self.notebooks), None),
+                "clone": clone_address(), "measured": self.measured,
+                "has_effects": any(m.effect for m in self.manifest.milestones),
+                "one_gpu": self._one_gpu("index.html", whole=False),
                 "intros": {chain: self._intro(chain, "index.html", 2) for chain in self.chains}}
 
-    def _texts(self):
-        """(file, path of its page, title) of the texts that are there."""
+    def thread_path(self, thread: Thread) -> str:
+        return f"threads/{thread.name}.html"
+
+    def _thread(self, thread):
+        return {"thread": thread, "shown": shown_steps(self.manifest, thread),
+                "number": number_name(thread)}
+
+    def _reference(self):
+        known = {"hyperparameters.html", "blocks/index.html", "records.html", "saved.html",
+                 "predicted.html", "laptop.html", *(path for _, path, *_ in self.texts())}
+        tables = [(p.title, p.path, p.about) for p in self.pages() if p.path in known]
+        commands = [(path.stem, first_line(path))
+                    for path in sorted((self.root / "tools").glob("*.py"))]
+        threads = [(thread, self.thread_path(thread),
+                    [self.manifest.get(step.milestone) for step in thread.step])
+                   for thread in self.threads]
+        return {"tables": tables, "commands": commands, "threads": threads}
+
+    def _run(self):
+        rows = []
+        for chain, milestones in self.chains.items():
+            rows.append((chain, [(m, self._shards(m), self.predictions.get(m.slug))
+                                 for m in milestones if m.program == self.first_program]))
+        readme = self._file("history/README.md")
+        text = section_at(readme, "run-a-milestone")
+        return {"rows": [row for row in rows if row[1]], "clone": clone_address(),
+                "has_predictions": bool(self.predictions),
+                "one_gpu": self._one_gpu("run.html"), "text": make_html(
+                    without_unmeasured(text), self.target("history", "run.html"))}
+
+    @property
+    def first_program(self) -> str:
+        """The name of the scripts that train from nothing."""
+        return self.manifest.milestones[0].program
+
+    def _shards(self, m):
+        """How many training shards a milestone reads; None where that is not known."""
+        return shards_read(m.step_tokens_read) if m.train_steps and m.tokens_read else None
+
+    def _one_gpu(self, page, whole=True):
+        """What history/README.md says of one GPU; not whole: its first two sentences."""
+        text = section_at(self._file("history/README.md"), "one-gpu")
+        if not whole:
+            first = re.sub(r"^\*\*[^*]+\*\*\s*", "", text.strip()).split("\n\n")[0]
+            text = " ".join(re.split(r"(?<=[.])\s", first)[:2])
+        make = make_html if whole else make_inline
+        return make(without_unmeasured(text), self.target("history", page))
+
+    def _file(self, file):
+        path = self.root / file
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    def _lessons(self):
+        return {"groups": [(chain, self._intro(chain, "lessons/index.html", 1) if chain else "", [
+            (lesson_title(path), f"lessons/{path.stem}.html", self._covered(path),
+             lesson_minutes(path)) for path in paths]) for chain, paths in self.lesson_groups]}
+
+    def texts(self) -> list[tuple[str, str, str, str]]:
+        """(file, path of its page, title, description) of the texts that are there."""
         return [(file, *page) for file, page in TEXTS.items() if (self.root / file).is_file()]
 
     def _text(self, file, path):
@@ -300,6 +447,7 @@ class Site:
         manifest = self.manifest.of_chain(chain)
         gains = {m: own_gain(self.manifest, m) for m in manifest.milestones}
         return {"milestones": manifest.milestones, "gains": gains, "chain": chain,
+                "others": [name for name in self.chains if name != chain],
                 "has_effects": any(m.effect for m in self.manifest.milestones),
                 "intro": self._intro(chain, f"{chain}/index.html"),
                 "raced": any(m.record for m in manifest.milestones)}
@@ -333,8 +481,14 @@ class Site:
             "arranged": arranged,
             "picture": picture, "removed": removed,
             "marked": compared_with(self.manifest, m),
-            "in_model": in_model,
+            "in_model": in_model, "first_program": self.first_program,
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
+            "why": self._why(m), "claims": self._claims(m),
+            "threads": [(thread, self.thread_path(thread)) for thread in self.threads
+                        if any(step.milestone == m.slug for step in thread.step)],
+            "laptop": self.laptop_losses.get(m.slug),
+            "laptop_before": parent and self.laptop_losses.get(parent.slug),
+            "predicted": self.predictions.get(m.slug), "shards": self._shards(m),
             "outside": [(idea.name, f"outside.html#{anchor_of(idea)}",
                          make_html(finding_table(idea), str)) for idea in self.outside.of(m.id)],
             "quoted": self._quoted(m) if m.stated or m.claimed else None,
@@ -343,6 +497,32 @@ class Site:
             "lender": self.manifest.get(m.borrows.lender) if m.borrows else None,
             "values": values, "lines": read_script(m).count("\n"),
             "names": [b.name for b in split_blocks(read_script(m)) if b.name in self.lives]}
+
+    def _why(self, m):
+        """(text, the figure's address and size, what it shows) of a milestone's why.md; None
+        without one."""
+        path = m.folder / "why.md"
+        if not path.is_file():
+            return None
+        text = path.read_text(encoding="utf-8")
+        html = make_html(text, self.target(f"history/{m.chain}/{m.name}", self.path_of(m)))
+        found = re.search(r"!\[([^\]]+)\]\(([\w.-]+\.svg)\)", text)
+        if not found:
+            return html, None, "", ""
+        drawn = (m.folder / found[2]).read_bytes()
+        address = f"{m.chain}/{m.slug}/{found[2]}"
+        self.files[address] = drawn
+        return html, address, svg_size(drawn.decode()), found[1]
+
+    def _claims(self, m):
+        """What the lesson measures of a milestone: (printed text, picture) of its claim cells."""
+        path = m.lesson and self.root / m.lesson
+        if path not in self.notebooks:
+            return None
+        claims = claims_of(path, m.id, path.stem == m.name)
+        for claim in claims:
+            self.files |= claim.files
+        return claims
 
     def _quoted(self, m):
         """Where predicted.html shows what others have stated of a chain's steps: an anchor."""
@@ -359,7 +539,8 @@ class Site:
             now, before = of(m), base and of(base)
             told = now and before and (not what or comparable_base(self.manifest, m, what))
             return Figure(name, form.format(before) if before else UNKNOWN,
-                          form.format(now) if now else UNKNOWN, now / before - 1 if told else None)
+                          form.format(now) if now else UNKNOWN, now / before - 1 if told else None,
+                          _with_sign(form, now - before) if now and before else "")
 
         rows = [
             row("minutes", "{:g}", lambda m: m.minutes, TIME),
@@ -368,7 +549,9 @@ class Site:
             row("milliseconds per step", "{:.1f}", lambda m: m.step_avg_ms, TIME),
             row("validation loss", "{:.4f}", lambda m: m.val_loss, TIME),
             row("parameters", "{:,}", lambda m: m.parameters),
-            row("peak memory, MiB", "{:,}", lambda m: m.peak_memory_mib, TIME)]
+            row("peak memory, MiB", "{:,}", lambda m: m.peak_memory_mib, TIME),
+            row("peak memory, MiB, predicted", "{:,.0f}", lambda m: m.slug in self.predictions and
+                self.predictions[m.slug].peak / MIB or None)]
         return [r for r in rows if r.now != UNKNOWN or (m.record and r.before != UNKNOWN)]
 
     def _saved(self):
@@ -389,15 +572,15 @@ class Site:
         return [m for m in self.manifest.milestones if m.lesson and self.root / m.lesson == path]
 
     def _readme(self, file, name):
-        path = self.root / file
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        text = self._file(file)
         return text if f"<!-- begin {name} -->" in text else ""
 
     def _section(self, file, name, page):
-        heading, text = section(self._readme(file, name), name, name not in ALONE)
+        heading, text = section(self._readme(file, name), name)
         for m in self.manifest.milestones:  # the tables name milestones by their folders
             folder = posixpath.relpath(f"history/{m.chain}/{m.name}", posixpath.dirname(file))
             text = text.replace(f"| {m.name} |", f"| [{m.id} {m.title}]({folder}) |")
+        text = without_unmeasured(text)
         owner = posixpath.basename(posixpath.dirname(file))
         title = f"{owner.capitalize()}: {heading}" if owner in self.chains else heading
         return title, anchor(f"{heading} {name}"), make_html(
@@ -451,6 +634,31 @@ class Site:
         for name, data in lesson.pictures.items():
             self.files[f"lessons/{path.stem}_files/{name}"] = data
         return {"lesson": lesson, "covered": self._covered(path)}
+
+
+def span_of(versions: list[Version]) -> str:
+    """From which milestone to which a block's versions go, chain by chain: "14b to 14g, e0"."""
+    ids = {}
+    for v in versions:
+        ids.setdefault(v.milestone.chain, []).append(v.milestone.id)
+    return ", ".join(some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}"
+                     for some in ids.values())
+
+
+def clone_address() -> str | None:
+    """Where the repository can be cloned from, as GitHub's workflows tell it; None elsewhere."""
+    server, name = (os.environ.get(key) for key in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"))
+    return f"{server}/{name}" if server and name else None
+
+
+def first_line(path: Path) -> str:
+    """The first sentence of a program's docstring, without its end."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).split("\n\n")[0]
+
+
+def _with_sign(form, value):
+    text = form.format(abs(value))
+    return "±0" if not re.search("[1-9]", text) else ("−" if value < 0 else "+") + text
 
 
 def _model_blocks(*milestones):

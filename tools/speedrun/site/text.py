@@ -19,6 +19,8 @@ IN_TEXT = re.compile(r"\\(?:text\w*|[mhf]box)\s*\{[^{}]*\}")
 HIDE = dict(zip(map(ord, "&<>"), "\ue000\ue001\ue002", strict=True))
 MATHML = re.compile(r'</?m[a-z]+(?: (?!on|href|style)[A-Za-z-]+="[^"<>]*")* ?/?>')
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
+FORMULA = r"^ {0,3}\$\$(?P<formula>[^$]+?)\$\$[ \t]*(?:\n|$)"  # of one line or several
+UNMEASURED = {"not measured", "—", ""}
 
 
 def code_html(source: str, language: str = "python") -> Markup:
@@ -45,7 +47,8 @@ class Renderer(mistune.HTMLRenderer):
         return ""  # pages draw their own
 
     def heading(self, text, level, **attrs):
-        return f'<h{level} id="{anchor(re.sub("<[^>]+>", "", text))}">{text}</h{level}>\n'
+        at = f' id="{anchor(re.sub("<[^>]+>", "", text))}"' if level > 1 else ""
+        return f"<h{level}{at}>{text}</h{level}>\n"
 
     def block_code(self, code, info=None):
         return str(code_html(code.rstrip("\n"), (info or "").strip() or "text")) + "\n"
@@ -59,6 +62,8 @@ def anchor(heading: str) -> str:
 def make_html(text: str, target: Callable[[str], str | None]) -> Markup:
     """The HTML of a Markdown text; HTML in it is shown as text."""
     markdown = mistune.create_markdown(renderer=Renderer(target), plugins=[table, math])
+    # The plugin's own rule ends at a line's end: a later line that begins with + would be a list.
+    markdown.block.register("block_math", FORMULA, _block_formula, before="list")
     markdown.renderer.register("inline_math", lambda _, text: _formula(text, "inline"))
     markdown.renderer.register("block_math", lambda _, text: _formula(text, "block"))
     found = markdown(re.sub(r"<!-- (begin|end) [\w-]+ -->\n?", "", text))
@@ -71,6 +76,11 @@ def make_html(text: str, target: Callable[[str], str | None]) -> Markup:
 def make_inline(text: str, target: Callable[[str], str | None]) -> Markup:
     """The HTML of a Markdown paragraph, without the paragraph."""
     return make_html(text, target).strip().removeprefix("<p>").removesuffix("</p>")
+
+
+def _block_formula(block, match, state):
+    state.append_token({"type": "block_math", "raw": match["formula"]})
+    return match.end()
 
 
 def convert(formula: str, display: str) -> str:
@@ -88,9 +98,12 @@ def convert(formula: str, display: str) -> str:
 
 def _formula(text, display):
     try:
-        return convert(text, display=display)
+        found = convert(text, display=display)
     except Exception as error:  # it has a class of its own for each of its complaints
         raise UserError(f"the formula ${text}$ cannot be read: {type(error).__name__}") from None
+    if display == "inline":
+        return found
+    return f'<span class="formula" tabindex="0">{found}</span>\n'  # a wide one scrolls
 
 
 def section(text: str, name: str, whole: bool = True) -> tuple[str, str]:
@@ -105,6 +118,39 @@ def section(text: str, name: str, whole: bool = True) -> tuple[str, str]:
     after = next((found.start() for found in HEADING.finditer(text, start)
                   if len(found[1]) <= len(heading[1])), len(text))
     return heading[2], text[heading.end() : after]
+
+
+def section_at(text: str, at: str) -> str:
+    """The text below the heading of a Markdown file whose anchor is `at`; "" without one."""
+    for found in HEADING.finditer(text):
+        if anchor(found[2]) == at:
+            end = next((h.start() for h in HEADING.finditer(text, found.end())
+                        if len(h[1]) <= len(found[1])), len(text))
+            return text[found.end() : end]
+    return ""
+
+
+def without_unmeasured(text: str) -> str:
+    """A Markdown text whose tables have no columns in which nothing was measured."""
+    return re.sub(r"(?:^\|.*\n?)+", lambda table: _measured(table[0]), text, flags=re.M)
+
+
+def _measured(table):
+    rows = [re.split(r"(?<!\\)\|", line.strip())[1:-1] for line in table.strip().split("\n")]
+    columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=False)]
+    empty = {place for place, (_, _, *cells) in enumerate(columns)
+             if "not measured" in cells and set(cells) <= UNMEASURED}
+    if not empty or len({len(row) for row in rows}) > 1:
+        return table
+    return "".join("|" + "|".join(cell for place, cell in enumerate(row) if place not in empty)
+                   + "|\n" for row in rows)
+
+
+def svg_size(svg: str) -> str:
+    """The attributes width and height of a picture, from its viewBox; "" without one."""
+    found = re.search(r'viewBox="[\d.-]+ [\d.-]+ ([\d.]+) ([\d.]+)"', svg)
+    return Markup(f'width="{round(float(found[1]))}" height="{round(float(found[2]))}"'
+                  if found else "")
 
 
 def resolve(folder: str, link: str) -> tuple[str, str]:
