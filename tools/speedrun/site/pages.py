@@ -33,6 +33,7 @@ from speedrun.history.gains import (
 )
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 from speedrun.history.records import Record, load_records
+from speedrun.site.interactive import figures_of
 from speedrun.site.lessons import lesson_title, make_lesson
 from speedrun.site.models import compared_with
 from speedrun.site.text import anchor, make_html, make_inline, resolve, section
@@ -333,7 +334,7 @@ class Site:
             "arranged": arranged,
             "picture": picture, "removed": removed,
             "marked": compared_with(self.manifest, m),
-            "in_model": in_model,
+            "in_model": in_model, "interactive": figures_of(self.manifest, [m]),
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
             "outside": [(idea.name, f"outside.html#{anchor_of(idea)}",
                          make_html(finding_table(idea), str)) for idea in self.outside.of(m.id)],
@@ -450,7 +451,9 @@ class Site:
         lesson = make_lesson(path, self._from_lessons)
         for name, data in lesson.pictures.items():
             self.files[f"lessons/{path.stem}_files/{name}"] = data
-        return {"lesson": lesson, "covered": self._covered(path)}
+        covered = self._covered(path)
+        return {"lesson": lesson, "covered": covered,
+                "interactive": figures_of(self.manifest, covered)}
 
 
 def _model_blocks(*milestones):

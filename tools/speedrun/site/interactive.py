@@ -1,0 +1,246 @@
+"""The interactive figures: which milestones have them, and the values of their still pictures.
+
+A figure is a template and a script of one name in site/figures/. The template draws the still
+picture from what a function of that name returns here. The script follows the controls; when it
+starts, it changes nothing. `own` is what the script is given: what was read from the snapshots.
+"""
+
+import ast
+import math
+from collections.abc import Iterable
+from functools import cache
+from itertools import islice, product
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from speedrun.diff.origin import read_script
+from speedrun.history.blocks import split_blocks
+from speedrun.history.fields import default_hyperparameters
+from speedrun.history.handles import handles_of
+from speedrun.history.manifest import Manifest, Milestone
+from speedrun.history.tokens import step_tokens
+
+PLACES = {  # {figure: slugs of the milestones that show it, each with its lesson}
+    "newton_schulz": ("muon", "polar_express"),
+    "document_tiles": ("flex_attention", "tile_mask", "staged_windows", "flash_attention_3"),
+    "schedules": ("batch_schedule", "multi_token"),
+}
+
+
+def figures_of(manifest: Manifest, milestones: Iterable[Milestone]) -> dict[str, dict]:
+    """{name: values of the still picture} of the figures of these milestones. A manifest that lacks
+    a milestone of a figure does not have the figure."""
+    slugs = {m.slug: m for m in manifest.milestones}
+    shown = {m.slug for m in milestones}
+    wanted = {name: places for name, places in PLACES.items()
+              if shown & set(places) and set(places) <= set(slugs)}
+    return {name: globals()[name](manifest, *map(slugs.get, places))
+            for name, places in wanted.items()}
+
+
+# ---- Newton-Schulz
+
+VALUES = 16
+LOW, HIGH = 0.68, 1.2  # where 01's five rounds end, as its docstring says
+
+
+def newton_schulz(_: Manifest, muon: Milestone, polar_express: Milestone) -> dict:
+    """Singular values before and after the rounds of a cubic, of 01's and of 08f's polynomials."""
+    count, power, [quintic], [polar] = 5, -2.5, _literals(muon, "newton_schulz"), _literals(
+        polar_express, "POLAR_EXPRESS")
+    methods = [
+        {"name": "Cubic", "polynomials": [(1.5, -0.5, 0)], "margin": 1, "repeats": True,
+         "products": 2},
+        {"name": f"Quintic ({muon.id})", "polynomials": [quintic], "margin": 1, "repeats": True,
+         "products": 3},
+        {"name": f"Polar Express ({polar_express.id})", "polynomials": polar, "margin": 1.02,
+         "repeats": False, "products": 3}]
+    before = [10 ** (power * i / (VALUES - 1)) for i in range(VALUES)]
+    before = [v / math.hypot(*before) for v in before]
+    tracks, says = [], []
+    for method, look in zip(methods, ("dots", "key", "dashes"), strict=True):
+        after = [rounds(method, v, count) for v in before]
+        inside = sum(LOW <= v <= HIGH for v in after)
+        area = " to ".join(f"{v:#.2g}" if v < 0.1 else f"{v:.2f}" for v in (min(after), max(after)))
+        curve = [10 ** (i / 30 - 4) for i in range(121)]
+        tracks.append({
+            "name": method["name"], "look": look, "dots": [f"{_track_x(v):.1f}" for v in after],
+            "result": f"{inside} of {VALUES} in the band · {area} · "
+                      f"{count * method['products']} products",
+            "curve": " ".join(f"{_map_x(v):.1f},{_map_y(rounds(method, v, count)):.1f}"
+                              for v in curve)})
+        says.append(f"{method['name']} {inside} ({area})")
+    ticks = (1e-4, "0.0001"), (1e-3, "0.001"), (0.01, "0.01"), (0.1, "0.1"), (1, "1")
+    return {
+        "own": methods, "count": count, "power": power, "ratio": f"{10**power:.1g}",
+        "tracks": tracks, "one": f"{_track_x(1):.1f}",
+        "band": (f"{_track_x(LOW):.1f}", f"{_track_x(HIGH) - _track_x(LOW):.1f}"),
+        "map_band": (f"{_map_y(HIGH):.1f}", f"{_map_y(LOW) - _map_y(HIGH):.1f}"),
+        "x_ticks": [(f"{_track_x(v):.1f}", label) for v, label in ticks],
+        "map_x_ticks": [(f"{_map_x(v):.1f}", label) for v, label in ticks],
+        "map_y_ticks": [(round(_map_y(v)), v) for v in (0, 1, 2)],
+        "says": f"After {count} rounds, of {VALUES} values in the band: {'; '.join(says)}."}
+
+
+def rounds(method: dict, value: float, count: int) -> float:
+    """A singular value of a matrix of Frobenius norm 1 after `count` rounds of a method."""
+    value /= method["margin"]
+    for i in range(count if method["repeats"] else min(count, len(method["polynomials"]))):
+        a, b, c = method["polynomials"][i % len(method["polynomials"])]
+        value *= a + b * value**2 + c * value**4
+    return value
+
+
+def _track_x(v):
+    return 20 + (math.log10(max(v, 1e-4)) + 4) / (math.log10(2.1) + 4) * 392
+
+
+def _map_x(v):
+    return 28 + (math.log10(v) + 4) / 4 * 384
+
+
+def _map_y(v):
+    return 252 - v / 2.1 * 238
+
+
+# ---- documents, windows, tiles
+
+TOKENS, CELL = 32, 12  # of the model of a mask; pixels of a pair
+TILES_LEFT, TILES_TOP = 8, 24
+
+
+def document_tiles(_: Manifest, *milestones: Milestone) -> dict:
+    """A model of the mask of four milestones, drawn as the first of them has it: pairs of tokens
+    that are seen, and the tiles that hold them."""
+    starts, window, tile = (0, 9, 22), 12, 4
+    count, size, end = TOKENS // tile, tile * CELL, TOKENS * CELL
+    seen = {q: [k for k in range(q + 1) if q - k < window
+                and not any(k < start <= q for start in starts)] for q in range(TOKENS)}
+    pairs, paths = sum(map(len, seen.values())), {"full": [], "partial": []}
+    for q, k in product(range(count), repeat=2):
+        inside = sum(key // tile == k for query in range(q * tile, (q + 1) * tile)
+                     for key in seen[query])
+        if inside:
+            paths["full" if inside == tile**2 else "partial"].append(
+                f"M{TILES_LEFT + k * size} {TILES_TOP + q * size}h{size}v{size}h-{size}z")
+    some = sum(map(len, paths.values()))
+    cross = f"M{TILES_LEFT} {{}}h{end}M{{}} {TILES_TOP}v{end}"
+
+    def lines(places):
+        return "".join(cross.format(TILES_TOP + place, TILES_LEFT + place) for place in places)
+
+    return {
+        "own": [m.id for m in milestones], "modes": [(m.id, m.title) for m in milestones],
+        "tokens": f"{default_hyperparameters(milestones[0].script)['seq_len']:,}",
+        "starts": starts, "window": window, "tile": tile,
+        "partial": "".join(paths["partial"]), "full": "".join(paths["full"]),
+        "grid": lines(range(0, end + 1, size)),
+        "documents": lines(start * CELL for start in starts[1:]),
+        "pairs": "".join(f"M{TILES_LEFT + keys[0] * CELL + 4} {TILES_TOP + q * CELL + 6}"
+                         f"h{len(keys) * CELL}" for q, keys in seen.items()),
+        "says": f"{milestones[0].id}: {pairs} pairs are seen. {some} of {count**2} tiles are "
+                f"computed, {len(paths['full'])} of them without applying the rule; "
+                f"{round(100 - 100 * pairs / (some * tile**2))}% of their pairs are not seen. "
+                f"To list the tiles, the script tests all {TOKENS**2:,} pairs of tokens."}
+
+
+# ---- schedules
+
+PANELS = {"rate": "Learning rate", "momentum": "Muon's momentum", "window": "Window, tokens",
+          "tokens": "Tokens per step", "targets": "Further targets"}
+
+
+def schedules(manifest: Manifest, batch_schedule: Milestone, multi_token: Milestone) -> dict:
+    """The schedules of all milestones of a chain; drawn: those before and after both changes."""
+    chain = manifest.of_chain(batch_schedule.chain).milestones
+    own, step = [schedules_of(m) for m in chain], 800
+    pair = [chain.index(manifest.get(batch_schedule.parent)), chain.index(multi_token)]
+    two = [own[i] for i in pair]
+    longest, panels, now = max(m["steps"] for m in two), [], {}
+    for name, title in PANELS.items():
+        shown = [m[name] or [] for m in two]
+        top = max((v for schedule in shown for v in schedule[1::2]), default=None)
+        bottom, form = 0.8 if name == "momentum" else 0, FORMS[name]
+        now[name] = [form.format(value_at(it, step)) if it else "none" for it in shown]
+        panels.append({
+            "title": title, "now": " · ".join(now[name]), "bottom": bottom,
+            "top": "" if top is None else form.format(top), "last": f"{longest:,}",
+            "scrub": f"M{58 + step / longest * 238:.1f} 34V120",
+            "lines": [" ".join(
+                f"{58 + at / longest * 238:.1f},{116 - (v - bottom) / (top - bottom or 1) * 76:.1f}"
+                for at, v in zip(it[::2], it[1::2], strict=True)) for it in shown]})
+    words = [f"{m['id']} has read {tokens / 1e6:.0f}M tokens; rate {now['rate'][i]}, momentum "
+             f"{now['momentum'][i]}, window {now['window'][i]}, {now['tokens'][i]} tokens per "
+             f"step, further targets {now['targets'][i]}." for i, m in enumerate(two)
+             for tokens in [sum(value_at(m["tokens"], before) for before in range(step))]]
+    return {"own": own, "first": pair[0], "second": pair[1], "step": step, "longest": longest,
+            "panels": panels, "says": f"Step {step}: {' '.join(words)}"}
+
+
+FORMS = {"rate": "{:.2f}", "momentum": "{:.3f}", "window": "{:,.0f}", "tokens": "{:,.0f}",
+         "targets": "{:.2f}"}
+
+
+@cache
+def schedules_of(m: Milestone) -> dict:
+    """A milestone's number of steps and its schedules, each as straight pieces: [first step, value,
+    last step, value, ...]; None for one that it lacks. Its section Schedules is run alone."""
+    defaults, handles = default_hyperparameters(m.script), handles_of(m)
+    args, known = SimpleNamespace(**defaults), {"math": math, "NamedTuple": NamedTuple}
+    exec(compile(_section(m, "Schedules"), m.script, "exec"), known)
+    module, weights = SimpleNamespace(**known), known.get("target_weights", lambda *_: [1])
+    every = range(args.train_steps)
+    values = {
+        "rate": [module.lr_multiplier(step, args) for step in every],
+        "momentum": [handles.momentum(module, step, args) for step in every],
+        "window": [next(iter(handles.window_at(module, step, args)), None) for step in every],
+        "tokens": list(islice(step_tokens(defaults), args.train_steps)),
+        "targets": [sum(weights(step, args)) - 1 for step in every]}
+    return {"id": m.id, "name": f"{m.id} {m.title}", "steps": args.train_steps,
+            **{name: pieces(found) for name, found in values.items()}}
+
+
+def pieces(values: list[float | None]) -> list[float] | None:
+    """The straight pieces of a list of values: [first place, value, last place, value, ...]."""
+    if values[0] is None:
+        return None
+    found, start = [], 0
+    for i in range(1, len(values) + 1):
+        slope = values[start + 1] - values[start] if i > start + 1 else 0
+        if i == len(values) or i > start + 1 and not math.isclose(
+                values[i], values[start] + slope * (i - start), rel_tol=1e-7, abs_tol=1e-7):
+            found += [start, float(f"{values[start]:.7g}"), i - 1, float(f"{values[i - 1]:.7g}")]
+            start = i
+    return found
+
+
+def value_at(schedule: list[float], step: int) -> float:
+    """The value at a step of a schedule in straight pieces."""
+    first, before, last, after = next(p for p in zip(*[iter(schedule)] * 4, strict=True)
+                                      if step <= p[2])
+    return before + (0 if first == last else (after - before) * (step - first) / (last - first))
+
+
+# ---- what several figures need
+
+
+def _section(m, name):
+    """The text of a section of a milestone's script."""
+    sections, title = {}, None
+    for block in split_blocks(read_script(m)):
+        if block.name.startswith("heading: "):
+            title = block.name.removeprefix("heading: ")
+        else:
+            sections.setdefault(title, []).append(block.text)
+    return "\n".join(sections[name])
+
+
+
+def _literals(m, name):
+    """The tuples and lists of numbers that a block of a milestone's script assigns."""
+    text = next(block.text for block in split_blocks(read_script(m)) if block.name == name)
+    found = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assign)
+             and isinstance(node.value, ast.Tuple | ast.List))
+    return [ast.literal_eval(value) for value in found if all(
+        isinstance(it, ast.Constant | ast.UnaryOp | ast.Tuple | ast.List | ast.USub | ast.Load)
+        for it in ast.walk(value))]
