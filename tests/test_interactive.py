@@ -7,9 +7,12 @@ its still picture and follows the keyboard is tested with the site's pages, in a
 import json
 import shutil
 import subprocess
+from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from speedrun.diff.html import TEMPLATES
 from speedrun.history.fields import default_hyperparameters
@@ -129,3 +132,56 @@ def test_schedules_are_those_of_the_snapshots(slug):
     first = 2 * args.train_steps // 3
     [found] = calls("schedules", "tokensBefore", [[drawn, first]])
     assert found == tokens_after(default_hyperparameters(milestone.script), first)
+
+
+@pytest.mark.parametrize("mode", range(5))
+def test_lanes_send_and_compute_what_the_optimizers_do(mode, monkeypatch):
+    later = interactive.PLACES["eight_lanes"]
+    slug = (MANIFEST.get(MANIFEST.get(later[0]).parent).slug, *later)[mode]
+    module, handles = snapshot(slug), handles_of(MANIFEST.get(slug))
+    layers, width, vocab, ranks = 3, 16, 64, 8  # 12 small and 6 large matrices: uneven shares
+    sent, units = [], [0] * ranks
+
+    def record(factor, place):
+        def collective(*tensors, **_):
+            sent.append(factor * tensors[place].nbytes)
+            return SimpleNamespace(wait=lambda: None)
+        return collective
+
+    def counted(matrices, *_):
+        m, n = matrices.shape[-2:]
+        units[rank] += matrices.shape[:-2].numel() * (1 if m == n else 3)
+        return matrices
+
+    for name, factor, place in (("all_reduce", interactive.ALL_REDUCE, 0),
+                                ("reduce_scatter_tensor", interactive.ONE_WAY, 1),
+                                ("all_gather_into_tensor", interactive.ONE_WAY, 0)):
+        monkeypatch.setattr(dist, name, record(factor, place))
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(module, "newton_schulz", counted)
+    for rank in range(ranks):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        sent.clear()
+        table, *matrices = (torch.nn.Parameter(torch.ones(shape)) for shape in (
+            (vocab, width), *[*[(width, width)] * 4, *[(width, 4 * width)] * 2] * layers))
+        for param in (table, *matrices):
+            param.grad = torch.ones_like(param)
+        if mode >= 3:
+            module.ShardedAdam([dict(params=[table], lr=1.0)], (0.9, 0.9), 1.0, False).step()
+        handles.make_muon(module, matrices, lr=1.0, bf16=True).step()
+    [steps] = calls("eight_lanes", "plan", [[mode, layers, width, vocab]])
+    planned = [step[2] for step in steps if step[0] == "send"]
+    if mode < 3:  # DistributedDataParallel sends all gradients
+        assert planned[:2] == [interactive.ALL_REDUCE * table.nbytes, interactive.ALL_REDUCE * sum(
+            matrix.nbytes for matrix in matrices)]
+        planned = planned[2:]
+    assert sum(planned) == sum(sent)
+    assert [sum(step) for step in zip(*(step[2] for step in steps if step[:2] == ["compute", 1]),
+                                      strict=True)] == units
+    for settings in ((1, 10, 0.3), (7, 450, 0.01), (12, 150, 0.1)):
+        count, *speeds = settings
+        total, bars, amount, idle = interactive.simulate(interactive.plan(mode, count), *speeds)
+        [found] = calls("eight_lanes", "step", [[mode, *settings]])
+        assert found["sent"] == amount
+        assert [found["total"], found["idle"]] == pytest.approx([total, idle])
+        assert sum(found["bars"], []) == pytest.approx(list(chain(*bars)))

@@ -9,7 +9,7 @@ import ast
 import math
 from collections.abc import Iterable
 from functools import cache
-from itertools import islice, product
+from itertools import count, islice, product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ PLACES = {  # {figure: slugs of the milestones that show it, each with its lesso
     "newton_schulz": ("muon", "polar_express"),
     "document_tiles": ("flex_attention", "tile_mask", "staged_windows", "flash_attention_3"),
     "schedules": ("batch_schedule", "multi_token"),
+    "eight_lanes": ("distributed_muon", "overlapped_muon", "sharded_adam",
+                    "gradient_communication"),
 }
 
 
@@ -219,6 +221,108 @@ def value_at(schedule: list[float], step: int) -> float:
     first, before, last, after = next(p for p in zip(*[iter(schedule)] * 4, strict=True)
                                       if step <= p[2])
     return before + (0 if first == last else (after - before) * (step - first) / (last - first))
+
+
+# ---- eight lanes
+
+RANKS, WIDTH, VOCAB, TABLE_MS = 8, 768, 50304, 0.4  # 02's sizes; the model's time for its embedding
+ALL_REDUCE, ONE_WAY = 2 * (RANKS - 1) / RANKS, (RANKS - 1) / RANKS  # what a rank sends of a tensor
+KINDS = "tables", "matrices", "grads", "results"
+
+
+def eight_lanes(manifest: Manifest, distributed_muon: Milestone, *others: Milestone) -> dict:
+    """A model of an optimizer step, as the parent of the first of these milestones has it and as
+    they have it: what each rank computes and what is sent when."""
+    milestones = [manifest.get(distributed_muon.parent), distributed_muon, *others]
+    mode, link, work, layers = 2, 150, 12, 12
+    every = [simulate(plan(i, layers), link, work / 120) for i in range(len(milestones))]
+    total, bars, sent, idle = every[mode]
+    most = max(run[0] for run in every)
+    paths = dict.fromkeys(KINDS, "")
+
+    def x(ms):
+        return f"{48 + ms / most * 364:.1f}"
+
+    for kind, rank, start, end in bars:
+        top, height = (11, 7) if kind > 1 else (0, 11)
+        for row in range(RANKS) if rank < 0 else [rank]:
+            paths[KINDS[kind]] += f"M{x(start)} {4 + 25 * row + top}H{x(end)}v{height}H{x(start)}z"
+    ids = [m.id for m in milestones]
+    totals = ", ".join(f"{id} {run[0]:.1f} ms" for id, run in zip(ids, every, strict=True))
+    return {"own": ids, "modes": [(m.id, m.title) for m in milestones], "mode": mode, "link": link,
+            "work": work, "layers": layers, "rows": [4 + 25 * row for row in range(RANKS)],
+            "paths": paths.items(), "most": f"{most:.1f}",
+            "says": f"{ids[mode]}: the step takes {total:.1f} ms. Each GPU sends "
+                    f"{sent / 1e6:.0f} MB; on average it computes nothing in {100 * idle:.0f}% of the "
+                    f"time. With the same settings: {totals}."}
+
+
+def plan(mode: int, layers: int, width: int = WIDTH, vocab: int = VOCAB) -> list[tuple]:
+    """What a step does: ("compute", kind, units of each rank), ("send", kind, bytes) or ("wait",
+    number of the send). A square matrix is 1 unit, one of the MLP 3; the embedding has its own."""
+    steps, sends = [], count()
+    sizes = (4 * layers, width**2, 1), (2 * layers, 4 * width**2, 3)
+    table, matrices = 4 * vocab * width, sum(number * size for number, size, _ in sizes)
+
+    def send(kind, size):
+        steps.append(("send", kind, size))
+        return next(sends)
+
+    def wait(*which):
+        steps.extend(("wait", i) for i in which)
+
+    def compute(kind, units):
+        steps.append(("compute", kind, units))
+
+    if mode < 3:  # all gradients to all
+        wait(send(2, ALL_REDUCE * table), send(2, ALL_REDUCE * 4 * matrices))
+        compute(0, [1] * RANKS)
+    else:  # a rank gets and updates its rows of the embedding
+        wait(send(2, ONE_WAY * table))
+        compute(0, [1 / RANKS] * RANKS)
+        wait(send(3, ONE_WAY * table))
+    if mode == 3:
+        wait(send(2, ALL_REDUCE * 4 * matrices))
+    if mode == 0:
+        compute(1, [10 * layers] * RANKS)
+    if mode == 1:  # matrix i belongs to rank i mod 8; a layer has four small ones, then two large
+        compute(1, [sum(1 if i % 6 < 4 else 3 for i in range(rank, 6 * layers, RANKS))
+                    for rank in range(RANKS)])
+        wait(send(3, ALL_REDUCE * 2 * matrices))
+    if mode < 2:
+        return steps
+    shares = [-(-number // RANKS) for number, _, _ in sizes]
+    scatters = [send(2, ONE_WAY * 4 * RANKS * share * size)
+                for share, (_, size, _) in zip(shares, sizes, strict=True) if mode == 4]
+    gathers = []
+    for i, (share, (number, size, units)) in enumerate(zip(shares, sizes, strict=True)):
+        wait(*scatters[i : i + 1])
+        own = [max(0, min(share, number - rank * share)) for rank in range(RANKS)]
+        # 07 pads with zeros, which cost as much as matrices.
+        compute(1, [units * (share if mode == 4 else n) for n in own])
+        gathers.append(send(3, ONE_WAY * (4 if mode == 4 else 2) * RANKS * share * size))
+    wait(*gathers)
+    return steps
+
+
+def simulate(steps: list[tuple], link: float, unit: float) -> tuple[float, list, float, float]:
+    """(total, bars, bytes that a rank sends, idle share) of a plan, in ms; a bar is (kind, rank or
+    -1 for all, start, end). link: GB per second that a rank sends; unit: ms of a square matrix."""
+    clocks, ends, bars, free, sent, busy = [0.0] * RANKS, [], [], 0.0, 0.0, 0.0
+    for what, kind, *amount in steps:
+        if what == "send":  # it starts when all ranks have come to it and the link is free
+            start = max(free, *clocks)
+            free, sent = start + amount[0] / link / 1e6, sent + amount[0]
+            ends.append(free)
+            bars.append((kind, -1, start, free))
+        for rank, clock in enumerate(clocks):
+            if what == "wait":
+                clocks[rank] = max(clock, ends[kind])
+            elif what == "compute":
+                clocks[rank] += amount[0][rank] * (unit if kind else TABLE_MS)
+                busy += clocks[rank] - clock
+                bars.append((kind, rank, clock, clocks[rank]))
+    return max(clocks), bars, sent, 1 - busy / RANKS / max(clocks)
 
 
 # ---- what several figures need
