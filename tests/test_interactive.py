@@ -185,3 +185,31 @@ def test_lanes_send_and_compute_what_the_optimizers_do(mode, monkeypatch):
         assert found["sent"] == amount
         assert [found["total"], found["idle"]] == pytest.approx([total, idle])
         assert sum(found["bars"], []) == pytest.approx(list(chain(*bars)))
+
+
+def test_formats_are_those_of_the_snapshots():
+    head, later = snapshot("fp8_head"), snapshot("bfloat16_weights")
+    numbers = torch.cat([torch.logspace(-9, 5, 400), torch.arange(64) / 16, torch.tensor([0.0])])
+    numbers = torch.cat([numbers, -numbers])
+    for use in still("number_formats")["own"]:
+        dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[use["format"]]
+        wanted = head.quantize(numbers, use["scale"], dtype).float().tolist()
+        every = [[x, use["scale"], use["format"]] for x in numbers.tolist()]
+        assert calls("number_formats", "quantize", every) == wanted
+        assert [interactive.quantize(*values) for values in every] == wanted
+    upper, lower = later.split(numbers)
+    upper = (upper.view(torch.int16).int() & 0xFFFF).tolist()
+    found = calls("number_formats", "split", [[x] for x in numbers.tolist()])
+    assert found == [list(both) for both in zip(upper, lower.tolist(), strict=True)]
+    assert calls("number_formats", "join", found) == numbers.tolist()
+    for update, count in ((1e-4, 100), (2e-3, 70), (1e-8, 400)):
+        exact, [short], step = torch.ones(1), torch.ones(1).bfloat16(), torch.tensor(update)
+        weights, remainders = later.split(exact.clone())
+        for _ in range(count):
+            exact = exact - step
+            short = (short.float() - step).bfloat16()
+            later.cautious_update(weights, torch.ones(1), step, 0.0, remainders)
+        assert later.join(weights, remainders) == exact
+        wanted = [exact.item(), short.item(), exact.item()]
+        assert calls("number_formats", "updated", [[update, count]]) == [wanted]
+        assert interactive.updated(update, count) == wanted

@@ -13,6 +13,8 @@ from itertools import count, islice, product
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
+
 from speedrun.diff.origin import read_script
 from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
@@ -26,6 +28,7 @@ PLACES = {  # {figure: slugs of the milestones that show it, each with its lesso
     "schedules": ("batch_schedule", "multi_token"),
     "eight_lanes": ("distributed_muon", "overlapped_muon", "sharded_adam",
                     "gradient_communication"),
+    "number_formats": ("fp8_head", "bfloat16_weights", "fp8_loss", "fp8_mlp"),
 }
 
 
@@ -253,8 +256,8 @@ def eight_lanes(manifest: Manifest, distributed_muon: Milestone, *others: Milest
             "work": work, "layers": layers, "rows": [4 + 25 * row for row in range(RANKS)],
             "paths": paths.items(), "most": f"{most:.1f}",
             "says": f"{ids[mode]}: the step takes {total:.1f} ms. Each GPU sends "
-                    f"{sent / 1e6:.0f} MB; on average it computes nothing in {100 * idle:.0f}% of the "
-                    f"time. With the same settings: {totals}."}
+                    f"{sent / 1e6:.0f} MB; on average it computes nothing in {100 * idle:.0f}% of "
+                    f"the time. With the same settings: {totals}."}
 
 
 def plan(mode: int, layers: int, width: int = WIDTH, vocab: int = VOCAB) -> list[tuple]:
@@ -323,6 +326,82 @@ def simulate(steps: list[tuple], link: float, unit: float) -> tuple[float, list,
                 busy += clocks[rank] - clock
                 bars.append((kind, rank, clock, clocks[rank]))
     return max(clocks), bars, sent, 1 - busy / RANKS / max(clocks)
+
+
+# ---- number formats
+
+FORMATS = {"e4m3": (3, -6, 448), "e5m2": (2, -14, 57344)}  # mantissa bits, least exponent, largest
+FP8 = {"inputs": ("fp8_x_scale", "e4m3"), "weights": ("fp8_weight_scale", "e4m3"),
+       "logits' gradients": ("fp8_grad_scale", "e5m2")}
+
+
+def number_formats(
+    _: Manifest, fp8_head: Milestone, __: Milestone, fp8_loss: Milestone, fp8_mlp: Milestone
+) -> dict:
+    """The error of numbers in FP8 with the snapshots' scales, and the bits of a weight that takes
+    many small updates: in float32, in bfloat16, and in bfloat16 with the lower 16 bits."""
+    own = [{"name": f"{m.id}, {name}", "scale": default_hyperparameters(m.script)[scale],
+            "format": form} for m in (fp8_head, fp8_loss) for name, (scale, form) in FP8.items()]
+    own.append({"name": f"{fp8_mlp.id}, activations up to 1", "scale": 448.0, "format": "e4m3"})
+    power, step, count = 0.5, -4, 100
+    number, scale, form = float(np.float32(10**power)), own[0]["scale"], own[0]["format"]
+    mantissa, lowest, largest = FORMATS[form]
+    curve, weights = [], updated(10**step, count)
+    for v in (float(np.float32(10 ** (i / 20 - 9))) for i in range(281)):
+        error = abs(quantize(v, scale, form) / scale / v - 1)
+        curve.append(f"{_number_x(v)},{210 - 180 * error:.1f}")
+    kept = quantize(number, scale, form)
+    error = abs(kept / scale / number - 1)
+    names = "float32", "bfloat16 alone, rounded", "bfloat16 and remainder (12)"
+    return {
+        "own": own, "power": power, "number": _size(number), "small": step, "count": count,
+        "step": _size(10**step), "curve": " ".join(curve), "place": f"M{_number_x(number)} 24V214",
+        "range": f"{_size(2 ** (lowest - mantissa) / scale)} to {_size(largest / scale)}",
+        "ticks": [(_number_x(10.0**p), _size(10.0**p)) for p in (-8, -6, -4, -2, 0, 2, 4)],
+        "weights": [{"name": name, "value": f"{weight:.6f}", "bits": "".join(
+            f"M{4 + 12.75 * i:.2f} {54 + 66 * row}h11.75v18h-11.75z"
+            for i, bit in enumerate(f"{_bits(weight):032b}") if bit == "1")}
+            for row, (name, weight) in enumerate(zip(names, weights, strict=True))],
+        "says": f"{own[0]['name']}: {_size(number)} times {_size(scale)} is stored as "
+                f"{_size(kept)}, so {_size(kept / scale)} comes back: an error of "
+                f"{100 * error:.1f}%. After {count} updates of {_size(10**step)}, a weight of 1 is "
+                f"{weights[0]:.6f} in float32, {weights[1]:.6f} in bfloat16 alone and "
+                f"{weights[2]:.6f} with the remainder."}
+
+
+def quantize(x: float, scale: float, form: str) -> float:
+    """scale * x, clamped to the range of an FP8 format and rounded to it."""
+    mantissa, lowest, largest = FORMATS[form]
+    y = float(np.clip(np.float32(scale) * np.float32(x), -largest, largest))
+    step = 2.0 ** (max(lowest, math.frexp(y)[1] - 1) - mantissa)
+    return round(y / step) * step  # to an even mantissa in a tie
+
+
+def updated(update: float, count: int) -> list[float]:
+    """A weight of 1 after `count` updates: in float32, in bfloat16, in bfloat16 with a remainder,
+    which together are the float32 number."""
+    plain = short = np.float32(1)
+    for _ in range(count):
+        plain, short = plain - np.float32(update), short - np.float32(update)
+        bits = _bits(short)
+        short = np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(np.float32)
+    return [float(plain), float(short), float(plain)]
+
+
+def _bits(number):
+    return int(np.float32(number).view(np.uint32))
+
+
+def _number_x(v):
+    return f"{40 + (math.log10(v) + 9) / 14 * 372:.1f}"
+
+
+def _size(v):
+    """A number in three digits."""
+    if v == 0 or 1e-3 <= v < 1e4:
+        return f"{v:.3g}"
+    mantissa, _, exponent = f"{v:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent):+d}"
 
 
 # ---- what several figures need
