@@ -42,7 +42,7 @@ def calls(figure, function, arguments):
 
 def still(figure):
     """The values of a figure's still picture."""
-    return interactive.figures_of(MANIFEST, MANIFEST.milestones)[figure]
+    return interactive.still(MANIFEST, figure)
 
 
 def snapshot(slug):
@@ -113,7 +113,7 @@ SHOWN = ("baseline", "window_warmup", "staged_windows", "one_skip", "batch_sched
 def test_schedules_are_those_of_the_snapshots(slug):
     milestone, module = MANIFEST.get(slug), snapshot(slug)
     args, handles = module.Hyperparameters(), handles_of(milestone)
-    [drawn] = (m for m in still("schedules")["own"] if m["id"] == milestone.id)
+    drawn = interactive.schedules_of(milestone)
     steps = range(0, args.train_steps, 7)
     wanted = {
         "rate": [module.lr_multiplier(step, args) for step in steps],

@@ -35,12 +35,14 @@ PLACES = {  # {figure: slugs of the milestones that show it, each with its lesso
 def figures_of(manifest: Manifest, milestones: Iterable[Milestone]) -> dict[str, dict]:
     """{name: values of the still picture} of the figures of these milestones. A manifest that lacks
     a milestone of a figure does not have the figure."""
-    slugs = {m.slug: m for m in manifest.milestones}
-    shown = {m.slug for m in milestones}
-    wanted = {name: places for name, places in PLACES.items()
-              if shown & set(places) and set(places) <= set(slugs)}
-    return {name: globals()[name](manifest, *map(slugs.get, places))
-            for name, places in wanted.items()}
+    slugs, shown = ({m.slug for m in some} for some in (manifest.milestones, milestones))
+    return {name: still(manifest, name) for name, places in PLACES.items()
+            if shown & set(places) and set(places) <= slugs}
+
+
+def still(manifest: Manifest, name: str) -> dict:
+    """The values of the still picture of a figure, all of whose milestones are in the manifest."""
+    return globals()[name](manifest, *map(manifest.get, PLACES[name]))
 
 
 # ---- Newton-Schulz
