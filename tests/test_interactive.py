@@ -120,9 +120,8 @@ def test_schedules_are_those_of_the_snapshots(slug):
         "momentum": [handles.momentum(module, step, args) for step in steps],
         "window": [(*handles.window_at(module, step, args), None)[0] for step in steps],
         "tokens": [args.total_batch_size * handles.row_len(module, step, args)
-                   // handles.row_len(module, 0, args) for step in steps]}
-    if "multi_token" in [m.slug for m in MANIFEST.lineage(milestone)]:
-        wanted["targets"] = [sum(module.target_weights(step, args)[1:]) for step in steps]
+                   // handles.row_len(module, 0, args) for step in steps],
+        "targets": [sum(handles.target_weights(module, step, args)[1:]) for step in steps]}
     for name, values in wanted.items():
         if values[0] is None:
             assert drawn[name] is None

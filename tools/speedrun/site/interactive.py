@@ -195,14 +195,13 @@ def schedules_of(m: Milestone) -> dict:
     defaults, handles = default_hyperparameters(m.script), handles_of(m)
     args, known = SimpleNamespace(**defaults), {"math": math, "NamedTuple": NamedTuple}
     exec(compile(_section(m, "Schedules"), m.script, "exec"), known)
-    module, weights = SimpleNamespace(**known), known.get("target_weights", lambda *_: [1])
-    every = range(args.train_steps)
+    module, every = SimpleNamespace(**known), range(args.train_steps)
     values = {
         "rate": [module.lr_multiplier(step, args) for step in every],
         "momentum": [handles.momentum(module, step, args) for step in every],
         "window": [next(iter(handles.window_at(module, step, args)), None) for step in every],
         "tokens": list(islice(step_tokens(defaults), args.train_steps)),
-        "targets": [sum(weights(step, args)) - 1 for step in every]}
+        "targets": [sum(handles.target_weights(module, step, args)) - 1 for step in every]}
     return {"id": m.id, "name": f"{m.id} {m.title}", "steps": args.train_steps,
             **{name: pieces(found) for name, found in values.items()}}
 
