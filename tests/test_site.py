@@ -439,10 +439,10 @@ def walk(browser, address, width, scheme, five):
     is_at("speedrun/rotary.html")
     page.keyboard.press("ArrowRight")
     is_at("speedrun/muon.html")
-    page.locator("figure input[name=count]").focus()
+    page.locator(".touch input[name=count]").focus()
     page.keyboard.press("ArrowLeft")
     is_at("speedrun/muon.html")  # the figure has taken the key
-    assert page.locator("figure .says").last.inner_text().startswith("After 4 rounds")
+    assert page.locator(".touch .says").inner_text().startswith("After 4 rounds")
     page.click("text=Diff")
     is_at("speedrun/muon.html#diff")
     page.keyboard.press("j")
