@@ -36,7 +36,7 @@
       paths[full] += `M${LEFT + k * size} ${TOP + q * size}h${size}v${size}h-${size}z`;
       numbers[full]++;
     }));
-    [window, tile, second, third].forEach((value, i) => { all("output")[i].textContent = value; });
+    [window, tile, second, third].forEach((value, i) => { all(".value")[i].textContent = value; });
     const set = (name, d) => all(`.${name}`)[0].setAttribute("d", d);
     set("partial", paths[0]);
     set("full", paths[1]);

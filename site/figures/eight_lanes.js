@@ -68,7 +68,7 @@
   function draw(all, {mode, link, work, layers}, own) {
     const every = own.map((_, i) => simulate(plan(i, layers), link, work / 120)), now = every[+mode];
     const most = Math.max(...every.map((run) => run.total)), x = (ms) => (48 + ms / most * 364).toFixed(1);
-    [link, work, layers].forEach((value, i) => { all("output")[i].textContent = value; });
+    [link, work, layers].forEach((value, i) => { all(".value")[i].textContent = value; });
     const paths = KINDS.map(() => "");
     for (const [kind, rank, start, end] of now.bars) for (const row of rank < 0 ? range(RANKS) : [rank]) {
       paths[kind] += `M${x(start)} ${4 + 25 * row + (kind > 1 ? 11 : 0)}H${x(end)}v${kind > 1 ? 7 : 11}H${x(start)}z`;

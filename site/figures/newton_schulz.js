@@ -26,7 +26,7 @@
 
   function draw(all, {count, power}, methods) {
     const ratio = 10 ** power, before = spectrum(ratio), says = [];
-    const dots = all(".dot"), results = all(".result"), curves = all(".map"), outputs = all("output");
+    const dots = all(".dot"), results = all(".result"), curves = all(".map"), outputs = all(".value");
     outputs[0].textContent = count;
     outputs[1].textContent = String(+ratio.toPrecision(1));
     methods.forEach((method, row) => {

@@ -39,7 +39,7 @@
     const x = (v) => (40 + (Math.log10(v) + 9) / 14 * 372).toFixed(1), y = (v) => (210 - 180 * v).toFixed(1);
     const error = (v) => Math.abs(quantize(v, scale, format) / scale / v - 1);
     const [mantissa, lowest, largest] = FORMATS[format];
-    [size(number), size(2 ** shift), size(step), count].forEach((value, i) => { all("output")[i].textContent = value; });
+    [size(number), size(2 ** shift), size(step), count].forEach((value, i) => { all(".value")[i].textContent = value; });
     all(".range")[0].textContent = `${size(2 ** (lowest - mantissa) / scale)} to ${size(largest / scale)}`;
     all(".key")[0].setAttribute("points", Array.from({length: SAMPLES}, (_, i) => round(10 ** (i / 20 - 9)))
       .map((v) => `${x(v)},${y(error(v))}`).join(" "));

@@ -22,7 +22,7 @@
     const two = [own[first], own[second]], longest = Math.max(two[0].steps, two[1].steps);
     step = Math.min(step, longest - 1);
     all("[name=step]")[0].setAttribute("max", longest - 1);
-    all("output")[0].textContent = whole(step);
+    all(".value")[0].textContent = whole(step);
     const x = (at) => (58 + at / longest * 238).toFixed(1), says = two.map(() => []);
     all("svg").forEach((svg, i) => {
       const name = PANELS[i], values = two.map((m) => m[name] || []);
