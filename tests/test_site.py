@@ -36,6 +36,7 @@ from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import build
+from speedrun.site.interactive import PLACES, figures_of
 from speedrun.site.lessons import claims_of, make_lesson
 from speedrun.site.pages import MOST, Site
 from speedrun.site.search import load_terms
@@ -126,6 +127,8 @@ def test_links_of_five_pages_lead_to_pages(five):
     assert sorted(pages) == sorted(FIVE)
     lesson = (five / "lessons/01_muon.html").read_text(encoding="utf-8")
     assert lesson.count('<div class="drawn"') >= 3  # it has its pictures
+    figures = {path for path, page in pages.items() if "../figures/newton_schulz.js" in page.loads}
+    assert figures == {"speedrun/muon.html", "lessons/01_muon.html"}
 
 
 def test_a_milestones_page_says_what_its_folder_says(five):
@@ -551,6 +554,46 @@ def test_a_reader_walks_through(browser, five, is_served, width, scheme):
         walk(browser, start, width, scheme, five)
 
 
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """(folder, page): a page with all interactive figures, and the files that it loads."""
+    out = tmp_path_factory.mktemp("figures")
+    build(out, only=["no page"])
+    found = figures_of(load_manifest(), load_manifest().milestones)
+    assert set(found) == set(PLACES)
+    page = html.templates().from_string(
+        '{% extends "layout.html" %}{% block main %}{% include "figures/place.html" %}'
+        '{% endblock %}')
+    text = page.render(path="page.html", title="Figures", navigation=[], interactive=found,
+                       url=lambda path: path or "./")
+    (out / "page.html").write_text(text, encoding="utf-8")
+    return out, text
+
+
+def test_a_figure_begins_as_its_still_picture(browser, figures):
+    """Its script, which has its own arithmetic, draws what Python has drawn; keys change it."""
+    folder, text = figures
+    page = browser.new_page()
+    page.goto((folder / "page.html").as_uri())
+    shown = "(root) => [...root.querySelectorAll('figure')].map((figure) => figure.outerHTML)"
+    now = page.evaluate(f"({shown})(document)")
+    drawn = page.evaluate(f"(text) => ({shown})(new DOMParser().parseFromString("
+                          "text, 'text/html'))", text.replace(' hidden>', '>'))
+    assert len(now) == len(PLACES)
+    for after, before in zip(now, drawn, strict=True):
+        assert after == before
+    for figure in page.locator("figure").all():
+        says = figure.locator(".says")
+        for control in figure.locator("input, select").all():
+            before = says.inner_text()
+            control.focus()
+            page.keyboard.press("ArrowRight")
+            if says.inner_text() == before:  # it was at its end
+                page.keyboard.press("ArrowLeft")
+            assert says.inner_text() != before, control.get_attribute("name")
+    page.close()
+
+
 def walk(browser, address, width, scheme, five):
     """Goes from the start to a milestone, its neighbours, its diff, its script and its lesson."""
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -572,6 +615,10 @@ def walk(browser, address, width, scheme, five):
     is_at("speedrun/rotary.html")
     page.keyboard.press("ArrowRight")
     is_at("speedrun/muon.html")
+    page.locator(".touch input[name=count]").focus()
+    page.keyboard.press("ArrowLeft")
+    is_at("speedrun/muon.html")  # the figure has taken the key
+    assert page.locator(".touch .says").inner_text().startswith("After 4 rounds")
     page.click("text=Diff")
     is_at("speedrun/muon.html#diff")
     page.keyboard.press("j")

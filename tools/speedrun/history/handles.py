@@ -212,6 +212,10 @@ class Handles:
         """The momentum of the optimizers' groups that have one; None if none has."""
         return None
 
+    def target_weights(module, step, args):
+        """The weights of a token's targets in the loss, the next token's first."""
+        return [1]
+
     def adam_due(step, args):
         """Whether all optimizers take this step, not only Muon."""
         return True

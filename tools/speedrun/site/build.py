@@ -7,12 +7,15 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.files import REPOSITORY, locked, replace_file
 from speedrun.diff.html import TEMPLATES, templates
+from speedrun.site.interactive import PLACES
 from speedrun.site.models import drawn
 from speedrun.site.pages import NAME, RECORD_FOLDERS, Site
 from speedrun.site.search import search_index
 
 ASSETS = {  # made of these files
-    "style.css": ("chart.css", "style.css"), "site.js": ("site.js",), "icon.svg": ("icon.svg",)}
+    "style.css": ("chart.css", "style.css", "figures/style.css"),
+    "site.js": ("site.js", "figures/touch.js"), "icon.svg": ("icon.svg",),
+    **{f"figures/{name}.js": (f"figures/{name}.js",) for name in PLACES}}
 MARK = ".built"  # lists the files that this made, which it may therefore replace
 
 

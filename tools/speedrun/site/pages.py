@@ -43,6 +43,7 @@ from speedrun.history.records import Record, load_records
 from speedrun.history.threads import THREADS, Thread, load_threads, number_name
 from speedrun.run.data import shards_read
 from speedrun.scripts.find import code_hash
+from speedrun.site.interactive import figures_of
 from speedrun.site.lessons import claims_of, lesson_minutes, lesson_title, make_lesson
 from speedrun.site.models import compared_with
 from speedrun.site.text import (
@@ -482,6 +483,7 @@ class Site:
             "picture": picture, "removed": removed,
             "marked": compared_with(self.manifest, m),
             "in_model": in_model, "first_program": self.first_program,
+            "interactive": figures_of(self.manifest, [m]),
             "curve": charts.both(charts.curve_chart, m, drawn), "change": change,
             "why": self._why(m), "claims": self._claims(m),
             "threads": [(thread, self.thread_path(thread)) for thread in self.threads
@@ -633,7 +635,9 @@ class Site:
         lesson = make_lesson(path, self._from_lessons)
         for name, data in lesson.pictures.items():
             self.files[f"lessons/{path.stem}_files/{name}"] = data
-        return {"lesson": lesson, "covered": self._covered(path)}
+        covered = self._covered(path)
+        return {"lesson": lesson, "covered": covered,
+                "interactive": figures_of(self.manifest, covered)}
 
 
 def span_of(versions: list[Version]) -> str:
