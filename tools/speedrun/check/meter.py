@@ -40,7 +40,7 @@ class Meter(TorchDispatchMode):
         self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
         self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
-        self.scales = []  # of both factors of each of these products
+        self.scales = {}  # of both factors of each of these products, by their place
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -51,7 +51,11 @@ class Meter(TorchDispatchMode):
             a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
             if a.dtype.itemsize == 1:
                 self.eight_bits[phase][_eight_bits(a, b, func, args, kwargs)] += 1
-                self.scales += [1 / float(inverse) for inverse in tensors[2:4]]
+                part = self.spy.parts[-1] if self.spy.parts else phase
+                number = self.eight_bits[phase].total()
+                for factor, inverse in zip(("first", "second"), tensors[2:4], strict=True):
+                    self.scales[f"the {factor} factor's scale in product {number} of the {phase} "
+                                f"({part})"] = 1 / float(inverse)
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)

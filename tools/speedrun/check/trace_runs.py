@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are no
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
 SIZE = 0.02  # of gradients from outside
 SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
+DECAYS = 4  # steps without gradients, in which only the decay moves weights
 STAGED = 7  # steps of a kernel warm-up: in all stages, and the last ones without an Adam step
 WIDE = 64  # channels at least: kernels in Triton are for large matrices
 SCALED = 3  # steps in which scales depend on passes before; in more of them rounding adds up
@@ -35,7 +37,13 @@ def updates(module, values, note, folder, **_):
     finally:
         for number, moves in spy.moves.items():
             note.note(f"the move in step {number}", "tensors", moves, 4e-3)
+        for args, _ in spy.calls[:1]:
+            for what, tokens in zip(("inputs", "targets"), args, strict=False):
+                if isinstance(tokens, torch.Tensor) and not tokens.is_floating_point():
+                    note.note(f"the {what} of the first training pass", "clue",
+                              tokens.flatten()[:4096].tolist())
         _note_run(note, spy, "with gradients from outside", lines)
+        _note_exercised(note, spy, "with gradients from outside")
     for what, kinds in spy.kinds.items():
         note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
     for what, modes in spy.modes.items():
@@ -76,14 +84,21 @@ def _note_run(note, spy, which, lines):
         note.note(f"the validation losses ({which})", "numbers", losses, 4e-4)
 
 
+def _note_exercised(note, spy, which):
+    """Notes which of the model's weights no optimizer has moved: nothing is known of these."""
+    moved = {name for optimizer in spy.steps for name, _ in spy.weights(optimizer)}
+    note.note(f"weights that no optimizer moves in the run {which}", "unexercised",
+              sorted({name for net in spy.models for name in parameters_of(net)} - moved))
+
+
 def _losses(spy):
     """What validate returned; what is no number as such."""
     return {f"loss {number}": float(loss) if isinstance(loss, int | float) else math.nan
             for number, loss in enumerate(spy.losses, start=1)}
 
 
-def training(module, values, note, folder, shards, **_):
-    """The weights from the script's own seeds; a run after a kernel warm-up, with a checkpoint."""
+def beginnings(module, values, note, folder, **_):
+    """The weights from the script's own seeds."""
     weights = []
     for number, seed in enumerate((*range(SEEDS), 0)):
         spy = Spy(filled=False, stop=True)
@@ -92,7 +107,10 @@ def training(module, values, note, folder, shards, **_):
     drawn = {name: torch.stack([some[name].float() for some in weights[:-1]])
              for name in weights[0]}
     fixed = {name: (some == some[0]).all(0) for name, some in drawn.items()}
-    note.note("the initial weights that no seed changes", "tensors",
+    note.note("where initial weights come from", "same", {
+        name: "drawn from the seed" if not same.any() else "the same for every seed" if same.all()
+        else "partly drawn from the seed" for name, same in fixed.items()})
+    note.note("the initial weights that are not drawn", "tensors",
               {name: some[0].where(fixed[name], 0) for name, some in drawn.items()}, 1e-3)
     note.note("the initial weights", "spread",
               {name: some.flatten().quantile(SHARES) for name, some in drawn.items()},
@@ -102,6 +120,10 @@ def training(module, values, note, folder, shards, **_):
     free = torch.cat([some[0][~fixed[name]] for name, some in drawn.items()])
     note.note("numbers that the initial weights have, each counted once", "at least",
               len(free.unique()), 0.95)  # a matrix may be another's copy
+
+
+def training(module, values, note, folder, **_):
+    """A run after a kernel warm-up, with a checkpoint."""
     spy = Spy()
     warm_up, scheduled = values.get("window_stages", 2), values["train_steps"]  # steps
     if values.keys() & load_glossary().of_kind("stage rate"):  # it reaches beyond those scheduled
@@ -124,17 +146,30 @@ def training(module, values, note, folder, shards, **_):
         run_watched(module, {**changed, "kernel_warmup_steps": 0}, f"{folder}_cold", cold)
         note.fact("a kernel warm-up changes the weights at the end",
                   _apart(_weights(spy), _weights(cold)))
+
+
+def record_tokens(module, values, note, folder, shards, **_):
+    """A run with the record's token ids."""
     spy, record = Spy(), vars(module.Hyperparameters())
     if "train_files" not in record:  # the ids are of texts
         return
-    tokens = load_glossary().of_kind("vocabulary", "token")
-    with note.guard("a run with the record's token ids"):
-        lines = run_watched(module, {
-            **values, **{name: record[name] for name in tokens if name in record},
-            "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
-            "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
-            "train_loss_every": 1, "val_loss_every": 0}, f"{folder}_tokens", spy)
-        note.note("the log of a run with the record's token ids", "log", lines)
+    tokens, before = load_glossary().of_kind("vocabulary", "token"), _bytes_read()
+    lines = run_watched(module, {
+        **values, **{name: record[name] for name in tokens if name in record},
+        "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
+        "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
+        "train_loss_every": 1, "val_loss_every": 0}, folder, spy)
+    note.note("the log of a run with the record's token ids", "log", lines)
+    if before is not None:
+        note.note("bytes that are read from files in a run with a large shard", "at most",
+                  _bytes_read() - before, (1.3, 8 << 20))
+
+
+def _bytes_read():
+    """Bytes that this process has read so far, those of memory maps left out; None where the
+    system does not count them."""
+    with suppress(OSError):
+        return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 def _note_checkpoint(note, spy, folder, what):
@@ -188,6 +223,8 @@ def ranks(module, values, note, folder, rank, **_):
     kinds = [spy.accompanied[kind] / number for kind, number in spy.messages.items()]
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(sum(kinds) / max(len(kinds), 1), 2), 0.8)  # without copies the last has none
+    note.note(f"share of received updates that arrive in the model's own tensors, rank {rank}",
+              "at least", round(spy.in_place / max(spy.received_bytes, 1), 2), 0.9)
     note.note(f"bytes for which the optimizers stand still on rank {rank}, per step", "at most",
               spy.blocking // steps, (1.5, 4096))
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
@@ -216,6 +253,7 @@ def more_ranks(module, values, note, folder, rank, world, **_):
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
         "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0,
         "adam_every": 2}, folder, spy)  # so that Adam steps, too
+    _note_exercised(note, spy, f"on {world} ranks")
     # Not the weights: beside them a small rate's moves are within the tolerance.
     note.note(f"the sum of two moves on {world} ranks, rank {rank}", "tensors", _moved(spy), 4e-3)
 
@@ -230,12 +268,13 @@ def _weights(spy):
     return {name: p.detach() for net in spy.models for name, p in parameters_of(net).items()}
 
 
-def precision(module, values, note, folder, machine, **_):
-    """Short runs as on a GPU: in bfloat16 with the stand-in for the compiler, what has which dtype;
-    with each of the switches `machine`, the kernels in Triton that are launched."""
+def precision(module, values, note, folder, **_):
+    """Short runs in bfloat16 with the stand-in for the compiler: what has which dtype."""
     spy = Spy()
     lines = run_watched(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
-                         "val_loss_every": 1, "train_loss_every": 0}, folder, spy, meter=True)
+                         "adam_every": 2, "val_loss_every": 1, "train_loss_every": 0},
+                        folder, spy, meter=True)
+    _note_exercised(note, spy, "with bf16=True")
     note.note("the log of a run in bfloat16", "log",
               [re.sub(r"loss:\S+", "loss", line) for line in lines])
     note.note("the validation losses (in bfloat16)", "numbers", _losses(spy), 5e-2)
@@ -271,8 +310,7 @@ def precision(module, values, note, folder, machine, **_):
         {dtype for what, dtype in spy.sent if what == "optimizers"})))
     if spy.with_bits():
         _note_small_steps(module, values, note, folder)
-    if machine:
-        _switched(module, values, note, folder, machine)
+        _note_decay(module, values, note, folder)
 
 
 def _note_small_steps(module, values, note, folder):
@@ -285,13 +323,48 @@ def _note_small_steps(module, values, note, folder):
         run_watched(module, {**values, **small}, f"{folder}_small", spy)
         # Where two sums differ a little, some weights are one bit apart.
         moved, bits = _moved(spy), spy.with_bits()
+        _note_exercised(note, spy, "of small steps")
         note.note(f"the sum of {MANY} small moves with bf16=True", "tensors",
                   {name: moved[name] for name in bits}, 0.3)
 
 
-def _switched(module, values, note, folder, machine):
-    """With each of the switches: how often a step launches kernels in Triton, and multiplies in
-    eight bits."""
+def _note_decay(module, values, note, folder):
+    """Decay alone, which should take one share of every weight, its lower bits included."""
+    spy = Spy(gradients=0.0)
+    with note.guard("decay of all bits of weights"):
+        run_watched(module, {**values, "bf16": True, "train_steps": DECAYS, "val_loss_every": 0},
+                    f"{folder}_decay", spy)
+        names = {id(p): name for name, p in parameters_of(spy.models[-1]).items()}
+        uneven = []
+        for optimizer in spy.steps:
+            for group in optimizer.param_groups:
+                params = [p for p in group["params"] if p.dtype == torch.bfloat16]
+                bits = [value.flatten() for p in params for value in optimizer.state[p].values()
+                        if isinstance(value, torch.Tensor) and value.dtype == torch.int16]
+                if bits:  # of one parameter each, or of all in one
+                    start, end = (torch.cat([p.detach().flatten() for p in some]) for some in (
+                        [spy.initial[names[id(p)]] for p in params], params))
+                    uneven.append(unevenness(start, end, torch.cat(bits)[: len(end)]))
+        note.note("how uneven the decay of all bits of weights is", "at most",
+                  max(uneven, default=0.0), (3, 1e-4))
+
+
+def unevenness(start: torch.Tensor, end: torch.Tensor, bits: torch.Tensor) -> float:
+    """The spread of what weights (N,) in bfloat16 have lost, as a share of the mean loss; bits (N,)
+    are the lower 16 of the end's, as int16, or what is missing to a rounded weight."""
+    upper, found = end.view(torch.int16).int() << 16, []
+    for whole in (upper | bits.int() & 0xFFFF, upper + bits.int()):
+        lost = 1 - whole.view(torch.float32).double() / start.double()
+        lost = lost[(start.abs() > 1e-2) & lost.isfinite() & (lost != 0)]
+        found.append((lost.std() / lost.mean().abs()).item() if len(lost) > 1 else 0.0)
+    return min(found)
+
+
+def kernels(module, values, note, folder, machine, **_):
+    """With each of the switches `machine`, as on a GPU: how often a step launches kernels in
+    Triton, and multiplies in eight bits."""
+    if not machine:
+        return
     with triton():
         del sys.modules[module.__name__]
         module = load_snapshot(module.__file__)
@@ -331,9 +404,7 @@ def _note_scales(module, values, note, folder, field):
         run_watched(module, {**values, field: True, "compile": True, "train_steps": SCALED,
                      "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy,
             meter=True)
-        note.note(what, "numbers", {
-            f"scale {number}": scale for number, scale in enumerate(spy.meter.scales, start=1)},
-                  0.15)
+        note.note(what, "numbers", spy.meter.scales, 0.15)
 
 
 def _note_forms(note, spy, phase, what):
