@@ -341,10 +341,11 @@ def _note_decay(module, values, note, folder):
                 params = [p for p in group["params"] if p.dtype == torch.bfloat16]
                 bits = [value.flatten() for p in params for value in optimizer.state[p].values()
                         if isinstance(value, torch.Tensor) and value.dtype == torch.int16]
-                if bits:  # of one parameter each, or of all in one
-                    start, end = (torch.cat([p.detach().flatten() for p in some]) for some in (
-                        [spy.initial[names[id(p)]] for p in params], params))
-                    uneven.append(unevenness(start, end, torch.cat(bits)[: len(end)]))
+                if bits:  # of one parameter each, or of all in one, padded
+                    sizes = [p.numel() for p in params]
+                    own = torch.cat(bits)[: sum(sizes)].split(sizes)
+                    uneven += [unevenness(spy.initial[names[id(p)]].flatten(), p.detach().flatten(),
+                                          some) for p, some in zip(params, own, strict=True)]
         note.note("how uneven the decay of all bits of weights is", "at most",
                   max(uneven, default=0.0), (3, 1e-4))
 
