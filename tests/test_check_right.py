@@ -355,6 +355,22 @@ def test_a_decay_that_rounds_weights_is_uneven_in_any_form_of_the_lower_bits():
     assert min(decayed(cut, True), decayed(nearest, True)) > 2e-4
 
 
+def test_an_exponential_in_16_bits_shows_though_its_part_goes_on_in_32():
+    import torch
+
+    from speedrun.check.spy import Spy
+
+    def precise(function):
+        spy = Spy()
+        spy.parts = ["lm_head"]
+        with spy.meter:
+            function(torch.ones(2, 3, 4, dtype=torch.bfloat16))
+        return spy.meter.curved, spy.meter.precise
+
+    assert precise(lambda x: x.float().exp() + x.square()) == ({"lm_head": True}, {"lm_head": True})
+    assert precise(lambda x: x.exp().float() + 1) == ({"lm_head": False}, {"lm_head": True})
+
+
 def test_the_conversations_tell_best_fit_from_first_fit(tmp_path):
     from speedrun.check.weights import arguments
     from speedrun.check.worker import write_shards
