@@ -334,7 +334,7 @@ def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_di
 def test_a_decay_that_rounds_weights_is_uneven_in_any_form_of_the_lower_bits():
     import torch
 
-    from speedrun.check.trace_runs import unevenness
+    from speedrun.check.trace_precision import unevenness
 
     def cut(exact):
         bits = exact.view(torch.int32)

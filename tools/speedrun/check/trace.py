@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from speedrun.check import trace_generation, trace_model, trace_runs
+from speedrun.check import trace_generation, trace_model, trace_precision, trace_runs
 from speedrun.check.spy import Spy
 from speedrun.check.watched import run_watched, triton
 from speedrun.check.weights import arguments
@@ -251,8 +251,8 @@ JOBS = {  # in the order in which they are shown
     "two ranks": Job(trace_runs.ranks, "a run on two ranks", world=2),
     "more ranks": Job(trace_runs.more_ranks, "a run on more ranks"),
     "model on a GPU": Job(trace_model.paths, "the model in the ways that a GPU takes"),
-    "precision": Job(trace_runs.precision, "runs in bfloat16"),
-    "kernels": Job(trace_runs.kernels, "runs with a GPU's kernels"),
+    "precision": Job(trace_precision.precision, "runs in bfloat16"),
+    "kernels": Job(trace_precision.kernels, "runs with a GPU's kernels"),
     "refusals": Job(refusals, "runs that must be refused"),
 }
 GENERATION = {  # the same of scripts that generate
