@@ -72,6 +72,8 @@ def serve(folder):
         else:
             answer = [job for job, seen in here.wanted.items()
                       if seen.get(trace.ALL[job].what, [""])[0] == "error"]
+            answer += [what for seen in here.wanted.values() for what, (kind, *some) in seen.items()
+                       if kind == "unexercised" and some[0]]
         print(json.dumps(answer), flush=True)
 
 
@@ -79,7 +81,8 @@ def serve(folder):
 def examinations():
     """ask(id=..., text=...): the outcomes of a script; with texts=[...]: for each the first thing
     in which it differs from the milestone, or None (jobs=[...]: in these jobs); with id alone: the
-    jobs in which the milestone's own script stops, so that nothing is compared in them."""
+    jobs in which the milestone's own script stops, so that nothing is compared in them, and the
+    properties that no run exercises."""
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(

@@ -20,26 +20,23 @@ from speedrun.history.guide import load_guide
 from speedrun.scripts.find import find_script
 
 MILESTONES = MANIFEST.milestones
-SAMPLE = 25  # every 25th slip is tried in the default run
+FAST = ("01", "e2a", "e4b")  # those that are tried whole in the default run: some seconds each
+SAMPLE = 2  # slips that are tried of each of them
 LAST = MANIFEST.of_chain().milestones[-1].id
 CASES = [(milestone, slip) for milestone in MILESTONES for slip in load_guide(milestone).slips]
 
 # ---- other wordings ----
 
 
-def tried_of(ids):
-    """By default the last of each chain; with the slow tests all."""
+def tried_of(ids, fast):
+    """By default some; with the slow tests all."""
     return pytest.mark.parametrize("id", [
-        id if not MANIFEST.children(id)
-        else pytest.param(id, marks=pytest.mark.slow) for id in ids])
+        id if id in fast else pytest.param(id, marks=pytest.mark.slow) for id in ids])
 
 
-tried = tried_of(IDS)
-tried_in_short_chains = pytest.mark.parametrize("id", [  # a minute each in the first chain
-    pytest.param(id, marks=pytest.mark.slow)
-    if MANIFEST.children(id) or MANIFEST.get(id) in MANIFEST.of_chain().milestones else id
-    for id in IDS])
-tried_training = tried_of([id for id in IDS if not find_script(id).generates])
+tried_whole = tried_of(IDS, FAST)
+tried_training = tried_of([id for id in IDS if not find_script(id).generates],
+                          [id for id in IDS if not MANIFEST.children(id)])
 
 
 def variants(id):
@@ -54,7 +51,7 @@ def variants(id):
     return scripts or [(["itself"], source_of(id))]
 
 
-@tried_in_short_chains
+@tried_whole
 def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
     scripts, parent = variants(id), MANIFEST.get(id).parent
     texts = [text for _, text in scripts] + ([source_of(parent)] if parent else [])
@@ -69,17 +66,17 @@ def test_a_switch_without_its_kernel_is_not_enough(ask):
     without = edited("09", ("momentum), dtype, use_triton)", "momentum), dtype)"))
     forgotten = edited("09", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
                               "symmetric_product(A, A, alpha=c, beta=b)"))
-    found = ask(id="09", texts=[without, forgotten], jobs=["precision"])
+    found = ask(id="09", texts=[without, forgotten], jobs=["kernels"])
     launches = "launches of Triton's kernels by the optimizers with use_triton=True: 30"
-    assert found == [["precision", launches, "nothing of the kind"],
-                     ["precision", f"{launches}, or not much less", "15"]]
+    assert found == [["kernels", launches, "nothing of the kind"],
+                     ["kernels", f"{launches}, or not much less", "15"]]
 
 
 def test_a_validation_in_training_mode_shows_as_such_and_in_eight_bits(ask):
     script = edited("09", ("    model.eval()\n", ""))
     (found,) = ask(id="09", texts=[script], jobs=["updates"])
     assert found == ["updates", "model.training in the validation: False", "True"]
-    (found,) = ask(id="09", texts=[script], jobs=["precision"])
+    (found,) = ask(id="09", texts=[script], jobs=["kernels"])
     assert found[1].startswith("products of eight bits in the validation with use_fp8=True: none")
 
 
@@ -115,28 +112,31 @@ SEEN_BY_ONE_LOOK = [
                           "            assert loss.isfinite()\n"
                           "            (loss * targets.numel()).backward()")],
      "numbers read from tensors between the model's calls"),
-    ("09", "training", [("bound = 0.5 * (3", "bound = 0.55 * (3")], "the initial weights"),
-    ("09", "model", [("dtype, fast=False)", "dtype, fast=True)")],
+    ("09", "initial weights", [("bound = 0.5 * (3", "bound = 0.55 * (3")], "the initial weights"),
+    ("09", "model on a GPU", [("dtype, fast=False)", "dtype, fast=True)")],
      "products of eight bits in call 1 of the model with use_fp8=True"),
-    ("09", "model", [("weight8.T.contiguous()", "weight8.T")],
+    ("09", "model on a GPU", [("weight8.T.contiguous()", "weight8.T")],
      "products of eight bits in call 1 of the model with use_fp8=True"),
-    ("09", "model", [(".clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)", "")],
+    ("09", "model on a GPU", [(".clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)", "")],
      "the gradient in call 1 of the model with use_fp8=True, out of the range of eight bits"),
-    ("05o", "precision", [("if row + ROWS <= column:", "if row < column:")],
+    ("05o", "kernels", [("if row + ROWS <= column:", "if row < column:")],
      "results of Triton's kernels by the optimizers with use_triton=True"),
     ("09", "training", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
      "sets of Python numbers in calls of compiled functions, each compiled by itself"),
     (LAST, "precision", [("(upper | remainders.int() & 0xFFFF)", "(upper + remainders.int())")],
      "the sum of 12 small moves with bf16=True"),
-    (LAST, "precision", [("tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+    (LAST, "precision", [("decay * exact * agree", "decay * weights * agree")],
+     "how uneven the decay of all bits of weights is"),
+    (LAST, "kernels", [("tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)",
                            "total")],
      "the gradients with use_triton=True"),
     (LAST, "model", [("ctx.save_for_backward(x, w_in, w_out, post)",
                       "ctx.save_for_backward(x, w_in, w_out, post, F.relu(x @ w_in))"),
                      ("x, w_in, w_out, post = ctx", "x, w_in, w_out, post, _ = ctx")],
      "bytes that the MLPs keep for the backward pass of call 1 of the model"),
-    (LAST, "training", [("init_uniform(weights[:3], args.qkv_init)", "weights[:3] = init_uniform("
-                         "torch.empty_like(weights[0]), args.qkv_init)")],
+    (LAST, "initial weights", [("init_uniform(weights[:3], args.qkv_init)",
+                                "weights[:3] = init_uniform("
+                                "torch.empty_like(weights[0]), args.qkv_init)")],
      "numbers that the initial weights have, each counted once"),
     (LAST, "more ranks", [("slice(rank * len(grads), (rank + 1)",
                            "slice(min(rank, 1) * len(grads), (min(rank, 1) + 1)")],
@@ -145,7 +145,27 @@ SEEN_BY_ONE_LOOK = [
                            "params[: len(params) // dist.get_world_size() * dist.get_world_size()]"
                            "[dist.get_rank() :: dist.get_world_size()]")],
      "the sum of two moves on 5 ranks, rank 0"),
-    ("p6d", "training", [(".astype(np.int64)", ".astype(np.int16).astype(np.int64)")],
+    ("08g", "precision", [
+        ("mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows)",
+         "mean=torch.zeros_like(rows).float(), mean_square=torch.zeros_like(rows).float()"),
+        ("    mean.lerp_(grad, ", "    grad = grad.float()\n    mean.lerp_(grad, ")],
+     "dtypes of the optimizers' state with bf16=True"),
+    (LAST, "two ranks", [
+        ("gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))\n"
+         "        for gather in gathers:\n            gather.wait()\n",
+         "copy = torch.empty_like(weights)\n            handle = dist.all_gather_into_tensor(copy, "
+         "weights[share], async_op=True)\n            gathers.append((handle, weights, copy))\n"
+         "        for gather, weights, copy in gathers:\n            gather.wait()\n"
+         "            weights.copy_(copy)\n")],
+     "share of received updates that arrive in the model's own tensors"),
+    ("e2a", "training", [("bisect_left(space, (size, 0))",
+                         "min((row for left, row in space if left >= size), default=-1)\n        "
+                         "fullest = next((i for i, (_, row) in enumerate(space) if row == fullest),"
+                         " len(space))")],
+     "the log of a run after a kernel warm-up"),
+    ("p6d", "record tokens", [("if args.memory_map:", "if False:")],
+     "bytes that are read from files in a run with a large shard"),
+    ("p6d", "record tokens", [(".astype(np.int64)", ".astype(np.int16).astype(np.int64)")],
      "a run with the record's token ids"),
 ]
 
@@ -222,7 +242,7 @@ def test_what_one_look_shows(id, ask):
 def test_weights_are_judged_by_their_distribution(id, ask):
     texts = [edited(id, ("torch.manual_seed(args.seed)", f"torch.manual_seed(args.seed + {more})"))
              for more in ((100, 200, 300) if os.environ.get("RUN_SLOW") else (100,))]
-    assert ask(id=id, texts=texts, jobs=["training"]) == [None] * len(texts)
+    assert ask(id=id, texts=texts, jobs=["initial weights"]) == [None] * len(texts)
 
 
 def test_few_numbers_that_differ_are_told_as_such():
@@ -242,6 +262,133 @@ def test_few_numbers_that_differ_are_told_as_such():
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
     log = {"the log": ["log", ["step:1/1 train_loss:nan"], 0]}
     assert not differences(log, log)
+
+
+def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
+    import torch
+
+    from speedrun.check.differences import differences, further_signs
+
+    def shown(token, loss, gradient, dtype="float32"):
+        return {"the inputs": ["clue", [7, token], 0], "the gradient in call 1": [
+                    "tensors", {"a": torch.ones(4) * gradient, "b": torch.ones(4)}, 1e-3],
+                "the loss of call 1": ["numbers", {"": loss}, 1e-5], "dtype": ["fact", dtype, 0]}
+
+    def order(*others):
+        return [found.what for found in differences(shown(5, 1.0, 1.0), shown(*others))]
+
+    assert order(6, 2.0, 3.0, "float16") == [
+        "the inputs", "dtype", "the loss of call 1", "the gradient in call 1"]
+    assert order(5, 1.0, 3.0) == ["the gradient in call 1"]
+    assert order(6, 1.0, 1.0) == [], "the same losses of other tokens: a clue is no fault"
+    wanted = shown(5, 1.0, 1.0)
+    found = differences(wanted, shown(6, 2.0, 3.0, "float16"))
+    assert found[0].got == "6 ..." and further_signs(found, wanted) == (
+        "dtype: float16, not float32; the loss of call 1: 2, not 1")
+
+
+def test_of_tensors_that_differ_the_one_that_differs_most_is_named():
+    import torch
+
+    from speedrun.check.differences import differences
+
+    names = ("a.gate", "b.weight", "c.weight")
+    wanted = {"move": ["tensors", {name: torch.ones(4) for name in names}, 1e-3]}
+    seen = {"move": ["tensors", {name: torch.ones(4) * factor for name, factor in zip(
+        names, (1.01, 1.5, 1.02), strict=True)}, 0]}
+    (found,) = differences(wanted, seen)
+    assert (found.expected, found.got) == (
+        "b.weight: RMS 1", "RMS 1.5, 1.5 times the milestone's (3 of 3 tensors differ)")
+
+
+def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_divide():
+    from types import ModuleType
+
+    from speedrun.check import trace
+    from speedrun.check.differences import differences
+    from speedrun.scripts.find import load_snapshot
+
+    module = load_snapshot(MANIFEST.get("08g").script)
+    values = odd_values(MANIFEST.get("08g"))
+
+    def seen(**functions):
+        other = ModuleType("other")
+        vars(other).update({**vars(module), **functions})
+        note = trace.Observations()
+        trace.schedules(other, values, note)
+        return dict(note)
+
+    def late(step, args):  # from one step of the record on, and only in runs of an odd length
+        return module.lr_multiplier(step, args) + 1e-3 * (step == 1001)
+
+    def odd(step, args):
+        return module.lr_multiplier(step, args) + 1e-3 * (step == 3 and args.train_steps == 8)
+
+    wanted = seen()
+    assert {found.what for found in differences(wanted, seen(lr_multiplier=late))} == {
+        f"lr_multiplier over the record's hyperparameters{more}" for more in ("", ", 1 more steps")}
+    assert [found.what for found in differences(wanted, seen(lr_multiplier=odd))] == [
+        "lr_multiplier over a short run, 1 more steps"]
+
+
+def test_a_decay_that_rounds_weights_is_uneven_in_any_form_of_the_lower_bits():
+    import torch
+
+    from speedrun.check.trace_precision import unevenness
+
+    def cut(exact):
+        bits = exact.view(torch.int32)
+        return (bits >> 16).short().view(torch.bfloat16), bits.short()
+
+    def nearest(exact):
+        weights = exact.bfloat16()
+        return weights, (exact.view(torch.int32) - (weights.view(torch.int16).int() << 16)).short()
+
+    def decayed(parts, rounds):
+        start = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+        exact = start.float()
+        for _ in range(4):
+            exact = exact - 0.02 * (parts(exact)[0].float() if rounds else exact)
+        return unevenness(start, *parts(exact))
+
+    assert max(decayed(cut, False), decayed(nearest, False)) < 1e-5
+    assert min(decayed(cut, True), decayed(nearest, True)) > 2e-4
+
+
+def test_an_exponential_in_16_bits_shows_though_its_part_goes_on_in_32():
+    import torch
+
+    from speedrun.check.spy import Spy
+
+    def precise(function):
+        spy = Spy()
+        spy.parts = ["lm_head"]
+        with spy.meter:
+            function(torch.ones(2, 3, 4, dtype=torch.bfloat16))
+        return spy.meter.curved, spy.meter.precise
+
+    assert precise(lambda x: x.float().exp() + x.square()) == ({"lm_head": True}, {"lm_head": True})
+    assert precise(lambda x: x.exp().float() + 1) == ({"lm_head": False}, {"lm_head": True})
+
+
+def test_the_conversations_tell_best_fit_from_first_fit(tmp_path):
+    from speedrun.check.weights import arguments
+    from speedrun.check.worker import write_shards
+    from speedrun.scripts.find import load_snapshot
+
+    milestone = MANIFEST.get("e2a")
+    module = load_snapshot(milestone.script)
+    args = arguments(module, odd_values(milestone))
+    write_shards(tmp_path)
+    found, _ = module.read_conversations(tmp_path / "train.jsonl", args)
+    first_fit = []
+    for size in sorted((len(inputs) for inputs, _ in found), reverse=True):
+        row = next((row for row in first_fit if sum(row) + size <= args.seq_len), None)
+        if row is None:
+            first_fit.append(row := [])
+        row.append(size)
+    packed = [[len(inputs) for inputs, _ in row] for row in module.pack(found, args.seq_len)]
+    assert len(found) > 30 and sorted(map(sorted, packed)) != sorted(map(sorted, first_fit))
 
 
 def test_the_stand_in_for_triton_has_what_the_kernels_use():
@@ -269,11 +416,9 @@ def caught(id, some, ask):
     assert [slip.name for slip, what in zip(some, seen, strict=True) if what is None] == []
 
 
-@tried
+@pytest.mark.parametrize("id", FAST)
 def test_slips_are_caught(id, ask):
-    some = [slip for number, (milestone, slip) in enumerate(CASES)
-            if milestone.id == id and number % SAMPLE == 0]
-    caught(id, some, ask)
+    caught(id, [slip for milestone, slip in CASES if milestone.id == id][:SAMPLE], ask)
 
 
 @pytest.mark.slow

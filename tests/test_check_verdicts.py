@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from examinations import edited, failures, source_of
+from examinations import MANIFEST, edited, failures, source_of
 from speedrun.check.differences import Deviation
 from speedrun.check.transplant import Mixture, judge
+from speedrun.history.guide import load_guide
 
 LOOKS = dict(id="02", jobs=["schedules", "model"])  # and the two that all others need
 # A change of three blocks that fit together only.
@@ -54,12 +55,58 @@ def test_a_pair_that_is_right_together_is_not_blamed_for_another_block():
     assert ("Rotary", "CausalSelfAttention", "newton_schulz") in tried
 
 
+def judged(milestone, learner, look, parent=""):
+    """{block: (what is shown, the milestone's block that is replaced)}; look(names): the text of
+    what these blocks show in the milestone's script, and its line there, or None."""
+    def test(groups):
+        found = map(look, groups)
+        return [seen and (Deviation("a loss", "1", seen[0], 0, "", seen[1]), "model", {})
+                for seen in found]
+
+    verdicts = judge(Mixture(milestone, learner, parent), test)
+    return {name: (v.difference and v.difference.got, v.replaced)
+            for v in verdicts for name in v.names}
+
+
+def test_a_name_that_only_the_milestones_caller_uses_is_no_fault():
+    milestone = ("class GPT:\n    def copy(self):\n        pass\n\n\n"
+                 "def train(net):\n    net.copy()\n")
+    learner = "class GPT:\n    x = 1\n\n\ndef train(net):\n    net.x = 2\n"
+    stops = ("it stops: AttributeError: 'GPT' object has no attribute 'copy'", 7)
+
+    def look(names, train, both):
+        return {("GPT",): stops, ("train",): train, ("GPT", "train"): both}[tuple(names)]
+
+    def found(train, both, parent=""):
+        return judged(milestone, learner, lambda names: look(names, train, both), parent)
+
+    assert found(None, None) == {"GPT": (None, ""), "train": (None, "")}
+    assert found(None, ("3", 0)) == {"GPT": ("3", ""), "train": (None, "")}, "a fault of its own"
+    assert found(("2", 0), ("2", 0)) == {"GPT": (None, "train"), "train": ("2", "")}
+    assert found(("2", 0), ("2", 0), learner)["GPT"] == (stops[0], ""), "still the parent's"
+
+
+def test_blocks_of_one_symptom_are_tried_together_though_neither_calls_the_other():
+    milestone, learner = ("def a():\n    return 1\n\n\ndef b():\n    return 1\n\n\n"
+                          "def c():\n    return 1\n".replace("1", number) for number in "12")
+
+    def look(names):  # b and c each show the other's dtype; a is wrong
+        return None if {*names} == {"b", "c"} else ("float32", 0)
+
+    assert judged(milestone, learner, look) == {
+        "a": ("float32", ""), "b": (None, ""), "c": (None, "")}
+
+
 def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
-    text = edited("02", *SWAPPED, ("v, is_causal=True", "v, is_causal=False"))
-    found = failures(ask(**LOOKS, text=text))
-    assert list(found) == ["CausalSelfAttention"]
-    assert found["CausalSelfAttention"].startswith("CausalSelfAttention and Block and GPT (lines ")
-    assert "Only together do they show this" in found["CausalSelfAttention"]
+    slips = {slip.block: slip for slip in load_guide(MANIFEST.get("02")).slips}
+    one = slips["CausalSelfAttention"].apply(edited("02", *SWAPPED))
+    both = slips["Block"].apply(one)
+    for text, words in ((one, [slips["CausalSelfAttention"].words]),
+                        (both, [slips["CausalSelfAttention"].words, slips["Block"].words])):
+        (found,) = failures(ask(**LOOKS, text=text)).values()
+        assert found.startswith("CausalSelfAttention and Block and GPT (lines ")
+        assert "These blocks fit only each other" in found
+        assert [word for word in words if word not in found] == [], "known slips of the group"
 
 
 def test_blocks_that_are_wrong_only_together_are_named_together(ask):
@@ -75,7 +122,7 @@ def test_blocks_that_are_wrong_only_together_are_named_together(ask):
     found = failures(ask(**LOOKS, text=text))
     assert list(found) == ["nesterov_update"]
     assert found["nesterov_update"].startswith("nesterov_update and Muon (lines ")
-    assert "Only together do they show this" in found["nesterov_update"]
+    assert "These blocks fit only each other" in found["nesterov_update"]
 
 
 def test_an_import_that_is_missing_is_told_with_its_line(ask):
@@ -96,7 +143,7 @@ def test_a_name_that_is_defined_twice():
     from speedrun.check.examine import examine
 
     text, looks = source_of("02"), {"model": [Deviation("a loss", "1", "2")]}
-    examination = SimpleNamespace(text=text, differing=lambda _: looks)
+    examination = SimpleNamespace(text=text, parent="", differing=lambda _: looks)
     found = examine(f"{text}\n\ndef norm(x):\n    return x\n".encode(), examination)
     assert "two blocks are called norm" in failures(found)["blocks"]
 

@@ -60,7 +60,7 @@ def parse_args() -> argparse.Namespace:
     add("--script", type=Path, metavar="PATH",
         help="another script instead of train/train_gpt.py; its progress is kept beside it")
     add("--timeout", type=seconds, default=300, metavar="S",
-        help="seconds after which the script is stopped (default: 300)")
+        help="seconds of computing after which the script is stopped (default: 300)")
     args = parser.parse_args()
     if args.milestone is None and not args.list:
         parser.error("give a milestone, or --list")

@@ -15,6 +15,7 @@ from pathlib import Path
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.check.hints import LEVELS, hint_of, next_level, print_hint
+from speedrun.check.plan import left_to_write
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.manifest import Milestone, load_manifest
@@ -95,8 +96,8 @@ def _state(standing: Standing) -> str:
 def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]:
     """Yields the outcomes of an examination as they come.
 
-    limit: seconds after which the script is stopped; that becomes an outcome too, and so do files
-    that it deletes. Raises OSError if the script cannot be read.
+    limit: seconds of computing after which the script is stopped; that becomes an outcome too, and
+    so do files that it deletes. Raises OSError if the script cannot be read.
     """
     source = script.read_bytes()  # whatever becomes of the file meanwhile
     warnings.simplefilter("ignore")  # of the compiler, about the script
@@ -107,10 +108,9 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
         from speedrun.check.examine import Examination, examine
 
         try:
-            deadline = time.monotonic() + limit
-            yield from examine(source, Examination(Path(folder), deadline, milestone))
+            yield from examine(source, Examination(Path(folder), limit, milestone))
         except TimeoutError as error:
-            yield Outcome("time", f"an answer within {limit:g} s",
+            yield Outcome("time", f"an answer within {limit:g} s of computing",
                           f"none: {str(error) or 'the script'} was stopped",
                           "--timeout gives it more time.")
         except FileNotFoundError as error:
@@ -130,6 +130,13 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
                 learner.screen.outcome(outcome)
                 outcomes.append(outcome)
     passed = sum(outcome.passed for outcome in outcomes)
+    if passed < len(outcomes) and milestone.slug not in learner.progress.standings:
+        with suppress(SyntaxError, ValueError):
+            text = learner.script.read_text(encoding="utf-8")
+            if lines := left_to_write(milestone, text):
+                learner.screen.line(f"On the way to {milestone.name}:", "bold")
+                for line in lines:
+                    learner.screen.line(f"  {line}")
     if {outcome.name for outcome in outcomes if not outcome.passed} == {"time"}:
         learner.screen.line("The time was not enough for a verdict. With more:", "bold")
         learner.screen.command(learner.command(f"{milestone.id} --timeout {3 * limit:g}"))

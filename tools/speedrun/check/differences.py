@@ -10,34 +10,40 @@ import torch
 
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]?\d+)?|nan|inf")
 SIGMAS = 5.5  # of a sampling error: in ten thousand checks of right scripts one is refused
+LOSS = "the loss of "  # so begins what the model's job calls it; its gradients: see differences
 LEVELS = torch.tensor([0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98])  # of quantiles
 
 
 @dataclass(frozen=True)
 class Deviation:
     """What was looked at, what the milestone has there, and what the script has; `line` and
-    `source` are those of an exception, 0 and "" where there is none."""
+    `source` are those of an exception, 0 and "" where there is none; milestone_line: its line where
+    the milestone's part of a mixed script raised it."""
 
     what: str
     expected: str
     got: str
     line: int = 0
     source: str = ""
+    milestone_line: int = 0
 
 
 def differences(wanted: dict, seen: dict) -> list[Deviation]:
-    """Where the observations `seen` differ from the milestone's, in the milestone's order, losses
-    last.
+    """Where the observations `seen` differ from the milestone's: in the milestone's order, then
+    losses, then gradients where the loss differs too, since all of them follow from it.
 
     What the milestone cannot show on this machine is left out, and so is what came after a fault
-    that stopped the script: that fault comes first.
+    that stopped the script: that fault comes first. A clue is no difference by itself, but comes
+    before all others, which may follow from it.
     """
+    clues = [Deviation(what, *words) for what, (kind, *rest) in wanted.items() if kind == "clue"
+             and seen.get(what, [""])[0] == "clue" and (words := _clue(rest[0], seen[what][1]))]
     found = [Deviation(what, "it runs to its end", f"it stops: {value[0]}", *value[1:])
              for what, (kind, *value) in seen.items()
              if kind == "error" and wanted.get(what, ("",))[0] != "error"]
     stopped, others = bool(found), []
     for what, (kind, *rest) in wanted.items():
-        if kind == "error" or what in seen and seen[what][0] == "error":
+        if kind in ("error", "clue") or what in seen and seen[what][0] == "error":
             continue
         value, tolerance = rest
         if what in seen:
@@ -46,7 +52,24 @@ def differences(wanted: dict, seen: dict) -> list[Deviation]:
         elif not stopped:
             text = ", ".join(value) if isinstance(value, dict | list) else str(value)
             others.append((False, Deviation(what, _cut(text), "nothing of the kind")))
-    return found + [difference for _, difference in sorted(others, key=lambda other: other[0])]
+    losses = {f"the gradient in {difference.what.removeprefix(LOSS)}" for _, difference in others
+              if difference.what.startswith(LOSS)}
+    others = [(2 if difference.what in losses else rank, difference)
+              for rank, difference in others]
+    others = [difference for _, difference in sorted(others, key=lambda other: other[0])]
+    return found + (clues if found or others else []) + others
+
+
+def further_signs(found: list[Deviation], wanted: dict) -> str:
+    """What else differs, in words: the first difference of each of two kinds that the first one of
+    all is not, or ""."""
+    kinds, signs = {wanted.get(found[0].what, ("",))[0]}, []
+    for difference in found[1:]:
+        kind = wanted.get(difference.what, ("",))[0]
+        if kind not in kinds and len(signs) < 2:
+            kinds.add(kind)
+            signs.append(f"{difference.what}: {difference.got}, not {difference.expected}")
+    return "; ".join(signs)
 
 
 def _is_result(kind, expected, got):
@@ -105,7 +128,7 @@ def _named(name, value):
     return f"{name}{value}" if value.startswith("(") else f"{name}: {value}"
 
 
-def _listed(texts, most=4):
+def _listed(texts, most=12):  # all fields that a milestone adds, say
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 
@@ -158,7 +181,9 @@ def _tensors(wanted, seen, tolerance):
              if not (a - b).where(~(a.isnan() & b.isnan()), 0).norm()
              <= within[name] * (a.nan_to_num().norm() + 1e-4 * largest + 1e-12)]
     if wrong:
-        a, b = pairs[wrong[0]]
+        off = {name: _distance(*pairs[name]) for name in wrong}
+        worst = next(name for name in wrong if off[name] >= 0.98 * max(off.values()))
+        a, b = pairs[worst]
         rms = [t.square().mean().sqrt().item() for t in (a, b)]
         told = f"RMS {_number(rms[1], rms[0])}"
         cosine = torch.nn.functional.cosine_similarity(a, b, dim=0).item()
@@ -169,7 +194,14 @@ def _tensors(wanted, seen, tolerance):
             told += f", and differs by {((a - b).norm() / a.norm()).item():.2%}"
         if len(wanted) > 1:
             told += f" ({len(wrong)} of {len(wanted)} tensors differ)"
-        return f"{wrong[0]}: RMS {_number(*rms)}", told
+        return f"{worst}: RMS {_number(*rms)}", told
+
+
+def _distance(a, b):
+    """How far apart two tensors are, as a share of the first one's norm; 1e9 where one has no
+    norm."""
+    share = ((a - b).norm() / a.norm()).item()
+    return share if math.isfinite(share) else 1e9
 
 
 def _tables(wanted, seen, tolerance):
@@ -239,6 +271,21 @@ def _at_least(wanted, seen, factor):
         return f"{wanted:,}, or not much less", f"{seen:,}"
 
 
+def _clue(wanted, seen):
+    """Tokens, of which another order or number in a pass may be right."""
+    if len(wanted) == len(seen) and wanted != seen:
+        at = next(i for i, (a, b) in enumerate(zip(wanted, seen, strict=True)) if a != b)
+        end = at + 6
+        return (f"token {at} and those after it are {_listed([*map(str, wanted[at:end])])} ...",
+                f"{_listed([*map(str, seen[at:end])])} ...")
+
+
+def _unexercised(wanted, seen, _):
+    """What a run did not try, by name: a fault of the checker if it is the milestone's, for which
+    a test looks, and none of the learner's."""
+
+
 KINDS = {"fact": _fact, "has": _has, "same": _same, "in common": _in_common,
          "as precise": _as_precise, "numbers": _numbers, "tensors": _tensors, "tables": _tables,
-         "spread": _spread, "log": _log, "at most": _at_most, "at least": _at_least}
+         "spread": _spread, "log": _log, "at most": _at_most, "at least": _at_least,
+         "unexercised": _unexercised}

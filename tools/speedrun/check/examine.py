@@ -1,43 +1,50 @@
 """Examines a script: its trace beside the milestone's, and verdicts on the blocks that differ."""
 
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 
 import torch
 
 from speedrun.check import kept, trace
-from speedrun.check.differences import Deviation, alike, differences
-from speedrun.check.hints import slips_of
+from speedrun.check.differences import Deviation, alike, differences, further_signs
+from speedrun.check.hints import applicable_slips
 from speedrun.check.screen import Outcome
 from speedrun.check.trace_runs import RUN
 from speedrun.check.transplant import Mixture, Verdict, judge
 from speedrun.check.values import odd_values
 from speedrun.check.worker import BROKEN_INPUT, Task, run_tasks, write_shards
 from speedrun.history.glossary import load_glossary
-from speedrun.history.manifest import Milestone
+from speedrun.history.manifest import Milestone, load_manifest
 
-LIMIT_S, SLOWER = 8, 10  # a job may take LIMIT_S and so many times what the milestone's takes
-SLIP_BUDGET_S = 8  # for the slips that might say in words what is wrong
+# A job may compute for LIMIT_S and so many times as long as the milestone's; never is it time by
+# the clock, which depends on what else the machine does.
+LIMIT_S, SLOWER = 8, 10
+SLIPS = 8  # that are tried, those most like the block first: one may say in words what is wrong
+PAIRS = 3  # slips of each of two blocks that are tried together
+TOGETHER = ("These blocks fit only each other, so they were tried together. Read them side by side:"
+            " what one hands on, another must expect. --hint --block NAME helps with each.")
 MORE_RANKS = "One rank trains as the milestone does; several do not."
 FIRST = ("contract", "schedules", "updates")  # a script that hangs in one of them does in others
 
 
 class Examination:
     """A milestone, beside which scripts are set, in folders below `folder`. What runs scripts
-    raises TimeoutError when they have run to `deadline`, a point in time of time.monotonic."""
+    raises TimeoutError when they have computed for `budget` seconds, on all cores together."""
 
-    def __init__(self, folder: Path, deadline: float, milestone: Milestone):
-        self.folder, self.deadline, self.values = folder, deadline, odd_values(milestone)
+    def __init__(self, folder: Path, budget: float, milestone: Milestone):
+        self.folder, self.budget, self.values = folder, budget, odd_values(milestone)
         write_shards(folder / "shards")
         self.milestone, self.text = milestone, milestone.script.read_text(encoding="utf-8")
+        parent = milestone.parent and load_manifest().get(milestone.parent)
+        self.parent = parent.script.read_text(encoding="utf-8") if parent else ""
         self.jobs = trace.GENERATION if "max_new_tokens" in self.values else trace.JOBS
         self.options: dict[str, dict] = {}  # of the jobs
-        self.limits: dict[str, float] = {}  # of the jobs, in seconds
+        self.limits: dict[str, float] = {}  # of the jobs, in seconds of computing
 
     @cached_property
     def wanted(self) -> dict[str, dict]:
@@ -48,13 +55,13 @@ class Examination:
             if found["run"]:
                 self._choose_options(found["seen"]["contract"], found["run"])
         else:
-            began = time.monotonic()
+            budget = self.budget
             try:
                 found = self._find_wanted()
             except TimeoutError:
                 raise TimeoutError("the milestone's own script") from None
             kept.save(file, found)
-            self.deadline += time.monotonic() - began  # the learner's script gets all of its time
+            self.budget = budget  # the learner's script gets all of it
         self.limits = {job: LIMIT_S + SLOWER * s for job, s in found["seconds"].items()}
         return found["seen"]
 
@@ -87,19 +94,21 @@ class Examination:
                   for why, value in some.items()} | BROKEN_INPUT
         trials = {why: change for why, change in trials.items() if next(iter(change)) in here}
         self.options = {
-            "more ranks": dict(world=world), "precision": dict(machine=machine),
+            "more ranks": dict(world=world), "kernels": dict(machine=machine),
             "refusals": dict(machine=machine, paths=paths, trials=trials),
-            "model": dict(calls=calls, machine=machine, paths=paths)}
+            "model": dict(calls=calls),
+            "model on a GPU": dict(calls=calls, machine=machine, choices=paths)}
 
     def differing(self, text: str) -> dict[str, list[Deviation]]:
         """{job: differences} of all jobs that are done with a script; those of a job that shows
         what the milestone's shows are []. No more are done with one that hangs."""
         script, wanted = self.write(text), self.wanted
-        results = self._run([script], [job for job in self.jobs if job in FIRST])[0]
+        jobs = [job for job in self.jobs if wanted[job]]  # there may be no kernels, say
+        results = self._run([script], [job for job in jobs if job in FIRST])[0]
         if not any(result.hung for result in results.values()):
-            results |= self._run([script], [job for job in self.jobs if job not in FIRST])[0]
+            results |= self._run([script], [job for job in jobs if job not in FIRST])[0]
         return {job: differences(wanted[job], results[job].observations)
-                for job in self.jobs if job in results}
+                for job in jobs if job in results}
 
     def first_differences(self, texts: Iterable[str], jobs: Iterable[str]) -> list[tuple | None]:
         """Looks at scripts in these jobs, in their order, each up to the first that differs.
@@ -118,21 +127,24 @@ class Examination:
         return list(found.values())
 
     def diagnose(self, mixture: Mixture, verdict: Verdict) -> str:
-        """The words of the slip that shows just what the verdict's one block shows, or ""."""
-        (name,) = verdict.names
-        lines = mixture.script((name,))[0].split("\n")
+        """The words of the slip, or of two slips in two blocks, that show just what the verdict's
+        blocks show, or ""."""
+        lines = mixture.script(verdict.names)[0].split("\n")
 
         def likeness(slip):
-            return SequenceMatcher(None, lines, slip[0].split("\n"), autojunk=False).ratio()
+            return SequenceMatcher(None, lines, slip[1].split("\n"), autojunk=False).ratio()
 
-        end = time.monotonic() + SLIP_BUDGET_S
-        slips = [(text, slip.words) for slip in slips_of(name, self.milestone)
-                 if slip.words and (text := slip.apply(self.text))]
-        for text, words in sorted(slips, key=likeness, reverse=True):
-            if time.monotonic() < end:
-                results = self._run([self.write(text)], [verdict.job])[0]
-                if alike(results[verdict.job].observations, verdict.seen):
-                    return words
+        slips = [(slip, text) for name in verdict.names
+                 for slip, text in applicable_slips(name, self.milestone, self.text)]
+        slips.sort(key=likeness, reverse=True)
+        first = {name: [slip for slip, _ in slips if slip.block == name][:PAIRS]
+                 for name in verdict.names}
+        pairs = [(f"{a.words} {b.words}", text) for one, other in combinations(first, 2)
+                 for a in first[one] for b in first[other] if (text := b.apply(a.apply(self.text)))]
+        for words, text in [*((slip.words, text) for slip, text in slips[:SLIPS]), *pairs]:
+            results = self._run([self.write(text)], [verdict.job])[0]
+            if alike(results[verdict.job].observations, verdict.seen):
+                return words
         return ""
 
     def write(self, text: str) -> Path:
@@ -143,10 +155,9 @@ class Examination:
 
     def _run(self, scripts, jobs):
         """{job: Task} of each script, all at their end."""
-        left = self.deadline - time.monotonic()
-        tasks = [{job: Task(script, job, self.values, self.limits.get(job, left),
+        tasks = [{job: Task(script, job, self.values, self.limits.get(job, self.budget),
                             self.options.get(job, {})) for job in jobs} for script in scripts]
-        run_tasks([task for some in tasks for task in some.values()], self.deadline)
+        self.budget -= run_tasks([task for some in tasks for task in some.values()], self.budget)
         return tasks
 
 
@@ -156,16 +167,18 @@ def located(difference: Deviation, origin: list[tuple[str, int]]) -> Deviation:
     owner, line = origin[difference.line - 1] if difference.line else ("learner", 0)
     if owner == "learner":
         return replace(difference, line=line)
-    return replace(difference, line=0, source=f"the milestone's {difference.source}")
+    return replace(difference, line=0, source=f"the milestone's {difference.source}",
+                   milestone_line=line)
 
 
-def in_words(difference: Deviation) -> tuple[str, str]:
-    """expected and got of a difference, for people."""
+def in_words(difference: Deviation, also: str = "") -> tuple[str, str]:
+    """expected and got of a difference, for people; also: further signs of the same fault."""
     got, source = difference.got, difference.source
     if difference.line:
         got = f"line {difference.line}: {got.removeprefix('it stops: ')}"
         source = source and f"`{source}`"
-    return f"{difference.what}: {difference.expected}", f"{got}, at {source}" if source else got
+    got += (f", at {source}" if source else "") + (f". Further signs: {also}" if also else "")
+    return f"{difference.what}: {difference.expected}", got
 
 
 def check_syntax(source: bytes) -> Outcome:
@@ -196,11 +209,11 @@ def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
     text = source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     found = examination.differing(text)
     yield from (Outcome(job) for job, differ in found.items() if not differ)
-    different = {job: differ[0] for job, differ in found.items() if differ}
+    different = {job: differ for job, differ in found.items() if differ}
     if not different:
         return
     try:
-        mixture = Mixture(examination.text, text)
+        mixture = Mixture(examination.text, text, examination.parent)
     except ValueError as error:  # two blocks of one name
         yield Outcome("blocks", "each name is defined once", str(error))
         return
@@ -212,9 +225,10 @@ def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
                                       "--timeout gives it more time.")]
     words = "" if any(trace.ALL[job].world == 1 for job in different) else MORE_RANKS
     if all(outcome.passed for outcome in outcomes):  # no block by itself is at fault, or no time
-        for job, difference in different.items():
-            yield Outcome(job, *in_words(difference), words,
-                          block=mixture.block_at(difference.line))
+        for job, differ in different.items():
+            also = further_signs(differ, examination.wanted.get(job, {}))
+            yield Outcome(job, *in_words(differ[0], also), words,
+                          block=mixture.block_at(differ[0].line))
     elif words:
         outcomes = [replace(outcome, meaning=outcome.meaning or words * (not outcome.passed))
                     for outcome in outcomes]
@@ -235,14 +249,20 @@ def _judged(examination, mixture, jobs):
                         "no such name in the script", part=part)
                 for name in mixture.lacking() if name in names]
     for verdict in judge(mixture, test):
+        if verdict.replaced:
+            outcomes.append(Outcome(
+                f"{verdict.names[0]}, not judged: your {verdict.replaced} replaces the code that "
+                "needs more of it", part=part))
+            continue
         if verdict.difference is None:
             outcomes += [Outcome(name, part=part) for name in verdict.names]
             continue
+        words = examination.diagnose(mixture, verdict)
         if len(verdict.names) > 1:
-            words = "Only together do they show this: each by itself fits, or stops the script."
-        else:
-            words = examination.diagnose(mixture, verdict)
+            words = f"{TOGETHER} {words}".strip()
         title = f"{' and '.join(verdict.names)} ({', '.join(map(mixture.span, verdict.names))})"
-        outcomes.append(Outcome(title, *in_words(verdict.difference), words, part,
+        also = further_signs(differences(examination.wanted[verdict.job], verdict.seen),
+                             examination.wanted[verdict.job])
+        outcomes.append(Outcome(title, *in_words(verdict.difference, also), words, part,
                                 verdict.names[0]))
     return outcomes

@@ -24,6 +24,19 @@ def slips_of(block: str, milestone: Milestone) -> tuple[Slip, ...]:
     return tuple(slip for slip in next(_guides(block, milestone)).slips if slip.block == block)
 
 
+def applicable_slips(block: str, milestone: Milestone, text: str) -> list[tuple[Slip, str]]:
+    """[(slip, script with it)]: the slips with words of a block of this name that can be made in
+    the milestone's script `text`, wherever they were written; the milestone's own come first."""
+    own = slips_of(block, milestone)
+    others = [slip for other in load_manifest().milestones for slip in load_guide(other).slips
+              if slip.block == block and slip not in own]
+    found = {}
+    for slip in (*own, *others):
+        if slip.words and (wrong := slip.apply(text)):
+            found.setdefault(wrong, slip)
+    return [(slip, wrong) for wrong, slip in found.items()]
+
+
 def find_hint(name: str, milestone: Milestone) -> Hint | None:
     """The hint to a block, by its name in any case, or to a look, such as syntax: that of the last
     milestone that changed it and has one."""

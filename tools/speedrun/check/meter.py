@@ -7,6 +7,8 @@ import torch
 from speedrun.check.weights import dtype_name
 from speedrun.compat import TorchDispatchMode, arguments_of, tree_leaves
 
+# Their relative error is their input's absolute one, which 16 bits make large.
+CURVED = ("exp", "log", "sigmoid", "tanh", "logsumexp", "_softmax", "_log_softmax")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
 
 
@@ -39,8 +41,9 @@ class Meter(TorchDispatchMode):
         self.compiled, self.beside = Counter(), Counter()
         self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
+        self.curved = {}  # {part of the model: whether all functions CURVED in it are in float32}
         self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
-        self.scales = []  # of both factors of each of these products
+        self.scales = {}  # of both factors of each of these products, by their place
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -51,7 +54,11 @@ class Meter(TorchDispatchMode):
             a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
             if a.dtype.itemsize == 1:
                 self.eight_bits[phase][_eight_bits(a, b, func, args, kwargs)] += 1
-                self.scales += [1 / float(inverse) for inverse in tensors[2:4]]
+                part = self.spy.parts[-1] if self.spy.parts else phase
+                number = self.eight_bits[phase].total()
+                for factor, inverse in zip(("first", "second"), tensors[2:4], strict=True):
+                    self.scales[f"the {factor} factor's scale in product {number} of the {phase} "
+                                f"({part})"] = 1 / float(inverse)
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
@@ -61,6 +68,9 @@ class Meter(TorchDispatchMode):
             self.readings[phase] += 1
         elif name == "mul" and any(getattr(arg, "ndim", 1) == 0 for arg in args):
             self.scaled += out.numel()
+        if name in CURVED and self.spy.parts:
+            part = self.spy.parts[-1]
+            self.curved[part] = self.curved.get(part, True) and out.dtype == torch.float32
         if func.namespace == "aten" and not func.is_view and "empty" not in name:
             if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
                 part = self.spy.parts[-1]

@@ -64,6 +64,8 @@ class Spy:
         self.sent_in_backward = 0  # of these bytes, while gradients are computed
         # {(collective, bytes): number of optimizers' messages}: all; those beside computation.
         self.messages, self.accompanied = Counter(), Counter()
+        # Bytes of updates from other ranks: all; those that arrive in the model's own tensors.
+        self.received_bytes = self.in_place = 0
         self.blocking = 0  # bytes of those of them that the script stands still for
         self.under_way, self.forgotten = set(), 0  # messages; those for which no step has waited
         self.parallel = []  # models in DistributedDataParallel
@@ -239,10 +241,20 @@ class Spy:
         if not self.depth:
             return handle
         self.messages[kind] += 1
+        if "gather" in function.__name__ or function.__name__ == "broadcast":
+            self.saw_updates(next(iter((*args, *kwargs.values()))))
         if hasattr(handle, "wait"):
             return Message(self, handle, kind)
         self.blocking += size
         return handle
+
+    def saw_updates(self, tensors):
+        """Updates arrive in tensors."""
+        own = {p.untyped_storage().data_ptr() for net in self.models for p in net.parameters()}
+        for tensor in tree_leaves(tensors):
+            size = tensor.numel() * tensor.element_size()
+            self.received_bytes += size
+            self.in_place += size * (tensor.untyped_storage().data_ptr() in own)
 
     def distribute(self, function, net, *args, **kwargs):
         """DistributedDataParallel is made; its messages go where collectives are counted."""

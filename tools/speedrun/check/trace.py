@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from speedrun.check import trace_generation, trace_model, trace_runs
+from speedrun.check import trace_generation, trace_model, trace_precision, trace_runs
 from speedrun.check.spy import Spy
 from speedrun.check.watched import run_watched, triton
 from speedrun.check.weights import arguments
@@ -139,26 +139,37 @@ def _fields(kind):
 
 
 def schedules(module, values, note, **_):
-    """Every function of (step, args), over all steps of runs of three lengths."""
+    """Every function of (step, args), over all steps of runs of three lengths, and of neighbouring
+    ones: where some optimizer steps only every n-th time, boundaries move by parts of n."""
     steps = load_glossary().of_kind("steps", "phase")
     longer = {k: v * 13 if k in steps else v for k, v in values.items()}
-    settings = {"a short run": arguments(module, values),
-                "the record's hyperparameters": module.Hyperparameters(),
-                "longer runs' hyperparameters": arguments(module, longer)}
+    record = vars(module.Hyperparameters())
+    settings = {"a short run": values, "the record's hyperparameters": record,
+                "longer runs' hyperparameters": longer}
     for name, function in _schedules(module).items():
-        for whose, args in settings.items():
-            with note.guard(f"{name} over {whose}"):
-                steps = range(args.train_steps + 1)
-                some = [*steps[:: max(1, len(steps) // 997)], args.train_steps]
-                note.note(f"{name} over {whose}", "numbers", {
-                    f"{name}({step}){place} of {args.train_steps} steps": value for step in some
-                    for place, value in _numbered(function(step, args))}, 1e-6)
-                whole = all(type(function(step, args)) is int for step in some)
-                note.fact(f"type of {name}", f"whole number: {whole}")
+        for whose, some in settings.items():
+            for more in range(some.get("adam_every", 1)):
+                _note_schedule(module, note, name, function, more, whose, some)
+
+
+def _note_schedule(module, note, name, function, more, whose, some):
+    """Notes a schedule over all steps of a run that is `more` steps longer."""
+    lengths = {key: some[key] + more for key in ("train_steps", "scheduled_steps") if key in some}
+    args = arguments(module, {**some, **lengths})
+    what = f"{name} over {whose}" + f", {more} more steps" * (more > 0)
+    with note.guard(what):
+        found = [function(step, args) for step in range(args.train_steps + 1)]
+        note.note(what, "numbers", {
+            f"{name}({step}){place} of {args.train_steps} steps": number
+            for step, value in enumerate(found) for place, number in _numbered(value)}, 1e-6)
+        whole = all(type(value) is int for value in found)
+        note.fact(f"type of {name}", f"whole number: {whole}")
 
 
 def _numbered(value):
     """[(its place in words, number)] of a number, or of a list of them."""
+    if isinstance(value, int | float):
+        return [("", float(value))]
     numbers = torch.as_tensor(value, dtype=torch.float64)
     return [(f"[{i}]" if numbers.ndim else "", number)
             for i, number in enumerate(numbers.flatten().tolist())]
@@ -170,11 +181,13 @@ def refusals(module, values, note, folder, shards, machine, paths, trials, **_):
     name."""
     seen = {}
     switches = [(field, True) for field in machine] + paths
+    record, blocks = vars(module.Hyperparameters()), load_glossary().of_kind("tokens")
+    blocks = {name: record[name] for name in blocks if name in record}  # else there are thousands
     for switch, on in [("", True), ("compile", True), *switches]:
         # No data, no memory. What cannot be run in this way is not compared.
         with FakeTensorMode(), torch.no_grad(), suppress(Exception):
             lengths = dict.fromkeys(length_names(values), UNMASKED)
-            net = module.GPT(arguments(module, {**values, **lengths, switch: on}))
+            net = module.GPT(arguments(module, {**values, **blocks, **lengths, switch: on}))
             what, spy = f"{UNMASKED:,} tokens{switch and f' with {switch}={on}'}", Spy()
             try:
                 net(*torch.ones(2, 1, UNMASKED, dtype=torch.int64))
@@ -231,11 +244,15 @@ JOBS = {  # in the order in which they are shown
     "contract": Job(contract, "an import of the script"),
     "schedules": Job(schedules, "the schedules"),
     "model": Job(trace_model.model, "the model by itself"),
+    "initial weights": Job(trace_runs.beginnings, "the start of runs"),
     "updates": Job(trace_runs.updates, "a run with gradients from outside"),
     "training": Job(trace_runs.training, "a run after a kernel warm-up"),
+    "record tokens": Job(trace_runs.record_tokens, "a run with the record's token ids"),
     "two ranks": Job(trace_runs.ranks, "a run on two ranks", world=2),
     "more ranks": Job(trace_runs.more_ranks, "a run on more ranks"),
-    "precision": Job(trace_runs.precision, "runs as on a GPU"),
+    "model on a GPU": Job(trace_model.paths, "the model in the ways that a GPU takes"),
+    "precision": Job(trace_precision.precision, "runs in bfloat16"),
+    "kernels": Job(trace_precision.kernels, "runs with a GPU's kernels"),
     "refusals": Job(refusals, "runs that must be refused"),
 }
 GENERATION = {  # the same of scripts that generate

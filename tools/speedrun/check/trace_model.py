@@ -1,4 +1,4 @@
-"""The job that observes a model with given weights; `note`: see trace.Observations."""
+"""The jobs that observe a model with given weights; `note`: see trace.Observations."""
 
 from collections import Counter
 
@@ -12,21 +12,12 @@ from speedrun.scripts.sizes import length_names
 LONGER = 32  # sequences, where a machine's switches are tried
 
 
-def model(module, values, note, calls, machine, paths, **_):
+def model(module, values, note, calls, **_):
     """The model with given weights: its tensors, logits, loss and gradients.
 
-    calls: a file with calls of the milestone's model. machine: switches that follow the machine;
-    paths: (name, value) of choices that do.
+    calls: a file with calls of the milestone's model.
     """
-    def make(scale=1.0, tables=1.0, **changes):
-        net = module.GPT(arguments(module, {**values, **changes}))
-        if scale is not None:
-            fill(net, scale)
-        for param in net.parameters():
-            if values["vocab_size"] in param.shape:
-                param.data *= tables
-        return net
-
+    make = _maker(module, values)
     with note.guard("the tensors at the record's sizes"), torch.device("meta"):
         net = module.GPT(module.Hyperparameters())
         note.note("the tensors at the record's sizes", "same", {
@@ -77,18 +68,11 @@ def model(module, values, note, calls, machine, paths, **_):
     windows = {name: record[name] for name in glossary.of_kind("window") if name in record}
     bounds = [glossary[name].at_most for name in windows]
     windows |= {name: record[name] for name in bounds if name in record}
-    # Documents begin within tiles and reach over more of them than a window; one fills a half; the
-    # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
-    longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]
-    half = longer[:, longer.size(1) // 2 :]
-    half[half == values.get("bos_id", -1)] = 2
-    lengths = dict.fromkeys(length_names(values), longer.size(1))
+    longer, many, lengths = _long_rows(inputs, values)
     if windows:
         with note.guard("logits with the record's windows"), torch.no_grad():
             logits = make(**windows, **lengths).eval()(longer)
             note.note("logits with the record's windows", "tensors", {"logits": logits}, 1e-4)
-    many = longer[:1].clone()  # documents, more than eight bits with a sign can count
-    many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
     with note.guard("logits of many documents"), torch.no_grad():
         net = make(**lengths).eval()
         with Spy().meter as meter:
@@ -96,7 +80,18 @@ def model(module, values, note, calls, machine, paths, **_):
         note.note("numbers that the model multiplies by single weights", "at most", meter.scaled,
                   (1.05, 0))
         note.note("logits of many documents", "tensors", {"logits": logits}, 1e-4)
-    for field, value in [*((field, True) for field in machine), *paths]:
+
+
+def paths(module, values, note, calls, machine, choices, **_):
+    """The model with each way that only a GPU takes.
+
+    calls: a file with calls of the milestone's model. machine: switches that follow the machine;
+    choices: (name, value) of choices that do.
+    """
+    make = _maker(module, values)
+    calls = torch.load(calls, weights_only=True)["calls"]
+    longer, many, lengths = _long_rows(calls[0][0][0], values)
+    for field, value in [*((field, True) for field in machine), *choices]:
         _note_path(note, make, field, value, lengths, longer, many)
         changes = {field: value, "compile": True}
         for number, call in enumerate(calls, start=1):  # the last is of the last stage
@@ -104,6 +99,33 @@ def model(module, values, note, calls, machine, paths, **_):
             if _note_call(note, where, make, call, changes) and number == 1:
                 _note_call(note, f"{where}, out of the range of eight bits", make, call, changes,
                            30, 1e4)
+
+
+def _maker(module, values):
+    """A function that makes the model, with given weights unless their scale is None; tables: a
+    factor of those over the vocabulary."""
+    def make(scale=1.0, tables=1.0, **changes):
+        net = module.GPT(arguments(module, {**values, **changes}))
+        if scale is not None:
+            fill(net, scale)
+        for param in net.parameters():
+            if values["vocab_size"] in param.shape:
+                param.data *= tables
+        return net
+
+    return make
+
+
+def _long_rows(inputs, values):
+    """Rows of long documents, a row of many, and the lengths that fit, {hyperparameter: tokens}."""
+    # Documents begin within tiles and reach over more of them than a window; one fills a half; the
+    # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
+    longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]
+    half = longer[:, longer.size(1) // 2 :]
+    half[half == values.get("bos_id", -1)] = 2
+    many = longer[:1].clone()  # documents, more than eight bits with a sign can count
+    many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
+    return longer, many, dict.fromkeys(length_names(values), longer.size(1))
 
 
 class _Kept(torch.autograd.graph.saved_tensors_hooks):

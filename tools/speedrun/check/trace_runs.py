@@ -5,25 +5,21 @@ import os
 import re
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from speedrun.check.spy import LATE, Spy
-from speedrun.check.trace_model import counted, precision_of
-from speedrun.check.watched import run_watched, triton
-from speedrun.check.weights import dtype_name, parameters_of
+from speedrun.check.watched import run_watched
+from speedrun.check.weights import parameters_of
 from speedrun.history.glossary import load_glossary
-from speedrun.scripts.find import load_snapshot
 from speedrun.scripts.sizes import length_names
 
 SHARES = torch.linspace(0, 1, 501)  # at which a distribution's quantiles are noted
 SEEDS = 16  # from which weights are drawn, so that small tensors have a distribution, too
 SIZE = 0.02  # of gradients from outside
-SMALL, MANY = 1 / 64, 12  # of rates, and how many steps they add up in
 STAGED = 7  # steps of a kernel warm-up: in all stages, and the last ones without an Adam step
-WIDE = 64  # channels at least: kernels in Triton are for large matrices
-SCALED = 3  # steps in which scales depend on passes before; in more of them rounding adds up
 RUN = "run.pt"  # the file with the model's calls and the sizes of the optimizers' groups
 
 
@@ -35,7 +31,13 @@ def updates(module, values, note, folder, **_):
     finally:
         for number, moves in spy.moves.items():
             note.note(f"the move in step {number}", "tensors", moves, 4e-3)
+        for args, _ in spy.calls[:1]:
+            for what, tokens in zip(("inputs", "targets"), args, strict=False):
+                if isinstance(tokens, torch.Tensor) and not tokens.is_floating_point():
+                    note.note(f"the {what} of the first training pass", "clue",
+                              tokens.flatten()[:4096].tolist())
         _note_run(note, spy, "with gradients from outside", lines)
+        note_exercised(note, spy, "with gradients from outside")
     for what, kinds in spy.kinds.items():
         note.fact(f"how the model is called in the {what}", "; ".join(sorted(kinds)))
     for what, modes in spy.modes.items():
@@ -65,7 +67,7 @@ def updates(module, values, note, folder, **_):
 
 def _note_run(note, spy, which, lines):
     note.note(f"the log of a run {which}", "log", lines)
-    losses = _losses(spy)
+    losses = losses_of(spy)
     note.fact(f"validate returns ({which})",
               ", ".join(sorted({type(loss).__name__ for loss in spy.losses})))
     note.fact(f"validate rounds ({which})",
@@ -76,14 +78,21 @@ def _note_run(note, spy, which, lines):
         note.note(f"the validation losses ({which})", "numbers", losses, 4e-4)
 
 
-def _losses(spy):
+def note_exercised(note, spy: Spy, which: str) -> None:
+    """Notes which of the model's weights no optimizer has moved: nothing is known of these."""
+    moved = {name for optimizer in spy.steps for name, _ in spy.weights(optimizer)}
+    note.note(f"weights that no optimizer moves in the run {which}", "unexercised",
+              sorted({name for net in spy.models for name in parameters_of(net)} - moved))
+
+
+def losses_of(spy: Spy) -> dict[str, float]:
     """What validate returned; what is no number as such."""
     return {f"loss {number}": float(loss) if isinstance(loss, int | float) else math.nan
             for number, loss in enumerate(spy.losses, start=1)}
 
 
-def training(module, values, note, folder, shards, **_):
-    """The weights from the script's own seeds; a run after a kernel warm-up, with a checkpoint."""
+def beginnings(module, values, note, folder, **_):
+    """The weights from the script's own seeds."""
     weights = []
     for number, seed in enumerate((*range(SEEDS), 0)):
         spy = Spy(filled=False, stop=True)
@@ -92,7 +101,10 @@ def training(module, values, note, folder, shards, **_):
     drawn = {name: torch.stack([some[name].float() for some in weights[:-1]])
              for name in weights[0]}
     fixed = {name: (some == some[0]).all(0) for name, some in drawn.items()}
-    note.note("the initial weights that no seed changes", "tensors",
+    note.note("where initial weights come from", "same", {
+        name: "drawn from the seed" if not same.any() else "the same for every seed" if same.all()
+        else "partly drawn from the seed" for name, same in fixed.items()})
+    note.note("the initial weights that are not drawn", "tensors",
               {name: some[0].where(fixed[name], 0) for name, some in drawn.items()}, 1e-3)
     note.note("the initial weights", "spread",
               {name: some.flatten().quantile(SHARES) for name, some in drawn.items()},
@@ -102,6 +114,10 @@ def training(module, values, note, folder, shards, **_):
     free = torch.cat([some[0][~fixed[name]] for name, some in drawn.items()])
     note.note("numbers that the initial weights have, each counted once", "at least",
               len(free.unique()), 0.95)  # a matrix may be another's copy
+
+
+def training(module, values, note, folder, **_):
+    """A run after a kernel warm-up, with a checkpoint."""
     spy = Spy()
     warm_up, scheduled = values.get("window_stages", 2), values["train_steps"]  # steps
     if values.keys() & load_glossary().of_kind("stage rate"):  # it reaches beyond those scheduled
@@ -123,18 +139,31 @@ def training(module, values, note, folder, shards, **_):
         cold = Spy()
         run_watched(module, {**changed, "kernel_warmup_steps": 0}, f"{folder}_cold", cold)
         note.fact("a kernel warm-up changes the weights at the end",
-                  _apart(_weights(spy), _weights(cold)))
+                  _apart(weights_of(spy), weights_of(cold)))
+
+
+def record_tokens(module, values, note, folder, shards, **_):
+    """A run with the record's token ids."""
     spy, record = Spy(), vars(module.Hyperparameters())
     if "train_files" not in record:  # the ids are of texts
         return
-    tokens = load_glossary().of_kind("vocabulary", "token")
-    with note.guard("a run with the record's token ids"):
-        lines = run_watched(module, {
-            **values, **{name: record[name] for name in tokens if name in record},
-            "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
-            "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
-            "train_loss_every": 1, "val_loss_every": 0}, f"{folder}_tokens", spy)
-        note.note("the log of a run with the record's token ids", "log", lines)
+    tokens, before = load_glossary().of_kind("vocabulary", "token"), _bytes_read()
+    lines = run_watched(module, {
+        **values, **{name: record[name] for name in tokens if name in record},
+        "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
+        "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
+        "train_loss_every": 1, "val_loss_every": 0}, folder, spy)
+    note.note("the log of a run with the record's token ids", "log", lines)
+    if before is not None:
+        note.note("bytes that are read from files in a run with a large shard", "at most",
+                  _bytes_read() - before, (1.3, 8 << 20))
+
+
+def _bytes_read():
+    """Bytes that this process has read so far, those of memory maps left out; None where the
+    system does not count them."""
+    with suppress(OSError):
+        return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 def _note_checkpoint(note, spy, folder, what):
@@ -171,7 +200,7 @@ def ranks(module, values, note, folder, rank, **_):
     sys.stdout.flush()
     printed = Path(folder).with_name(f"output{rank}").read_bytes().count(b"\nstep:")
     note.fact(f"lines of steps that rank {rank} prints", printed)
-    note.note(f"the weights at the end, rank {rank}", "tensors", _weights(spy), 2e-2)
+    note.note(f"the weights at the end, rank {rank}", "tensors", weights_of(spy), 2e-2)
     if rank:
         note.fact(f"files that rank {rank} writes", ", ".join(sorted(
             Path(file).name for file in spy.written if Path(folder) in Path(file).parents)))
@@ -188,6 +217,8 @@ def ranks(module, values, note, folder, rank, **_):
     kinds = [spy.accompanied[kind] / number for kind, number in spy.messages.items()]
     note.note(f"share of messages beside which something is computed, rank {rank}", "at least",
               round(sum(kinds) / max(len(kinds), 1), 2), 0.8)  # without copies the last has none
+    note.note(f"share of received updates that arrive in the model's own tensors, rank {rank}",
+              "at least", round(spy.in_place / max(spy.received_bytes, 1), 2), 0.9)
     note.note(f"bytes for which the optimizers stand still on rank {rank}, per step", "at most",
               spy.blocking // steps, (1.5, 4096))
     # A warm-up may average gradients or not, one step of eight; a second average of some shows.
@@ -216,144 +247,18 @@ def more_ranks(module, values, note, folder, rank, world, **_):
         "micro_batch_size": 1, "total_batch_size": world * seq_len,
         "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0,
         "adam_every": 2}, folder, spy)  # so that Adam steps, too
+    note_exercised(note, spy, f"on {world} ranks")
     # Not the weights: beside them a small rate's moves are within the tolerance.
-    note.note(f"the sum of two moves on {world} ranks, rank {rank}", "tensors", _moved(spy), 4e-3)
+    note.note(f"the sum of two moves on {world} ranks, rank {rank}", "tensors", moves_of(spy), 4e-3)
 
 
-def _moved(spy):
+def moves_of(spy: Spy) -> dict[str, torch.Tensor]:
+    """{weight: the sum of its moves in all steps}."""
     names = {name: None for moves in spy.moves.values() for name in moves}
     return {name: sum(moves[name].float() for moves in spy.moves.values() if name in moves)
             for name in names}
 
 
-def _weights(spy):
+def weights_of(spy: Spy) -> dict[str, torch.Tensor]:
+    """{name: weight} of the models as they are now."""
     return {name: p.detach() for net in spy.models for name, p in parameters_of(net).items()}
-
-
-def precision(module, values, note, folder, machine, **_):
-    """Short runs as on a GPU: in bfloat16 with the stand-in for the compiler, what has which dtype;
-    with each of the switches `machine`, the kernels in Triton that are launched."""
-    spy = Spy()
-    lines = run_watched(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
-                         "val_loss_every": 1, "train_loss_every": 0}, folder, spy, meter=True)
-    note.note("the log of a run in bfloat16", "log",
-              [re.sub(r"loss:\S+", "loss", line) for line in lines])
-    note.note("the validation losses (in bfloat16)", "numbers", _losses(spy), 5e-2)
-    note.note("weights after steps with bf16=True", "same", {
-        name: precision_of(p) for name, p in _weights(spy).items()})
-    note.note("dtypes of what the model's parts return with bf16=True", "in common",
-              _joined(spy.dtypes))
-    note.note("arithmetic of the model's parts with bf16=True", "as precise", {
-        part: "float32" if precise else "less than float32"
-        for part, precise in spy.meter.precise.items()})
-    note.note("epsilons of F.rms_norm with bf16=True", "in common",
-              {f"for {dtype}": text for dtype, text in _joined(spy.epsilons).items()})
-    meter = spy.meter
-    for phase, work in meter.work.items():
-        note.note(f"share of bfloat16 in the matrix products of the {phase}", "numbers",
-                  {"": meter.low[phase] / work}, 0.1)
-        if phase != "backward pass":  # it is compiled with the training pass
-            note.note(f"share of compiled code in the matrix products of the {phase}", "at least",
-                      round(meter.compiled[phase] / work, 2), 0.7)
-    note.note("share of calls of the model that are compiled", "numbers",
-              {"": spy.compiled_calls / max(spy.all_calls, 1)}, 0.01)
-    note.fact("numbers that the model reads from tensors",
-              sum(meter.readings[phase] for phase in spy.kinds))
-    note.note("numbers read from tensors between the model's calls", "at most",
-              meter.readings["backward pass"], (1, 4))  # each waits for the device
-    note.note("weights whose optimizer calls compiled code", "at least", len(spy.compiling), 0.9)
-    states = {}
-    for name, value in spy.states():
-        states.setdefault(name, set()).add(dtype_name(value.dtype))
-    note.note("dtypes of the optimizers' state with bf16=True", "in common",  # some stack it
-              _joined(states))
-    note.fact("dtypes that the optimizers send with bf16=True", ", ".join(sorted(
-        {dtype for what, dtype in spy.sent if what == "optimizers"})))
-    if spy.with_bits():
-        _note_small_steps(module, values, note, folder)
-    if machine:
-        _switched(module, values, note, folder, machine)
-
-
-def _note_small_steps(module, values, note, folder):
-    """Steps too small for bfloat16, whose sum is not: it needs the bits that optimizers keep."""
-    spy = Spy(gradients=SIZE)
-    rates = {name: values[name] * SMALL for name in load_glossary().of_kind("rate")
-             if name in values}
-    with note.guard("small steps in bfloat16"):
-        small = {**rates, "bf16": True, "train_steps": MANY, "val_loss_every": 0}
-        run_watched(module, {**values, **small}, f"{folder}_small", spy)
-        # Where two sums differ a little, some weights are one bit apart.
-        moved, bits = _moved(spy), spy.with_bits()
-        note.note(f"the sum of {MANY} small moves with bf16=True", "tensors",
-                  {name: moved[name] for name in bits}, 0.3)
-
-
-def _switched(module, values, note, folder, machine):
-    """With each of the switches: how often a step launches kernels in Triton, and multiplies in
-    eight bits."""
-    with triton():
-        del sys.modules[module.__name__]
-        module = load_snapshot(module.__file__)
-    together = {field: True for field in machine if field != "bf16"}
-    values = {**values, "model_dim": max(WIDE, values["model_dim"])}
-    for field in machine:
-        spy = Spy()
-        with note.guard(f"a run with {field}=True"):
-            lines = run_watched(module, {
-                **values, field: True, "compile": True, "train_steps": 1, "val_loss_every": 0,
-                "train_loss_every": 1, "adam_every": 1}, f"{folder}_{field}", spy, meter=True)
-        for phase in spy.kinds:
-            note.fact(f"products of eight bits in the {phase} with {field}=True",
-                      counted(spy.meter.eight_bits[phase]))
-        if spy.kept and spy.meter.scales:
-            _note_scales(module, values, note, folder, field)
-        for phase, count in spy.launches.items():
-            note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
-                      count, 1.0)
-            note.note(f"tensors that they address in 64 bits in the {phase} with {field}=True",
-                      "at least", spy.wide[phase], 1.0)
-            if None not in spy.forms[phase]:
-                _note_forms(note, spy, phase, f"{field}=True")
-                note.note(f"the gradients with {field}=True", "tables", spy.received, 1e-2)
-                note.note(f"the weights after a step with {field}=True", "tables",
-                          _weights(spy), 2e-2)
-                note.note(f"the log of a run with {field}=True", "log", lines)
-        if spy.launches["training pass"] and len(together) > 1:  # kernels of the model
-            _note_together(module, values, note, folder, together)
-
-
-def _note_scales(module, values, note, folder, field):
-    """The scales of products of eight bits, where numbers are kept from one pass to the next."""
-    what = f"the scales of products of eight bits with {field}=True"
-    spy = Spy(gradients=SIZE)  # else round-off grows from step to step
-    with note.guard(what):
-        run_watched(module, {**values, field: True, "compile": True, "train_steps": SCALED,
-                     "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy,
-            meter=True)
-        note.note(what, "numbers", {
-            f"scale {number}": scale for number, scale in enumerate(spy.meter.scales, start=1)},
-                  0.15)
-
-
-def _note_forms(note, spy, phase, what):
-    given = "the same result" if all(spy.forms[phase]) else "different results"
-    note.note(f"results of Triton's kernels by the {phase} with {what}", "in common",
-              {"tiles of all sizes give": given})
-
-
-def _note_together(module, values, note, folder, switches):
-    """The gradients where all these switches are on: a kernel may compute in eight bits."""
-    which, spy = f"all of {', '.join(switches)}", Spy()
-    what = f"the gradients with {which}"
-    with note.guard(what):
-        one_step = {"compile": True, "train_steps": 1, "val_loss_every": 0, "adam_every": 1}
-        run_watched(module, {**values, **switches, **one_step}, f"{folder}_together", spy)
-        note.note(what, "tables", spy.received, 5e-2)
-        for phase, forms in spy.forms.items():
-            if None not in forms:
-                _note_forms(note, spy, phase, which)
-
-
-def _joined(names):
-    return {key: ", ".join(sorted(some)) for key, some in names.items()}

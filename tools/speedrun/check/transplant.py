@@ -5,37 +5,45 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from textwrap import indent
 
 from speedrun.history.blocks import Block, merge_names, split_blocks
 
 NOT_JUDGED = ("card", "main guard")  # not looked at, or by a look of its own
 NOTHING = Block("", "", 0)
+PAIRED = 5  # blocks at fault of which each two are tried together
+LACKING = ("AttributeError", "TypeError", "KeyError")  # a name, an argument or a key is missing
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a look at blocks found: their names (several that fit only together), and what differs
-    first when they alone are the learner's, or None if nothing does. `seen` is the trace."""
+    first when they alone are the learner's, or None if nothing does. `seen` is the trace. replaced:
+    the milestone's block that stops on them for a name or argument that they lack, where the
+    learner's script has one of its own; they are not judged then."""
 
     names: tuple[str, ...]
     difference: object = None
     job: str = ""
     seen: object = None
+    replaced: str = ""
 
 
 class Mixture:
-    """The milestone's script and the learner's as blocks, and scripts made of both.
+    """The milestone's script and the learner's as blocks, and scripts made of both. parent: the
+    script that the learner starts from, "" if there is none.
 
     Raises SyntaxError or ValueError, as split_blocks, if the learner's script has no clear blocks.
     """
 
-    def __init__(self, milestone: str, learner: str):
+    def __init__(self, milestone: str, learner: str, parent: str = ""):
         both = [split_blocks(text) for text in (milestone, learner)]
         self.milestone, self.learner = ({block.name: block for block in blocks} for blocks in both)
         self.added = {name: block for name, block in self.learner.items()
                       if name not in self.milestone}
-        known, mine = (_fields(blocks.get("Hyperparameters", NOTHING))
+        self.parent = {block.name: block.text for block in split_blocks(parent)}
+        known, mine = (fields_of(blocks.get("Hyperparameters", NOTHING).text)
                        for blocks in (self.milestone, self.learner))
         self.more_fields = [line for name, line in mine.items() if name not in known]
 
@@ -57,8 +65,16 @@ class Mixture:
 
     def block_at(self, line: int) -> str:
         """The name of the learner's block that holds a line, or ""."""
-        return next((name for name, block in self.learner.items()
-                     if _lines(block)[0] <= line <= _lines(block)[1]), "")
+        return _block_at(self.learner, line)
+
+    def caller(self, name: str, difference) -> str:
+        """The milestone's block that stops because this block of the learner's lacks a name or an
+        argument, or "". Both blocks must be the learner's own work, not still the parent's."""
+        caller = _block_at(self.milestone, difference.milestone_line)
+        lacking = difference.got.startswith(tuple(f"it stops: {error}" for error in LACKING))
+        written = all(block in self.learner and self.learner[block].text != self.parent.get(block)
+                      for block in (name, caller))
+        return caller if lacking and written and caller in self.candidates() else ""
 
     def helpers(self, names) -> list[str]:
         """The new definitions that these blocks of the learner use, directly or not."""
@@ -132,7 +148,21 @@ def judge(mixture: Mixture, test: Callable[[list], list]) -> list[Verdict]:
                 together(group, seen)
             elif len(group) > 2:
                 right(_fitting(group, test, whole=False))
-    group = [name for name in names if verdicts[name].difference is None]
+        for pair in combinations(wrong[:PAIRED], 2):  # neither calls the other: dtypes, say
+            alike = all(verdicts[name].names == (name,) and verdicts[name].difference
+                        for name in pair) and len({alone[name][0].what for name in pair}) == 1
+            if alike and not mixture.neighbours(*pair) and test([pair])[0] is None:
+                right(pair)
+    for name in wrong:
+        verdict = verdicts[name]
+        if verdict.names == (name,) and verdict.difference and (
+                caller := mixture.caller(name, verdict.difference)):
+            if verdicts[caller].difference:
+                verdicts[name] = Verdict((name,), replaced=caller)
+            else:  # with the learner's caller, which is right
+                verdicts[name] = Verdict((name,), *(test([(name, caller)])[0] or ()))
+    group = [name for name in names if verdicts[name].difference is None
+             and not verdicts[name].replaced]
     if len(group) > 1 and (seen := test([group])[0]):  # each by itself is right, but not all
         for name in list(group):
             rest = [other for other in group if other != name]
@@ -164,6 +194,11 @@ def _groups(mixture, names):
     return [sorted(group, key=names.index) for group in groups if len(group) > 1]
 
 
+def _block_at(blocks, line):
+    return next((name for name, block in blocks.items()
+                 if _lines(block)[0] <= line <= _lines(block)[1]), "")
+
+
 def _is_judged(name):
     return name not in NOT_JUDGED and not name.startswith(("heading: ", "comment: "))
 
@@ -179,9 +214,9 @@ def _names(text):
     return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
-def _fields(block):
-    """{name: line} of the fields of a class."""
-    body = next((n.body for n in ast.parse(block.text).body if isinstance(n, ast.ClassDef)), [])
+def fields_of(text: str) -> dict[str, str]:
+    """{name: line} of the fields of a class, given as text."""
+    body = next((n.body for n in ast.parse(text).body if isinstance(n, ast.ClassDef)), [])
     return {n.target.id: f"    {ast.unparse(n)}" for n in body
             if isinstance(n, ast.AnnAssign) and n.value is not None}
 

@@ -7,6 +7,7 @@ fork could wait for ever, and never runs a line of the learner's script itself.
 import faulthandler
 import gc
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -30,10 +31,17 @@ from speedrun.scripts.find import load_snapshot
 FORK = multiprocessing.get_context("fork")
 torch.set_num_threads(1)  # here too: differences are looked for between the forks
 LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output included
-PATIENCE_S = 3  # for ranks that another has left alone
+# A process at rest for so many seconds waits for ever: on a busy machine one that computes gets
+# more than this share of a core. Ranks that another has left alone wait less long.
+AT_REST_S, LEFT_ALONE_S, SHARE = 20, 3, 0.005
+LONGEST_S = 120  # seconds, and 20 times a limit, where it cannot be seen whether a process computes
 POLL_S = 0.01
+LARGE_SHARD = 8 << 20  # tokens
 ENDING = {signal.SIGINT, signal.SIGTERM}
-GRACE_S = 1  # beyond its limit, at which a process says where it is and ends by itself
+GRACE_S = 1  # seconds of computing beyond its limit, at which a process says where it is
+COMPUTES = "it does not end: it computes more than ten times as long as the milestone"
+SAYS_WHERE = "(most recent call first):"  # as faulthandler does
+WAITS = "it does not end: it waits for something that does not come"
 
 
 # What is wrong with files of `write_shards`, and the hyperparameters that choose them: how
@@ -55,12 +63,13 @@ BROKEN_INPUT = {
 }
 
 
-def run_tasks(tasks: list["Task"], deadline: float) -> None:
+def run_tasks(tasks: list["Task"], budget: float) -> float:
     """Runs tasks to their end, as many at a time as there are cores, four at most; a task's ranks
     wait for each other, so they count as one.
 
-    Raises TimeoutError at the deadline, a point in time of time.monotonic. When it returns or
-    raises, nothing runs any more.
+    Returns the seconds that they computed, on all cores together; raises TimeoutError when these
+    reach the budget: how busy the machine is does not matter. When it returns or raises, nothing
+    runs any more.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     waiting, running = list(tasks), []
@@ -70,9 +79,10 @@ def run_tasks(tasks: list["Task"], deadline: float) -> None:
                 running.append(waiting.pop(0))
                 running[-1].start()
             running = [task for task in running if not task.ended()]
-            if time.monotonic() > deadline:
+            if sum(task.computed() for task in tasks) > budget:
                 raise TimeoutError
             time.sleep(POLL_S)
+        return sum(task.computed() for task in tasks)
     finally:
         for task in running:
             task.stop()
@@ -82,20 +92,22 @@ class Task:
     """A job of trace.ALL, done with a script by processes, one for each rank, in a new folder
     beside the script's.
 
-    limit: in seconds; options: further arguments of the job. When it has ended it has its
-    `observations`, the `seconds` that it took, its `folder`, and whether it `hung`.
+    limit: seconds that each may compute; options: further arguments of the job. When it has ended
+    it has its `observations`, the `seconds` that its longest process computed, its `folder`, and
+    whether it `hung`.
     """
 
     def __init__(self, script: Path, job: str, values: dict, limit: float, options: dict):
         self.script, self.job, self.values = script, trace.ALL[job], values
         self.limit, self.options, self.ranks, self.hung = limit, options, [], False
+        self.used, self.observations = [], None  # seconds that each rank has computed
         self.world = options.get("world", self.job.world)
 
     def start(self) -> None:
         """Starts the processes."""
         self.folder = Path(tempfile.mkdtemp(dir=self.script.parents[1]))
-        self.started = time.monotonic()
-        self.end = self.started + self.limit + GRACE_S
+        self.end = time.monotonic() + LONGEST_S + 20 * self.limit
+        self.moved, self.used = (time.monotonic(), 0.0), [0.0] * self.world
         gc.freeze()
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until `stop` knows the processes
         try:
@@ -110,14 +122,35 @@ class Task:
     def ended(self) -> bool:
         """Whether it has ended, if need be by force; it has its observations then."""
         codes = [process.exitcode for process in self.ranks]  # None of one that still runs
-        if any(codes):
-            self.end = min(self.end, time.monotonic() + PATIENCE_S)
-        if None in codes and time.monotonic() < self.end:
+        if None in codes and not self._waits(any(codes)):
             return False
+        for process, code in zip(self.ranks, codes, strict=True):
+            if code is None:
+                with suppress(OSError):
+                    os.kill(process.pid, signal.SIGXCPU)  # it says where it is
+        if None in codes:
+            time.sleep(10 * POLL_S)
         self.stop()
-        self.seconds = time.monotonic() - self.started
         self.observations = self._collected(codes)
+        self.seconds = max(self.used)
         return True
+
+    def computed(self) -> float:
+        """Seconds that all its processes have computed so far."""
+        for rank, process in enumerate(self.ranks if self.observations is None else ()):
+            if (used := _computed(process.pid)) is not None:
+                self.used[rank] = max(self.used[rank], used)
+        return sum(self.used)
+
+    def _waits(self, left_alone):
+        """Whether its processes do nothing any more; left_alone: one has failed."""
+        now, used = time.monotonic(), self.computed()
+        since, then = self.moved
+        if used - then > SHARE * AT_REST_S:
+            self.moved = now, used
+        elif now - since > (LEFT_ALONE_S if left_alone else AT_REST_S) and used:
+            return True
+        return now > self.end
 
     def stop(self) -> None:
         """Kills what still runs."""
@@ -132,7 +165,7 @@ class Task:
         for rank, code in enumerate(codes):
             file, output = self.folder / f"rank{rank}.pkl", self._output(rank)
             if file.exists():
-                seen = pickle.loads(file.read_bytes())
+                seen, self.used[rank] = pickle.loads(file.read_bytes())
                 if error := seen.pop(self.job.what, None):
                     lonely = "onnection" in error[1] or "gloo" in error[1]
                     errors.append((3 if lonely else 0, error))
@@ -141,9 +174,9 @@ class Task:
                 if "beginning" in seen:
                     beginnings.append(seen.pop("beginning")[1])
                 found |= {what: value for what, value in seen.items() if what not in found}
-            elif code is None or "Timeout (" in output:
+            elif code is None or code == -signal.SIGKILL and SAYS_WHERE in output:
                 self.hung = True
-                how = f"no end: still running after {self.limit:.0f} s"
+                how = WAITS if code is None else COMPUTES
                 errors.append((2, ["error", how, *self._place(output)]))
             else:
                 how, words = describe_exit(code), error_line(output)[:200]
@@ -186,7 +219,9 @@ def _work(task, rank):
     for stream in (1, 2):
         os.dup2(output, stream)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    faulthandler.dump_traceback_later(task.limit, exit=True, file=output)
+    faulthandler.register(signal.SIGXCPU, file=output)
+    limit = math.ceil(min(task.limit, 1e6))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + GRACE_S))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of a launcher that started the command
         os.environ.pop(name, None)
     if world > 1:
@@ -196,10 +231,18 @@ def _work(task, rank):
     tempfile.tempdir, sys.argv = str(folder), [str(task.script)]
     torch.manual_seed(0)
     file = folder / f"rank{rank}"
-    file.write_bytes(pickle.dumps(_observe(task, rank)))
+    seen, spent = _observe(task, rank), resource.getrusage(resource.RUSAGE_SELF)
+    file.write_bytes(pickle.dumps((seen, spent.ru_utime + spent.ru_stime)))
     os.replace(file, f"{file}.pkl")
     sys.stdout.flush()
     os._exit(0)  # whatever threads the script has left
+
+
+def _computed(pid):
+    """Seconds that a process has computed, or None where that cannot be seen."""
+    with suppress(OSError, IndexError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _observe(task, rank):
@@ -249,7 +292,7 @@ def write_shards(folder: Path) -> None:
     write("beyond", 500, shift=61)
     write("short", 100)
     write("crowded", 500, share=1)
-    write_conversations(folder / "train.jsonl", rng, 37)
+    write_conversations(folder / "train.jsonl", rng, 37, longer=14)
     write_conversations(folder / "val.jsonl", rng, 8)  # one is dropped: 7 rows
     write_conversations(folder / "few.jsonl", rng, 3)
     turns = [dict(role="assistant", content="a"), dict(role="user", content="b")]
@@ -258,16 +301,21 @@ def write_shards(folder: Path) -> None:
     high = rng.integers(49_000, 50_256, 70_000)  # ids near the end of the record's vocabulary
     high[[0, 66_000, *range(66_020, 70_000, 13)]] = 50_256  # the first document has 66,000 tokens
     save("high", high)
+    with open(folder / "high.bin", "r+b") as file:  # zeros, so that reading all of it shows
+        file.truncate(1024 + 2 * LARGE_SHARD)
+        file.seek(8)
+        file.write(np.array(LARGE_SHARD, "<i4").tobytes())
     write("exact", 128)  # as many as a step takes, and no target for the last one
     # 40 tokens have a prefix, for some it is token 0; those beyond the table have none.
     prefixes = [-1] * 8 + [token // 4 for token in range(40)] + [-1] * 4
     np.array(prefixes, "<i4").tofile(folder / "prefixes.bin")
 
 
-def write_conversations(file: Path, rng: np.random.Generator, count: int) -> None:
+def write_conversations(file: Path, rng: np.random.Generator, count: int, longer: int = 0) -> None:
     """Writes conversations of other lengths and forms than each other: some with a system message,
     several turns or characters of several bytes; one is too long for a row of the checker's, and of
-    one no answer is left there. Blank lines stand between them."""
+    one no answer is left there. Blank lines stand between them. longer: characters of one more
+    answer, with which best fit packs other rows than first fit."""
     def text(longest):
         return "".join(rng.choice([*"abcde ü"], rng.integers(1, longest)))
 
@@ -282,5 +330,8 @@ def write_conversations(file: Path, rng: np.random.Generator, count: int) -> Non
                     for role, turn in zip(("user", "assistant") * 2, turns, strict=False)]
         if number % 4 == 1:
             messages.insert(0, dict(role="system", content=text(3)))
+        lines.append(json.dumps({"messages": messages}))
+    if longer:
+        messages = [dict(role="user", content=""), dict(role="assistant", content="a" * longer)]
         lines.append(json.dumps({"messages": messages}))
     file.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
