@@ -148,8 +148,9 @@ class Task:
         since, then = self.moved
         if used - then > SHARE * AT_REST_S:
             self.moved = now, used
-        elif now - since > (LEFT_ALONE_S if left_alone else AT_REST_S) and used:
-            return True
+        elif now - since > (LEFT_ALONE_S if left_alone else AT_REST_S) and (
+                used or any(_sleeps(process.pid) for process in self.ranks)):
+            return True  # else none has had its first turn yet
         return now > self.end
 
     def stop(self) -> None:
@@ -238,11 +239,22 @@ def _work(task, rank):
     os._exit(0)  # whatever threads the script has left
 
 
+def _status(pid):
+    """What Linux tells of a process, from its state on; see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def _computed(pid):
     """Seconds that a process has computed, or None where that cannot be seen."""
     with suppress(OSError, IndexError, ValueError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _status(pid)
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _sleeps(pid):
+    """Whether a process waits for something other than its turn."""
+    with suppress(OSError, IndexError):
+        return _status(pid)[0] == "S"
 
 
 def _observe(task, rank):
