@@ -287,7 +287,8 @@ def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **
             if "yscale" not in settings:
                 axes.xaxis.set_major_locator(MaxNLocator(5))
             if settings.get("ylim", (None, 0))[1] is None:  # bars from 0 would leave much room
-                left, most = axes.get_xlim()[0], max(np.max(each) for each in values.values())
+                left = axes.get_xlim()[0]
+                most = max(np.max(np.asarray(each)) for each in values.values())
                 axes.set_xlim(left, most + 0.05 * (most - left))
         else:
             axes.set_ylabel(ylabel)
