@@ -6,7 +6,7 @@ COSINES = 0.1, 0.5, 0.3, 0.6, 0.2, 0.65, 0.4, 0.0  # of the query with each key
 
 
 def draw(picture):
-    (largest,) = picture.printed(r"validation losses: [\d. ]+\nmeasured: ([\d.]+)\. You")
+    (largest,) = picture.printed(r"validation losses: [\d. ]+\nmeasured: ([\d.]+)\n")
     (bounded,) = picture.printed(r"version 3's largest score: ([\d.]+);")
     args = picture.snapshot.Hyperparameters()
     D = args.model_dim // args.num_heads

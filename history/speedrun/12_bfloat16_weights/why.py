@@ -21,6 +21,6 @@ def draw(picture):
         for row, words in enumerate(lines):
             picture.text(left, 78 + 17 * row, words, kind)
     picture.text(0, 138, f"The model reads {upper.item():g}; an update adds to {WEIGHT}.", "ink")
-    (stalled,) = picture.printed(r"measured: ([\d.]+) percent\. You")
+    (stalled,) = picture.printed(r"16 bits: .*\nmeasured: ([\d.]+) percent")
     picture.number(150, stalled, "percent of a small model's weights do not move in its last step,"
                    " if they are stored without remainders")
