@@ -222,9 +222,10 @@ def test_no_other_file_knows_of_it(clone):
 SYSTEM, FOREIGN = "what the system or a library offers", "objects of any class, such as errors"
 LEARNER, SYNTAX = "what a learner's script has so far, which is compared", "nodes of a syntax tree"
 KIND = "which files a run reads: shards, conversations, a checkpoint"
+DTYPE = "whether a script computes in bfloat16"
 VALUES = "values that were given, of which a refusal speaks"
 LAWFUL = {
-    "lessons/lesson.py": (2, "the source of an exercise, and of a milestone's function"),
+    "lessons/lesson.py": (3, "the source of an exercise, and of a milestone's function"),
     "tests/examinations.py": (1, KIND), "tests/snapshots.py": (1, KIND),
     "tests/test_fused_mlp.py": (1, FOREIGN), "tests/test_measure.py": (2, FOREIGN),
     "tests/test_notebooks.py": (2, SYNTAX), "tests/test_style.py": (2, SYNTAX),
@@ -237,13 +238,14 @@ LAWFUL = {
     "tools/speedrun/check/trace.py": (2, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
     "tools/speedrun/check/trace_generation.py": (1, FOREIGN),
     "tools/speedrun/check/trace_runs.py": (1, KIND),
-    "tools/speedrun/compat.py": (2, SYSTEM), "tools/speedrun/doctor/checks.py": (2, SYSTEM),
+    "tools/speedrun/compat.py": (2, SYSTEM),
+    "tools/speedrun/doctor/checks.py": (3, f"{SYSTEM}; {KIND}"),
     "tools/speedrun/history/blocks.py": (2, SYNTAX),
     "tools/speedrun/history/fields.py": (1, SYNTAX),
     "tools/speedrun/history/manifest.py": (1, "a figure of the script, where it has it"),
-    "tools/speedrun/predict/runs.py": (1, KIND),
+    "tools/speedrun/predict/runs.py": (2, f"{KIND}; {DTYPE}"),
     "tools/speedrun/run/conversations.py": (2, FOREIGN),
-    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (5, KIND),
+    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (6, f"{KIND}; {DTYPE}"),
     "tools/speedrun/run/preflight.py": (3, VALUES),
     "tools/speedrun/run/torchrun.py": (2, SYSTEM), "tools/speedrun/scripts/find.py": (1, KIND),
 }

@@ -21,7 +21,7 @@ import speedrun.sample as library
 from snapshots import MANIFEST, load_snapshot, micro_args, tried_snapshots
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY
-from speedrun.run.checkpoint import hash_of, sign, signature
+from speedrun.run.checkpoint import hash_of, sign, signed_hash
 from speedrun.sample import generate, load_run, next_token, random_stream, vocabulary_of
 from speedrun.scripts.sizes import length_names
 
@@ -488,10 +488,10 @@ def test_a_checkpoint_knows_its_script(fake):
     """01's beside 02's script has the same names and shapes of weights."""
     folder = fake()
     file, script = folder / "checkpoint.pt", folder / "train_gpt.py"
-    assert signature(file) is None
+    assert signed_hash(file) is None
     for _twice in range(2):
         sign(file, script)
-    assert signature(file) == hash_of(script) and load_run(folder).step == 7
+    assert signed_hash(file) == hash_of(script) and load_run(folder).step == 7
     assert [path.name for path in sorted(folder.iterdir())] == ["checkpoint.pt", "train_gpt.py"]
     script.write_bytes(FAKE.replace("\n", "\r\n").encode())
     assert load_run(folder).step == 7

@@ -43,7 +43,7 @@ def scale_of(checkpoint: Path) -> str | None:
 def sign(file: Path, script: Path) -> None:
     """Adds to a checkpoint the hash of the script that made it, unless it has one; the file is
     replaced at one go. Raises OSError if that is impossible."""
-    if not zipfile.is_zipfile(file) or signature(file):
+    if not zipfile.is_zipfile(file) or signed_hash(file):
         return
     partial = file.with_name(PARTIAL)
     shutil.copyfile(file, partial)
@@ -53,7 +53,7 @@ def sign(file: Path, script: Path) -> None:
     os.replace(partial, file)
 
 
-def signature(file: Path) -> str | None:
+def signed_hash(file: Path) -> str | None:
     """The hash of the script that made a checkpoint; None for one that was written by hand."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -73,7 +73,7 @@ def hash_of(script: Path) -> str:
 
 def check_script(file: Path, script: Path) -> None:
     """Raises UserError if a checkpoint names another script than the one at `script`."""
-    signed = signature(file)
+    signed = signed_hash(file)
     if signed and signed != hash_of(script):
         other = _with_hash(signed)
         owner = f", but of {other.name}" if other else ""
@@ -85,7 +85,7 @@ def made_by(file: Path) -> Milestone | None:
     """The milestone whose script made a checkpoint: by the hash inside, else by the script beside
     it, else by the run's summary; None if it is not known."""
     script = file.with_name(SCRIPT)
-    known = signature(file) or (hash_of(script) if script.is_file() else "")
+    known = signed_hash(file) or (hash_of(script) if script.is_file() else "")
     slug = slug_in(read_texts(file.with_name("summary.json")).get("milestone", ""))
     return _with_hash(known) or next(
         (m for m in load_manifest().milestones if m.slug == slug), None)
