@@ -245,7 +245,8 @@ LAWFUL = {
     "tools/speedrun/history/manifest.py": (1, "a figure of the script, where it has it"),
     "tools/speedrun/predict/runs.py": (2, f"{KIND}; {DTYPE}"),
     "tools/speedrun/run/conversations.py": (2, FOREIGN),
-    "tools/speedrun/run/execute.py": (2, KIND), "tools/speedrun/run/plan.py": (6, f"{KIND}; {DTYPE}"),
+    "tools/speedrun/run/execute.py": (2, KIND),
+    "tools/speedrun/run/plan.py": (6, f"{KIND}; {DTYPE}"),
     "tools/speedrun/run/preflight.py": (3, VALUES),
     "tools/speedrun/run/torchrun.py": (2, SYSTEM), "tools/speedrun/scripts/find.py": (1, KIND),
 }
