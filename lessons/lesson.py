@@ -344,7 +344,8 @@ def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str =
         axes.invert_yaxis()
         axes.set(title=title, xlabel=xlabel, **settings)
         axes.grid(False, axis="y")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+        wide = max(map(len, names)) > 12  # letters
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if wide else 3)
     return panel
 
 
