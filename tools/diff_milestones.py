@@ -161,7 +161,7 @@ def show(args: argparse.Namespace, old, new, comparison) -> None:
     elif args.view == "stat":
         terminal.print_stat(console, old, new, comparison)
     else:
-        terminal.print_top(console, old, new, comparison)
+        terminal.print_top(console, old, new, comparison, args.why)
         terminal.print_arranged(console, arrange(old, new, comparison),
                                 in_columns=args.view == "side-by-side", reasons=args.why,
                                 fold=not args.blocks)
@@ -193,8 +193,7 @@ def parse_args() -> argparse.Namespace:
     add("--blocks", nargs="+", action="extend", default=[], metavar="NAME",
         help="only these blocks; give it after A and B")
     add("--steps", action="store_true", help="milestone by milestone; A is an ancestor of B")
-    add("--why", action=argparse.BooleanOptionalAction, help="say why each block changes (default:"
-        " in 100 columns or more)")
+    add("--no-why", dest="why", action="store_false", help="leave out why each block changes")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page; prints nothing"
         " unless a view is named")
     add("--time", action="store_true", help="also train both in turn, A B A B, and compare the"

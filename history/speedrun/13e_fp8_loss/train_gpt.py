@@ -888,7 +888,7 @@ def even_out(updates, running, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
     NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
-    squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
+    squares. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
     """
     current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
     running.lerp_(current, 1 - beta)

@@ -733,7 +733,7 @@ class Coefficients(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        # Biases of 10 to 20 do not move, as in the record: bfloat16's spacing is 1/16 or 1/8 there.
+        # Biases of 5 to 20 do not move, as in the record: bfloat16's spacing is 1/32 to 1/8 there.
         self.bias = nn.Parameter(initial / scale)
 
     def forward(self, x, scale):
@@ -994,7 +994,7 @@ def even_out(updates, running, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
     NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
-    squares. Orthogonalising has made the m <= n rows equally long, but not the columns.
+    squares. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
     """
     current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
     running.lerp_(current, 1 - beta)

@@ -32,12 +32,14 @@ from speedrun.diff.facts import (
     changed_values,
     gained,
     gained_briefly,
+    is_step,
     not_comparable,
     summary_line,
 )
 from speedrun.diff.origin import Owners, Version
-from speedrun.history.blocks import FREE, UNCOUNTED
+from speedrun.history.blocks import FREE, RETUNED, UNCOUNTED
 from speedrun.history.gains import CAVEAT
+from speedrun.history.guide import whys
 from speedrun.history.manifest import Milestone
 from speedrun.history.why import Why
 
@@ -49,11 +51,12 @@ BETWEEN = " │ "  # two columns
 NARROWEST = 8  # characters of one of them
 TAB = 4
 SPILLED = 8  # columns by which the rest of a line that is too long is indented further
+REASON = "│ "  # before each line of a reason, which is no code
 # Spaces at which no line breaks: around an operator, and between a factor and a function.
 WITHIN_FORMULA = re.compile(r"(?<=\S) (?=(?:[-+*/=<>]|<=|>=|\+-) \S)|(?<= [-+*/=<>]) (?=\S)"
                             r"|(?<=\d) (?=\w+\()")
 NO_BREAK = " "
-WIDE = 100  # columns from which on the reasons for changes are shown, if nothing else is asked for
+WIDE = 100  # columns of a sentence at most
 
 
 def make_console(stream) -> Console:
@@ -62,9 +65,12 @@ def make_console(stream) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def print_top(console: Console, old: Side, new: Side, comparison: Difference) -> None:
+def print_top(
+    console: Console, old: Side, new: Side, comparison: Difference, reasons: bool = True
+) -> None:
     """The two names, what lies between them and what each idea gained, the figures and
-    hyperparameters that moved, and how many blocks did."""
+    hyperparameters that moved, with the reason if these are to be printed, and how many blocks
+    did."""
     console.print(Text(visible(f"{old.name} → {new.name}"), style="bold"))
     if new.milestone or new.name != short(new.path):
         console.print(Text(visible(short(new.path)), style=FAINT))
@@ -84,6 +90,8 @@ def print_top(console: Console, old: Side, new: Side, comparison: Difference) ->
         _print_wrapped(console, line, indent=0)
     for title, rows in changed_values(old, new).items():
         _print_values(console, title, rows)
+        if title == RETUNED.lower() and reasons and is_step(old, new):
+            _print_reason(console, whys(new.milestone).get(RETUNED, ""))
     console.print(f"\n{summary_line(old, new, comparison)}")
 
 
@@ -115,22 +123,18 @@ def print_stat(console: Console, old: Side, new: Side, comparison: Difference) -
 
 
 def print_arranged(
-    console: Console, arranged: Arranged, in_columns: bool = False, reasons: bool | None = None,
+    console: Console, arranged: Arranged, in_columns: bool = False, reasons: bool = True,
     fold: bool = True,
 ) -> None:
     """The changes in their order, as print_changes prints them, each behind the reason for it.
 
-    reasons: whether to print these; None: if there are WIDE columns, else a line says how to see
-    them. fold: on a terminal, whether to name the last changes in one line instead; a pipe receives
-    every line.
+    reasons: whether to print these. fold: on a terminal, whether to name the last changes in one
+    line instead; a pipe receives every line.
     """
     last = arranged.last
     folded = last if fold and console.is_terminal and arranged.changes else ()
-    whys = arranged.whys if reasons or (reasons is None and console.width >= WIDE) else None
-    if whys is None and reasons is None and any(arranged.whys.values()):
-        _print_wrapped(console, f"reasons hidden below {WIDE} columns; --why shows them", FAINT, 0)
     print_changes(console, Difference((*arranged.changes, *(() if folded else last))), in_columns,
-                  whys, arranged.owners)
+                  arranged.whys if reasons else None, arranged.owners)
     if folded:
         names = ", ".join(map(_briefly, folded))
         console.print(Text.assemble(("\n── ", FAINT), f"not shown: {names}"))
@@ -140,11 +144,11 @@ def print_arranged(
 
 def print_changes(
     console: Console, comparison: Difference, in_columns: bool = False,
-    whys: dict[str, list[tuple[str, str]]] | None = None, owners: Owners | None = None,
+    reasons: dict[str, list[tuple[str, str]]] | None = None, owners: Owners | None = None,
 ) -> None:
     """The changed lines of each block with some lines around them; in_columns: the old ones on the
-    left and the new ones on the right. whys: the reasons, by block, if these are to be printed;
-    owners: those of each hunk.
+    left and the new ones on the right. reasons: why a block changes, by its name, if these are to
+    be printed; owners: those of each hunk.
 
     On a terminal long lines go on below; in a pipe the left column is as wide as its longest line.
     """
@@ -154,12 +158,14 @@ def print_changes(
         width = max((_styled(" ", line).cell_len for line in lines), default=NARROWEST)
     for change in comparison.changes:
         _print_title(console, change)
-        reasons = (whys or {}).get(change.name, ())
-        for id, why in reasons:
-            _print_wrapped(console, f"{id + ': ' if id else ''}{why}", "italic")
-        if owners and whys is not None and change.name not in whys and _has_reason(change.name):
+        known = (reasons or {}).get(change.name, ())
+        for id, why in known:
+            if id or change.name != RETUNED:  # a step's stands at the top
+                _print_reason(console, f"{id + ': ' if id else ''}{why}")
+        unexplained = reasons is not None and change.name not in reasons
+        if owners and unexplained and _has_reason(change.name):
             console.print(Text(f"  reasons: --steps --blocks {change.name}", style=FAINT))
-        named = reasons and owners and len(owners.of(change.rows)) == 1  # by its reason
+        named = known and owners and len(owners.of(change.rows)) == 1  # by its reason
         for hunk in hunks(change.rows):
             if hunk[0][0] == FOLDED:
                 console.print(Text(f"  {folded_line(hunk[0][1])}", style=FAINT))
@@ -245,7 +251,7 @@ def _print_title(console, change):
 def _print_idea(console, title, milestone, *more):
     """Prints a title, the milestone's idea and more, wrapped."""
     text = Text.assemble((f"{title} ", "bold"), milestone.idea, *more)
-    for line in text.wrap(console, max(NARROWEST, min(console.width, WIDE))):
+    for line in text.wrap(console, max(NARROWEST, _room(console))):
         line.rstrip()
         console.print(line)
 
@@ -266,22 +272,36 @@ def _has_reason(name):
 def _print_wrapped(console, text, style="", indent=2):
     """Prints a sentence, indented, on lines that a terminal need not break; no formula is split."""
     text = WITHIN_FORMULA.sub(NO_BREAK, text)
-    for line in wrap(text, max(NARROWEST, min(console.width, WIDE) - indent)):
+    for line in wrap(text, max(NARROWEST, _room(console) - indent)):
         line = line.replace(NO_BREAK, " ")
         console.print(Text(f"{' ' * indent}{visible(line)}", style=style))
 
 
+def _room(console):
+    """The columns that a sentence may take."""
+    return min(console.width, WIDE)
+
+
+def _print_reason(console, why):
+    """Prints why something changes, told from code by a line at its left."""
+    for line in wrap(WITHIN_FORMULA.sub(NO_BREAK, why), max(NARROWEST, _room(console) - 4)):
+        line = visible(line.replace(NO_BREAK, " "))
+        console.print(Text.assemble("  ", (REASON, FAINT), (line, "italic")))
+
+
 def _print_line(console, text, code):
-    """Prints a styled line of code; what a terminal has no room for goes on below, indented."""
+    """Prints a styled line of code; what a terminal has no room for goes on below, behind the same
+    sign, further to the right."""
     text.expand_tabs(TAB)
-    if not console.is_terminal or text.cell_len <= console.width:
-        console.print(text)
-        return
-    indent = min(len(code) - len(code.lstrip()) + SPILLED, console.width // 2)
-    first, *rest = text.wrap(console, console.width - indent)
-    for line in (first, *(Text.assemble(" " * indent, line) for line in rest)):
-        line.rstrip()
+    sign, indent = text[:2], len(code) - len(code.lstrip()) + SPILLED
+    indent = min(indent, console.width // 2)
+    while console.is_terminal and text.cell_len > console.width:
+        spaces = [i for i, c in enumerate(text.plain[: console.width + 1]) if c == " "]
+        end = max((i for i in spaces if i > indent + 2), default=console.width)
+        line, text = text[:end], text[end:]
         console.print(line)
+        text = Text.assemble(sign, " " * indent, text[len(text.plain) - len(text.plain.lstrip()) :])
+    console.print(text)
 
 
 def _styled(sign, line):

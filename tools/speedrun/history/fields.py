@@ -62,7 +62,12 @@ def _fields_of(source):
 
 
 def _text(node, lines):
-    """What the source says of a node, in one line; without comments, where it has several lines."""
+    """What the source says of a node, in one line; without comments, where it has several lines.
+    Of a field that is computed: how."""
+    match node:
+        case ast.Call(func=ast.Name("field"), keywords=[ast.keyword(
+                "default_factory", ast.Lambda(body=computed))]):
+            return _text(computed, lines)
     part = lines[node.lineno - 1 : node.end_lineno]
     if any(b"#" in line for line in part[:-1]):
         return ast.unparse(node)

@@ -128,21 +128,34 @@ def _listed(names: Sequence[str]) -> str:
 
 def gain_words(gain: Gain) -> str:
     """A gain in a few words: "2.79 s less (-3.3%), the record's own before and after"."""
+    return f"{_seconds(gain)}, {gain.evidence}"
+
+
+def _seconds(gain):
     less = "less" if gain.seconds < 0 else "more"
-    return f"{abs(gain.seconds):.2f} s {less} ({gain.ratio - 1:+.1%}), {gain.evidence}"
+    return f"{abs(gain.seconds):.2f} s {less} ({gain.ratio - 1:+.1%})"
+
+
+def gain_parts(gain: Gain) -> str:
+    """What a gain consists of: "tokens -4.4%, time per token +1.2%"; empty where that is not known,
+    or all of it is time."""
+    return (f"tokens {gain.tokens - 1:+.1%}, time per token {gain.speed - 1:+.1%}"
+            if gain.tokens not in (None, 1) else "")
 
 
 def gain_lines(manifest: Manifest, m: Milestone) -> list[str]:
-    """What a milestone gained, line by line: its own effects, the strongest evidence first, then
-    those of its whole record, each before its caveat, then why its official figures are not
-    comparable."""
-    lines = []
+    """What a milestone gained, line by line: in sum, where that says more than its parts; its own
+    effects, the strongest evidence first, then those of its whole record, each before its caveat,
+    then why its official figures are not comparable."""
+    gain, lines = own_gain(manifest, m), []
+    if gain and gain.evidence != OFFICIAL and (len(gain.runs) > 1 or gain_parts(gain)):
+        sums = filter(None, (_seconds(gain), gain_parts(gain)))
+        lines.append(f"{gain.evidence}: {'; '.join(sums)}")
     for e in (*(e for e in m.effect if not e.whole), *whole_effects(manifest, m)):
         whole = f"all of #{e.whole}, " if e.whole else ""
         lines.append(f"{whole}{e.measured}; {e.what} ({e.evidence})")
         lines += [f"{CAVEAT}{e.caveat}"] * bool(e.caveat)
     lines += [f"the whole {text}" for text in whole_records(manifest, m)]
-    gain = own_gain(manifest, m)
     if gain and gain.evidence == OFFICIAL:
         lines.append(gain_words(gain))
     return lines + incomparable_lines(m)
