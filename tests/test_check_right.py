@@ -145,6 +145,13 @@ SEEN_BY_ONE_LOOK = [
                            "params[: len(params) // dist.get_world_size() * dist.get_world_size()]"
                            "[dist.get_rank() :: dist.get_world_size()]")],
      "the sum of two moves on 5 ranks, rank 0"),
+    ("08g", "updates", [
+        ("    def next_batch():\n        ready", "    while True:\n        ready"),
+        ("        return ready.popleft().result()  # an", "        yield ready.popleft().result()  # an"),
+        ("    return iter(next_batch, None)  # endless;", "    # endless;")],
+     "a thread starts after the first validation"),
+    ("08g", "precision", [("(logits.float().exp()", "(logits.exp()")],
+     "exponentials and the like in the model's parts with bf16=True"),
     ("08g", "precision", [
         ("mean=torch.zeros_like(rows), mean_square=torch.zeros_like(rows)",
          "mean=torch.zeros_like(rows).float(), mean_square=torch.zeros_like(rows).float()"),

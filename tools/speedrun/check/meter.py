@@ -41,7 +41,7 @@ class Meter(TorchDispatchMode):
         self.compiled, self.beside = Counter(), Counter()
         self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
-        self.curved = {}  # {part of the model: whether all functions CURVED in it are in float32}
+        self.curved = {}  # {"exp in GPT": whether each call of this function there is in float32}
         self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
         self.scales = {}  # of both factors of each of these products, by their place
 
@@ -69,8 +69,8 @@ class Meter(TorchDispatchMode):
         elif name == "mul" and any(getattr(arg, "ndim", 1) == 0 for arg in args):
             self.scaled += out.numel()
         if name in CURVED and self.spy.parts:
-            part = self.spy.parts[-1]
-            self.curved[part] = self.curved.get(part, True) and out.dtype == torch.float32
+            what = f"{name.strip('_')} in {self.spy.parts[-1]}"
+            self.curved[what] = self.curved.get(what, True) and out.dtype == torch.float32
         if func.namespace == "aten" and not func.is_view and "empty" not in name:
             if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
                 part = self.spy.parts[-1]

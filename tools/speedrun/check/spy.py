@@ -71,7 +71,7 @@ class Spy:
         self.parallel = []  # models in DistributedDataParallel
         self.written = set()  # paths of files that are written
         self.threads = set()  # others than the main one, in which the script's code runs
-        self.started_late = 0  # threads, after the first training pass
+        self.started_late = 0  # threads, after the first validation or training pass
         self.ready = []  # batches that waited for the model, or were kept, at two calls
         self.masks = []  # of each call of flex_attention
         self.tiles = 0  # that its mask lists
@@ -183,7 +183,7 @@ class Spy:
 
     def start(self, function, *args, **kwargs):
         """A thread is started."""
-        self.started_late += bool(self.calls)
+        self.started_late += bool(self.calls or self.losses)
         function(*args, **kwargs)
 
     def saw_thread(self, frame, event, value):

@@ -38,8 +38,8 @@ def precision(module, values, note, folder, **_):
         part: "float32" if precise else "less than float32"
         for part, precise in spy.meter.precise.items()})
     note.note("exponentials and the like in the model's parts with bf16=True", "as precise", {
-        part: "float32" if precise else "less than float32"
-        for part, precise in spy.meter.curved.items()})
+        what: "float32" if precise else "less than float32"
+        for what, precise in spy.meter.curved.items()})
     note.note("epsilons of F.rms_norm with bf16=True", "in common",
               {f"for {dtype}": text for dtype, text in _joined(spy.epsilons).items()})
     meter = spy.meter

@@ -53,7 +53,7 @@ def updates(module, values, note, folder, **_):
     note.note("batches that are ready when the model takes the third", "at least", early, 1.0)
     note.note("batches that wait when the model takes the third", "at most", early, (2, 0))
     note.note(f"batches that wait, or are kept, after {LATE}", "at most", late, (2, 0))
-    note.fact("a thread starts after the first training pass", spy.started_late > 0)
+    note.fact("a thread starts after the first validation", spy.started_late > 0)
     note.note("weights that are views into a tensor with others", "at least",
               len(spy.sharing()), 1.0)
     groups = [len(group["params"]) for optimizer in spy.steps for group in optimizer.param_groups]
