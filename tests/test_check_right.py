@@ -147,7 +147,7 @@ SEEN_BY_ONE_LOOK = [
      "the sum of two moves on 5 ranks, rank 0"),
     ("08g", "updates", [
         ("    def next_batch():\n        ready", "    while True:\n        ready"),
-        ("        return ready.popleft().result()  # an", "        yield ready.popleft().result()  # an"),
+        ("return ready.popleft().result()  # an", "yield ready.popleft().result()  # an"),
         ("    return iter(next_batch, None)  # endless;", "    # endless;")],
      "a thread starts after the first validation"),
     ("08g", "precision", [("(logits.float().exp()", "(logits.exp()")],
