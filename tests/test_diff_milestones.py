@@ -318,6 +318,10 @@ def test_a_reason_for_hyperparameters_stands_below_their_table(monkeypatch):
     assert shown.count("Tuned.") == 1
     assert re.search(r"muon_lr .*\n(  \w.*\n)*  │ Tuned.\n\nblocks: ", shown)
     assert "Tuned." not in diff("04", "--no-why").stdout + diff("04", "03e").stdout
+    for parent, child in (("03e", "04"), ("05k", "05l")):  # 05l shows its idea in this block
+        old, new = read_side(parent), read_side(child)
+        page = diff_html.make_page(old, new, find_difference(old.text, new.text))
+        assert page.count("Tuned.") == 1 and '</table>\n<p class="why">Tuned.</p>' in page
 
 
 def test_a_reason_names_its_milestone_once(reasons):

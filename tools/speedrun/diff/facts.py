@@ -9,7 +9,7 @@ from speedrun.base.text import UNKNOWN, short, visible
 from speedrun.diff.difference import Difference
 from speedrun.history.blocks import FREE, merge_names
 from speedrun.history.effects import TIME, TOKENS
-from speedrun.history.fields import read_fields
+from speedrun.history.fields import Field, read_fields
 from speedrun.history.gains import (
     CAVEAT,
     comparable_base,
@@ -31,17 +31,17 @@ FIGURES = {"minutes": "g", "steps": ",", "tokens": ",", "val loss": ".4f", "para
 @dataclass(frozen=True)
 class Side:
     """One of the two files: its name, path and text, the milestone that it is (or None), and the
-    defaults of its hyperparameters, {name: (as written, value or None)}."""
+    hyperparameters, {name: Field}."""
 
     name: str
     path: Path
     text: str
     milestone: Milestone | None
-    hyperparameters: dict[str, tuple[str, object]]
+    hyperparameters: dict[str, Field]
 
     def figures(self) -> dict[str, str]:
         """Figures as text: a milestone's official ones, else what follows from hyperparameters."""
-        m, values = self.milestone, {name: v for name, (_, v) in self.hyperparameters.items()}
+        m, values = self.milestone, {n: f.default for n, f in self.hyperparameters.items()}
         known = {
             "minutes": m and m.minutes,
             "steps": m.train_steps if m else whole(values.get("train_steps")),
@@ -159,10 +159,9 @@ def changed_hyperparameters(old: Side, new: Side) -> list[tuple[str, str | None,
     before, after = old.hyperparameters, new.hyperparameters
     found = []
     for name in merge_names(list(before), list(after)) if before and after else []:
-        (a, a_value), (b, b_value) = before.get(name, (None, None)), after.get(name, (None, None))
-        same_value = a_value is not None and (type(a_value), a_value) == (type(b_value), b_value)
-        if a != b and not same_value:
-            found.append((name, a, b))
+        a, b = before.get(name), after.get(name)
+        if a is None or b is None or not a.same_default(b):
+            found.append((name, a and a.written, b and b.written))
     return found
 
 
@@ -214,6 +213,6 @@ def _counts(name):
 
 def _hyperparameters(path):
     try:
-        return {name: (f.written, f.default) for name, f in read_fields(path).items()}
+        return read_fields(path)
     except (ValueError, RecursionError, MemoryError):  # not Python, as the comparison will report
         return {}

@@ -40,7 +40,7 @@ from speedrun.diff.facts import (
     summary_line,
 )
 from speedrun.diff.origin import Owners, Version, count_lines
-from speedrun.history.blocks import split_blocks
+from speedrun.history.blocks import RETUNED, split_blocks
 from speedrun.history.carries_over import load_outside
 from speedrun.history.manifest import Milestone
 
@@ -72,7 +72,7 @@ def templates() -> Environment:
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else visible(str(value)))
     pages.globals.update(passages=passages_of, runs=runs_of, number_ranges=number_ranges,
-                         count_lines=count_lines)
+                         count_lines=count_lines, retuned=RETUNED)
     return pages
 
 

@@ -21,6 +21,12 @@ class Field:
     default: object
     written: str
 
+    def same_default(self, other: "Field") -> bool:
+        """Whether both have one default: 524_288 and 512 * 1024 are one, 1 and 1.0 are two."""
+        values = [(type(field.default), field.default) for field in (self, other)]
+        return self.written == other.written or (
+            self.default is not None and values[0] == values[1])
+
 
 def default_hyperparameters(script: Path) -> dict[str, object]:
     """The fields of a script's class `Hyperparameters`, {name: default}, in order.
@@ -42,6 +48,14 @@ def read_fields(script: Path) -> dict[str, Field]:
         return _fields_of(script.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{script} is not a Python script: {error}") from None
+
+
+def retuned(old: Path, new: Path) -> list[str]:
+    """The hyperparameters of the old script that have another default in the new one, or that it
+    no longer has; raises as default_hyperparameters."""
+    before, after = read_fields(old), read_fields(new)
+    return [name for name, field in before.items()
+            if name not in after or not field.same_default(after[name])]
 
 
 @cache

@@ -7,7 +7,8 @@ from functools import cache
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
-from speedrun.history.blocks import UNCOUNTED, split_blocks
+from speedrun.history.blocks import FREE, UNCOUNTED, split_blocks
+from speedrun.history.fields import retuned
 from speedrun.history.manifest import Milestone
 from speedrun.history.schema import Pairs, Text, build, check_keys
 
@@ -115,11 +116,14 @@ def whys(milestone: Milestone) -> dict[str, str]:
     return {hint.block: hint.why for hint in load_guide(milestone).hints if hint.why}
 
 
-def unexplained(milestone: Milestone) -> list[str]:
-    """The declared blocks that need a why and have none; retunes and headings need none."""
+def unexplained(milestone: Milestone, parent: Milestone) -> list[str]:
+    """The declared blocks that need a why and have none. Headings need none, and hyperparameters
+    only if the parent has one that is removed or has another default. Raises ValueError, one line,
+    for a script that is not Python, and as load_guide."""
     known = whys(milestone)
+    free = FREE if retuned(parent.script, milestone.script) else UNCOUNTED
     return [name for name in milestone.changes if name not in known
-            and name not in UNCOUNTED and not name.startswith("heading: ")]
+            and name not in free and not name.startswith("heading: ")]
 
 
 @cache
