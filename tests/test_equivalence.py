@@ -203,7 +203,7 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
     for size in (4, 16):
         args = micro_args(
             milestone, shards, tmp_path / str(size),
-            **few_documents(milestone, micro_batch_size=size), train_steps=5, val_loss_every=5,
+            **few_documents(milestone, micro_batch_size=size), train_steps=3, val_loss_every=3,
             total_batch_size=512, val_tokens=512)
         losses.append(train(module, args))
         logged.append(read_log(tmp_path / str(size) / "log.txt").train_curve)
@@ -215,7 +215,7 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
 def test_kernel_warmup_leaves_no_trace(milestone, shards, tmp_path):
     losses = [
         train(load_snapshot(milestone), micro_args(
-            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=5,
+            milestone, shards, tmp_path / str(n), kernel_warmup_steps=n, train_steps=3,
             **few_documents(milestone, **WHOLE)))
         for n in (0, 3)
     ]

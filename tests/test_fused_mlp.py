@@ -23,6 +23,8 @@ SHAPES = [(25, 18, 40), (16, 8, 16), (1, 3, 5)]  # (M, K, N)
 FITTING = [(columns, stages, 64) for columns in (128, 256) for stages in (3, 4)] + [
     (128, 3, 128)]  # forms for bfloat16; the tuner leaves out those that do not fit
 IN_FP8 = declaring("relu2_kernel", block="fp8_relu2_product")
+INTERPRETED = [milestone.id for milestone in declaring(
+    "relu2_kernel", "relu2_product", "fp8_relu2_product")]
 TILES = 9 if "RUN_SLOW" in os.environ else 1  # how many sizes of tiles are tried
 
 
@@ -171,7 +173,7 @@ def compare_fp8(module, a, b, dtype):
 @needs_triton
 @where("relu2_kernel", "fp8_relu2_product", known="fp8_mlp")
 def test_the_kernels_products_in_fp8_are_their_definition(milestone):
-    found = interpreted(__file__, milestone.id)["fp8"]
+    found = interpreted(__file__, *INTERPRETED)[milestone.id]["fp8"]
     assert len(found) >= 2 * len(SHAPES)
     for error, apart, error8, size in found:
         assert error == 0 and apart == 0 and error8 < 1e-4 and size > 1
@@ -180,7 +182,7 @@ def test_the_kernels_products_in_fp8_are_their_definition(milestone):
 @needs_triton
 @where("relu2_kernel", "relu2_product")
 def test_the_kernels_products_are_its_specifications(milestone):
-    found = interpreted(__file__, milestone.id)
+    found = interpreted(__file__, *INTERPRETED)[milestone.id]
     assert len(found["products"]) >= 2 * len(SHAPES)
     for error, shaped, size in found["products"]:
         assert error == 0 and shaped and size > 1  # whole numbers: exact on every processor
@@ -265,4 +267,5 @@ def launch(milestone):
 
 
 if __name__ == "__main__":
-    (interpret if "TRITON_INTERPRET" in os.environ else launch)(MANIFEST.get(sys.argv[1]))
+    for id in sys.argv[1:]:
+        (interpret if "TRITON_INTERPRET" in os.environ else launch)(MANIFEST.get(id))

@@ -21,7 +21,7 @@ from snapshots import MANIFEST, known_values, load_snapshot, where
 from test_gpu import environment_with_gpus, has_gpu
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-SHRUNK = 4  # times smaller than the record's are tiles in the interpreter, which is slow
+SHRUNK = 2  # times smaller than the record's are tiles in the interpreter, which is slow
 COUNTED = [[64, 64], [128, 128]]  # the tiles of which programs are counted
 if "RUN_SLOW" in os.environ:
     COUNTED += [[64, 128], [128, 64]]
@@ -33,14 +33,15 @@ SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}  # b
 
 
 @cache
-def interpreted(file, milestone_id):
-    """What a test file, run as a command, prints of a milestone's kernel: in a process of its own,
-    because Triton's interpreter replaces the compiler only before the import."""
+def interpreted(file, *ids):
+    """What a test file, run as a command, prints of the kernels of milestones, {id: values}: in one
+    process of its own, because Triton's interpreter replaces the compiler only before the import,
+    and the imports take longer than the kernels."""
     environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
-    ended = subprocess.run([sys.executable, file, milestone_id], env=environment,
+    ended = subprocess.run([sys.executable, file, *ids], env=environment,
                            capture_output=True, encoding="utf-8")
     assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(ended.stdout)
+    return dict(zip(ids, map(json.loads, ended.stdout.splitlines()), strict=True))
 
 
 def whole(*shape):
@@ -90,7 +91,7 @@ def interpret(milestone):
 @needs_triton
 @where("symmetric_kernel")
 def test_products_are_the_dense_ones_and_symmetric(milestone):
-    errors = interpreted(__file__, milestone.id)["errors"]
+    errors = interpreted(__file__, milestone.id)[milestone.id]["errors"]
     assert len(errors) == 4 * 2 * len(SHAPES) + len(COUNTED)
     for error, asymmetry in errors:
         assert error == 0 and asymmetry == 0  # what was not stored is NaN, also in both
@@ -100,7 +101,7 @@ def test_products_are_the_dense_ones_and_symmetric(milestone):
 @where("symmetric_kernel")
 def test_tiles_above_the_diagonal_are_not_computed(milestone):
     known = known_values(milestone.id)["kernel_tiles"]
-    found = interpreted(__file__, milestone.id)["programs"]
+    found = interpreted(__file__, milestone.id)[milestone.id]["programs"]
     assert found == [case for case in known if case[:2] in COUNTED] and len(found) >= 2
 
 

@@ -294,10 +294,13 @@ def interpret(milestone):
         (torch.float32, None, 1.0)])))
 
 
+INTERPRETED = declaring("loss_kernel", "loss_and_grads")
+
+
 @needs_triton
-@where("loss_kernel", "loss_and_grads")
+@pytest.mark.parametrize("milestone", INTERPRETED, ids=by_id)
 def test_the_kernel_is_its_specification(milestone):
-    found = interpreted(__file__, milestone.id)
+    found = interpreted(__file__, *(m.id for m in INTERPRETED))[milestone.id]
     assert len(found) == 3 * 2
     for errors in found:
         assert max(errors) < 1e-5
@@ -349,4 +352,5 @@ def launch(milestone):
 
 
 if __name__ == "__main__":
-    (interpret if "TRITON_INTERPRET" in os.environ else launch)(MANIFEST.get(sys.argv[1]))
+    for id in sys.argv[1:]:
+        (interpret if "TRITON_INTERPRET" in os.environ else launch)(MANIFEST.get(id))

@@ -13,16 +13,17 @@ import pytest
 import make_figures
 import test_predictions
 from speedrun.base.errors import UserError
-from speedrun.figures import attention_cost, causes, charts, readme, tables
-from speedrun.figures.generated import TABLES
+from speedrun.figures import causes, charts, generated, readme, tables
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.history.records import load_records
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
-from speedrun.scripts import flops
 from speedrun.scripts.find import code_hash
 from test_ladder import line_of
 
+# Tables that count FLOPs or tiles, which takes long: they are made once, in the repository itself.
+COUNTED = {"claims", "one-gpu", "memory", "attention"}
+OTHERS = [table for table in generated.TABLES if table.name not in COUNTED]
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 
 
@@ -197,31 +198,9 @@ def test_a_picture_is_whole_small_and_leads_to_scripts(name):
     assert used and used <= set(re.findall(r"(--[\w-]+):", file.read_text(encoding="utf-8")))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def counted_once():
-    """What is counted of a milestone, FLOPs and tiles, is counted once, for copies of it, too."""
-    known = {}
-
-    def once(count, key):
-        def counted(what, *more):
-            name = count.__name__, key(what).parent.name, *map(repr, more)
-            if name not in known:
-                known[name] = count(what, *more)
-            return known[name]
-
-        return counted
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(flops, "training_flops_per_token", once(
-            flops.training_flops_per_token, Path))
-        patched.setattr(attention_cost, "count_tiles", once(
-            attention_cost.count_tiles, lambda module: Path(module.__file__)))
-        yield
-
-
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """A repository with every generated item, all fresh."""
+    """A repository with every generated item but COUNTED, all fresh."""
     tmp_path = tmp_path_factory.mktemp("fresh")
     shutil.copytree(REPOSITORY / "history", tmp_path / "history", ignore=shutil.ignore_patterns(
         "__pycache__", "*.md", "*.svg"))
@@ -229,18 +208,21 @@ def fresh(tmp_path_factory):
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
     predicted = test_predictions.invented(*(m.id for m in load_manifest().of_chain().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
-    for table in TABLES:
+    for table in OTHERS:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"<!-- begin {table.name} -->\n<!-- end {table.name} -->\n")
-    assert make_figures.main([], root=tmp_path) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generated, "TABLES", OTHERS)
+        assert make_figures.main([], root=tmp_path) == 0
     return tmp_path
 
 
 @pytest.fixture
-def copy(fresh, tmp_path):
+def copy(fresh, tmp_path, monkeypatch):
     """A copy of it."""
+    monkeypatch.setattr(generated, "TABLES", OTHERS)
     return shutil.copytree(fresh, tmp_path / "copy")
 
 

@@ -187,7 +187,11 @@ def _shape(syntax):
 def _hyperparameters(path):
     """The defaults and the types of a script's hyperparameters; UserError if it has none."""
     try:
-        ast.parse(path.read_bytes(), path.name)
+        source = path.read_bytes()
+        try:
+            statements(source.decode("utf-8"))  # fast: each is parsed once for all scripts
+        except (SyntaxError, ValueError):
+            ast.parse(source, path.name)  # its error names the file
         defaults, types = default_hyperparameters(path), hyperparameter_types(path)
     except (SyntaxError, RecursionError) as error:
         raise UserError(f"{path} is not a Python script: {error}") from None
