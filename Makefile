@@ -9,7 +9,8 @@ run: .venv/installed  ## train milestone 01, tiny
 	$(BIN)/python tools/run_milestone.py 01 --scale tiny
 
 test: .venv/installed  ## check everything; takes several minutes
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # a file shares its runs
+	@# Hundreds of processes import the tools: their bytecode is kept. A file's tests share its runs.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lessons: .venv/installed  ## open your own copies of the notebooks, without outputs
 	$(BIN)/python tools/open_lessons.py
