@@ -102,6 +102,8 @@ SEEN_BY_ONE_LOOK = [
     ("e2a", "model", [("torch.outer(torch.arange(seq_len)",
                       "torch.outer(torch.arange(seq_len).bfloat16().float()")],
      "the tables at the record's lengths, without signs"),
+    (LAST, "schedules", [("while (step + 1) % args.adam_every:", "while step % args.adam_every:")],
+     "numbers of the record's hyperparameters"),
     (LAST, "two ranks", [("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)")],
      "all ranks begin with the same weights"),
     ("09", "updates", [("return ready.popleft().result()",

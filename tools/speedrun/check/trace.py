@@ -146,17 +146,33 @@ def schedules(module, values, note, **_):
     record = vars(module.Hyperparameters())
     settings = {"a short run": values, "the record's hyperparameters": record,
                 "longer runs' hyperparameters": longer}
-    for name, function in _schedules(module).items():
-        for whose, some in settings.items():
-            for more in range(some.get("adam_every", 1)):
-                _note_schedule(module, note, name, function, more, whose, some)
+    for whose, some in settings.items():
+        for more in range(some.get("adam_every", 1)):
+            lengths = {k: some[k] + more for k in ("train_steps", "scheduled_steps") if k in some}
+            args = arguments(module, {**some, **lengths})
+            where = whose + f", {more} more steps" * (more > 0)
+            for name, function in _schedules(module).items():
+                _note_schedule(note, name, function, args, where)
+            note.note(f"numbers of {where}", "in common", _numbers_of(module, args))
 
 
-def _note_schedule(module, note, name, function, more, whose, some):
-    """Notes a schedule over all steps of a run that is `more` steps longer."""
-    lengths = {key: some[key] + more for key in ("train_steps", "scheduled_steps") if key in some}
-    args = arguments(module, {**some, **lengths})
-    what = f"{name} over {whose}" + f", {more} more steps" * (more > 0)
+def _numbers_of(module, args):
+    """{name: number} of the script's functions of hyperparameters alone that return one: the last
+    step of something, say. A script may do without them."""
+    found = {}
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value is not module.main and list(
+                inspect.signature(value).parameters) == ["args"]:
+            with suppress(Exception):  # one that needs more than hyperparameters
+                number = value(args)
+                if isinstance(number, int | float):
+                    found[name] = f"{number:g}"
+    return found
+
+
+def _note_schedule(note, name, function, args, where):
+    """Notes a schedule over all steps of a run."""
+    what = f"{name} over {where}"
     with note.guard(what):
         found = [function(step, args) for step in range(args.train_steps + 1)]
         note.note(what, "numbers", {
