@@ -357,7 +357,7 @@ def test_a_spilled_line_goes_on_indented_on_a_terminal():
         at = stream.getvalue().index("+     y = x")
         first, second, *_ = stream.getvalue()[at:].split("\n")
         assert (first.rstrip() == "+     y = x + 1  # " + ("long " * 20).rstrip()) != is_terminal
-        assert (second.startswith("+" + " " * 13 + "long") and len(second) <= 60
+        assert (second.startswith("+" + " " * 11 + "↪ long") and len(second) <= 60
                 and 55 < len(first) <= 60) is is_terminal  # no word more would have found room
 
 
@@ -367,7 +367,7 @@ def test_retunes_are_folded_on_a_terminal_only():
         console = Console(file=stream, force_terminal=is_terminal, width=90, soft_wrap=True,
                           color_system=None)
         print_arranged(console, arranged("03e", "04"))
-        assert ("not shown: Hyperparameters (+6 -6), docstring (+5 -5)" in stream.getvalue()
+        assert ("not shown: Hyperparameters (+6 -6), card (+5 -5)" in stream.getvalue()
                 ) is is_terminal
         assert ("── Hyperparameters" in stream.getvalue()) is not is_terminal
         assert not is_terminal or "--blocks Hyperparameters card shows them" in stream.getvalue()

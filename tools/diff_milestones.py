@@ -13,8 +13,9 @@
     python tools/diff_milestones.py 04 --why-long               its idea in two minutes
 
 Signs of lines: - removed, + added, > re-indented, « moved from here, » moved to here;
-⋯ stands for lines that are not shown. A chain is a series of milestones, each made from the one
-before it. The card is the docstring at the top of a script: what it is and what it changes.
+⋯ stands for lines that are not shown, ↪ begins the rest of a line that is too long. A chain is a
+series of milestones, each made from the one before it. The card is the docstring at the top of a
+script: what it is and what it changes.
 """
 
 import argparse

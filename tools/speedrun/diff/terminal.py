@@ -37,7 +37,7 @@ from speedrun.diff.facts import (
     summary_line,
 )
 from speedrun.diff.origin import Owners, Version
-from speedrun.history.blocks import FREE, RETUNED, UNCOUNTED
+from speedrun.history.blocks import RETUNED, UNCOUNTED
 from speedrun.history.gains import CAVEAT
 from speedrun.history.guide import whys
 from speedrun.history.manifest import Milestone
@@ -51,6 +51,7 @@ BETWEEN = " │ "  # two columns
 NARROWEST = 8  # characters of one of them
 TAB = 4
 SPILLED = 8  # columns by which the rest of a line that is too long is indented further
+ON = "↪ "  # before that rest
 REASON = "│ "  # before each line of a reason, which is no code
 # Spaces at which no line breaks: around an operator, and between a factor and a function.
 WITHIN_FORMULA = re.compile(r"(?<=\S) (?=(?:[-+*/=<>]|<=|>=|\+-) \S)|(?<= [-+*/=<>]) (?=\S)"
@@ -257,8 +258,8 @@ def _print_idea(console, title, milestone, *more):
 
 
 def _briefly(change):
-    """A change in few words: heading Kernels (+1), docstring (+7 -5)."""
-    name = "docstring" if change.name == FREE[0] else change.name.replace("heading: ", "heading ")
+    """A change in few words: heading Kernels (+1), card (+7 -5)."""
+    name = change.name.replace("heading: ", "heading ")
     added, removed, _ = counts(change.rows)
     lines = [f"+{added}"] * bool(added) + [f"-{removed}"] * bool(removed)
     return f"{name} ({' '.join(lines) or change.fate})"
@@ -300,7 +301,8 @@ def _print_line(console, text, code):
         end = max((i for i in spaces if i > indent + 2), default=console.width)
         line, text = text[:end], text[end:]
         console.print(line)
-        text = Text.assemble(sign, " " * indent, text[len(text.plain) - len(text.plain.lstrip()) :])
+        rest = text[len(text.plain) - len(text.plain.lstrip()) :]
+        text = Text.assemble(sign, " " * (indent - len(ON)), (ON, FAINT), rest)
     console.print(text)
 
 

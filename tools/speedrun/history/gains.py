@@ -53,7 +53,7 @@ def own_gain(manifest: Manifest, m: Milestone) -> Gain | None:
     It is that of its effects in seconds; official minutes count only without any such effect.
     """
     if parts := timed_parts(m):
-        ratios = [_tokens_ratio(e) for e in parts]
+        ratios = [_tokens_ratio(manifest, m, e) for e in parts]
         return Gain(
             seconds=sum(e.after - e.before for e in parts),
             ratio=math.prod(e.after / e.before for e in parts),
@@ -116,9 +116,19 @@ def runs_text(gain: Gain) -> str:
                      for runs in gain.runs)
 
 
-def _tokens_ratio(effect):
-    sides = effect.tokens or effect.steps  # steps of one size, unless tokens are stated
-    return sides[1] / sides[0] if sides else None
+def _tokens_ratio(manifest, m, effect):
+    """Tokens after over tokens before. Where the batch grows, the steps before are those of the
+    parent's schedule, and those after of its own, made as long."""
+    if effect.tokens:
+        before, after = effect.tokens
+        return after / before
+    if not effect.steps:
+        return None
+    before, after = effect.steps
+    if before == after or m.parent is None:
+        return after / before
+    tokens = manifest.get(m.parent).tokens_in(before), m.tokens_in(after)
+    return tokens[1] / tokens[0] if m.grows else after / before
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ from speedrun.history.schema import (
     build,
     nearest,
 )
-from speedrun.history.tokens import step_tokens, tokens_after
+from speedrun.history.tokens import batch_settings, step_tokens, tokens_after
 
 HISTORY = REPOSITORY / "history"
 KINDS = ("optimizer", "architecture", "data", "systems")
@@ -215,6 +215,16 @@ class Milestone(Declared):
     def tokens_after(self, steps: int | None) -> int | None:
         """Tokens of the first `steps` steps."""
         return tokens_after(self._sizes, steps) if steps and self.tokens_per_step else None
+
+    @property
+    def grows(self) -> bool:
+        """Whether the batch grows during a run."""
+        return bool(batch_settings(default_hyperparameters(self.script)))
+
+    def tokens_in(self, steps: int) -> int:
+        """Tokens of a run of `steps` steps whose schedule is as much shorter as the run."""
+        tail = self.train_steps - self._sizes["scheduled_steps"] if self.grows else 0
+        return tokens_after(self._sizes | {"scheduled_steps": steps - tail}, steps)
 
     @property
     def step_tokens_read(self) -> list[int]:
