@@ -13,8 +13,8 @@ from torch import nn
 LETTERS, WIDTH = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", 32
 FONTS = ["DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "DejaVuSans-Bold", "STIXGeneral", "cmr10",
          "cmtt10", "STIXGeneralBol", "cmss10", "cmb10"]  # the last three are for the test
-# The weights that Muon trains, and how many matrices each holds (queries, keys, values: three).
-MATRICES = {"conv2": 1, "conv3": 1, "qkv": 3, "proj": 1, "up": 1, "down": 1}
+MATRICES = {"conv2.weight": 1, "conv3.weight": 1, "qkv.weight": 3, "proj.weight": 1, "up.weight": 1,
+            "down.weight": 1}  # Muon's parameters; how many matrices each holds (Q, K, V: three)
 
 
 def render(fonts):  # every letter at nine angles: images (N, 1, 16, 16), and which letter it is
@@ -51,10 +51,11 @@ def as_matrices(weight, count):  # `count` matrices that share the memory of one
     return [nn.Parameter(part.flatten(1)) for part in weight.detach().chunk(count)]
 
 
-def train(optimizer="muon", lr=3e-3, decay=0.1, steps=300, seed=0, net=Net, names=MATRICES):
+def train(optimizer="muon", lr=3e-3, decay=0.1, steps=300, seed=0, net=Net, names=MATRICES,
+          step=lambda each: each.step()):
     torch.manual_seed(seed)
     model, (images, letters) = net(), render(FONTS[:-3])
-    pieces = {f"{name}.weight": as_matrices(model.get_parameter(f"{name}.weight"), count)
+    pieces = {name: as_matrices(model.get_parameter(name), count)
               for name, count in names.items() if optimizer == "muon"}
     optimizers = [torch.optim.AdamW(
         [p for name, p in model.named_parameters() if name not in pieces], lr, weight_decay=decay)]
@@ -62,16 +63,15 @@ def train(optimizer="muon", lr=3e-3, decay=0.1, steps=300, seed=0, net=Net, name
         optimizers.append(torch.optim.Muon(sum(pieces.values(), []), lr, weight_decay=decay,
                                            adjust_lr_fn="match_rms_adamw"))
     falls = [torch.optim.lr_scheduler.LinearLR(each, 1, 0, steps) for each in optimizers]
-    for _step in range(steps):
-        batch = torch.randint(len(images), (64,))
+    for batch in (torch.randint(len(images), (64,)) for _ in range(steps)):
         F.cross_entropy(model(images[batch]), letters[batch]).backward()
         for name, parts in pieces.items():
-            grads = model.get_parameter(name).grad.chunk(len(parts))
-            for part, grad in zip(parts, grads, strict=True):
+            whole = model.get_parameter(name).grad
+            for part, grad in zip(parts, whole.chunk(len(parts)), strict=True):
                 part.grad = grad.flatten(1)
         for each in optimizers + falls:
-            each.step()
-        model.zero_grad()
+            step(each)
+        model.zero_grad()  # not the optimizers': they do not hold the whole weights
     images, letters = render(FONTS[-3:])  # fonts that it has not seen
     return F.cross_entropy(model(images), letters).item()
 

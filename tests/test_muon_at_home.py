@@ -66,11 +66,10 @@ def test_torch_decays_unless_told_otherwise():
 def test_the_script_is_short_and_converts_every_hidden_matrix(home):
     assert (LESSONS / "muon_at_home.py").read_text(encoding="utf-8").count("\n") <= 80
     model = home.Net()
-    left = {name for name, p in model.named_parameters() if p.ndim > 1} - {
-        f"{name}.weight" for name in home.MATRICES}
+    left = {name for name, p in model.named_parameters() if p.ndim > 1} - {*home.MATRICES}
     assert left == {"conv1.weight", "places", "head.weight"}
     for name, count in home.MATRICES.items():
-        weight = model.get_parameter(f"{name}.weight")
+        weight = model.get_parameter(name)
         parts = home.as_matrices(weight, count)
         assert len(parts) == count and all(part.ndim == 2 and part.is_leaf for part in parts)
         weight.data.fill_(2.0)

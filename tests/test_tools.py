@@ -105,7 +105,8 @@ def test_the_readme_shows_the_stations(manifest, records):
         m.id for m in manifest.milestones if not m.id[-1].isalpha()]
     assert "| 22.3 | 3.25B | 123,532,032 | [read](lessons/01_muon.ipynb) |" in table
     told = readme.claim(manifest, records).replace("\n", " ")
-    assert "took 45 minutes" in told and f"now {records[-1].minutes:g} minutes (accepted" in told
+    assert "took 45 minutes" in told and f"record #89 took {records[-1].minutes:g}. The" in told
+    assert "[3 more records](history/after.md) were accepted; the last, #92, is 0.665" in told
     assert f"The {len(manifest.milestones)} scripts" in told
     assert "step by step: read" in told  # down to the last record
     told = readme.claim(manifest, [records[0], replace(records[-1], minutes=1.0)])

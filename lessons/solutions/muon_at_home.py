@@ -135,24 +135,26 @@ class Patches(nn.Module):
 MODULE = Path(__file__).read_text(encoding="utf-8")
 SOURCE = next(ast.get_source_segment(MODULE, node) for node in ast.parse(MODULE).body
               if getattr(node, "name", "") == "Patches")  # for the reader
-RIGHT = {"q": 1, "kv": 2, "mix": 1, "up": 1, "down": 1}
+RIGHT = {"q.weight": 1, "kv.weight": 2, "mix.weight": 1, "up.weight": 1, "down.weight": 1}
 NOT_FOR_MUON = {
-    "patch": "`patch` reads pixels: a model's first layer stays with AdamW",
+    "patch.weight": "`patch` reads pixels: a model's first layer stays with AdamW",
     "seat": "`seat` is a table: its rows are added one by one, so it stays with AdamW",
-    "head": "`head` turns features into letters: a model's last layer stays with AdamW",
+    "head.weight": "`head` turns features into letters: a model's last layer stays with AdamW",
 }
 
 
 def check_3(answer):
     """Says which entries are wrong, then trains the model both ways."""
     assert isinstance(answer, dict) and all(isinstance(name, str) for name in answer), (
-        f'a dictionary such as {{"up": 1}} is expected, not {answer!r}')
+        f'a dictionary such as {{"up.weight": 1}} is expected, not {answer!r}')
     known = dict(Patches().named_parameters())
     for name, count in answer.items():
-        module = name.removesuffix(".weight")
-        assert module not in NOT_FOR_MUON, NOT_FOR_MUON[module]
-        assert f"{name}.weight" in known, (
-            f"there is no module {name!r}; the model has {', '.join(RIGHT)}, patch, seat and head")
+        assert f"{name}.weight" not in known, (
+            f"{name!r} is a module; give the parameter's full name, {name + '.weight'!r}")
+        assert name not in NOT_FOR_MUON, NOT_FOR_MUON[name]
+        assert name in known and name in RIGHT, (
+            f"Muon has no use for {name!r}; the matrices are {', '.join(RIGHT)},"
+            f" {', '.join(NOT_FOR_MUON)}")
         assert count == RIGHT[name], (
             f"`{name}` holds {RIGHT[name]} {'matrix' if RIGHT[name] == 1 else 'matrices'}, not"
             f" {count}: look at how its output is used")
@@ -200,10 +202,11 @@ EXERCISES = {
             " of them, as its output is cut in two.",
             "Eight parameters have two dimensions. The first layer, the table and the head are not"
             " Muon's. Of the other five, one holds two matrices: its output is cut in two.",
-            '{"q": 1, "kv": ..., "mix": 1, "up": 1, "down": 1}',
+            '{"q.weight": 1, "kv.weight": ..., "mix.weight": 1, "up.weight": 1, "down.weight": 1}',
         ],
         solution=RIGHT,
-        wrong=[{**RIGHT, "head": 1}, {**RIGHT, "seat": 1}, {**RIGHT, "patch": 1},
-               {**RIGHT, "kv": 1}, {"up": 1, "down": 1}, {**RIGHT, "qkv": 3}, ["q", "kv"]],
+        wrong=[{**RIGHT, "head.weight": 1}, {**RIGHT, "seat": 1}, {**RIGHT, "patch.weight": 1},
+               {**RIGHT, "kv.weight": 1}, {"up.weight": 1, "down.weight": 1},
+               {**RIGHT, "qkv.weight": 3}, {**RIGHT, "q.bias": 1}, {"q": 1}, ["q.weight"]],
     ),
 }

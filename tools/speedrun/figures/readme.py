@@ -10,22 +10,26 @@ from speedrun.figures.tables import cell, records_of
 from speedrun.history.manifest import Manifest
 from speedrun.history.records import Record
 
-AS_OF = date(2026, 8, 1)  # of the contest's README: the records accepted by then are all known here
+# The contest's last record, its minutes, and the day on which its README was read.
+NEWEST = 92, 0.665, date(2026, 10, 3)
 EXCERPT = "01", ("newton_schulz",)  # a milestone, and blocks that it changes
 
 
 def claim(manifest: Manifest, records: Sequence[Record]) -> str:
-    """Return the README's first paragraph, in bold: how far the record fell, and how far the
-    scripts follow it."""
+    """Return the README's first paragraph: how far the record fell, how far the scripts follow it,
+    and the newest record known."""
     first, last = records[0], records[-1]
     shown = min(m.minutes for m in manifest.milestones if m.minutes)
     end = "" if shown == last.minutes else f" down to {shown:.2f}"
+    number, minutes, day = NEWEST
     return fill(
         f"**In {date.fromisoformat(first.date):%B %Y}, training a model to the validation loss of "
-        f"llm.c's GPT-2 (124M), 3.28 on FineWeb, took {first.minutes:g} minutes on eight H100s. "
-        f"The record is now {last.minutes:g} minutes (accepted, as of {AS_OF.day} {AS_OF:%B %Y}). "
-        f"The {len(manifest.milestones)} scripts of "
-        f"the race retell it step by step{end}: read them, compare them, run them.**", 106)
+        f"llm.c's GPT-2 (124M), 3.28 on FineWeb, took {first.minutes:g} minutes on eight H100s. In "
+        f"{date.fromisoformat(last.date):%B %Y}, record #{last.number} took {last.minutes:g}. "
+        f"The {len(manifest.milestones)} scripts of the race retell the way there "
+        f"step by step{end}: read them, compare them, run them.** By {day.day} {day:%B %Y} "
+        f"[{number - last.number} more records](history/after.md) were accepted; the last, "
+        f"#{number}, is {minutes:g} minutes.", 106)
 
 
 def station_table(manifest: Manifest) -> str:

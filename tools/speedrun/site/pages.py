@@ -21,7 +21,7 @@ from speedrun.figures import charts
 from speedrun.figures.generated import PREDICTIONS, RESULTS, TABLES, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.figures.outside import anchor_of, finding_table
-from speedrun.figures.readme import AS_OF, EXCERPT
+from speedrun.figures.readme import EXCERPT, NEWEST
 from speedrun.figures.tables import records_of
 from speedrun.history.blocks import FREE, split_blocks
 from speedrun.history.carries_over import CARRIES_OVER, Outside, load_outside
@@ -365,7 +365,8 @@ class Site:
         begun, last = self.records[0], self.records[-1]
         shown = next((m for m in first.milestones if m.id == EXCERPT[0]), first.milestones[-1])
         return {"begun": begun, "last": last, "since": date.fromisoformat(begun.date),
-                "as_of": AS_OF, "first": next(iter(self.chains)), "shown": shown,
+                "ended": date.fromisoformat(last.date), "newest": NEWEST,
+                "first": next(iter(self.chains)), "shown": shown,
                 "chart": charts.both(partial(charts.record_chart, by_date=False), self.records,
                                      first),
                 "stations": [m for m in first.milestones if m.is_station],
