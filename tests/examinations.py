@@ -1,23 +1,17 @@
-"""Examinations by speedrun.check for the tests of a file, in one process that imports torch once.
+"""Examinations by speedrun.check for the tests of a file, in a fork of the warm server.
 
 conftest.py has the fixture, `ask`.
 """
 
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
-from speedrun.check.screen import Outcome  # noqa: E402
-from speedrun.history.manifest import load_manifest  # noqa: E402
+from ranks import warm_context
+from speedrun.history.manifest import load_manifest
 
 MANIFEST = load_manifest()
 IDS = [milestone.id for milestone in MANIFEST.milestones]
@@ -38,10 +32,11 @@ def edited(id, *edits):
     return text
 
 
-def serve(folder):
-    """Answers requests, a line of JSON each, until there are no more."""
+def serve(folder, requests):
+    """Answers requests, dictionaries from a connection, until there are no more."""
     from speedrun.check import trace
     from speedrun.check.examine import Examination, examine, in_words
+    from speedrun.check.syntax import check_syntax
 
     known = {}
 
@@ -61,20 +56,24 @@ def serve(folder):
             made.jobs, made.wanted, made.limits = wanted, shown, limits | made.limits
         return made
 
-    for line in sys.stdin:
-        request = json.loads(line)
-        here = examination(request["id"], tuple(request.get("jobs", ())))
-        if "text" in request:
-            answer = [asdict(outcome) for outcome in examine(request["text"].encode(), here)]
-        elif "texts" in request:
-            found = here.first_differences(request["texts"], request.get("jobs", here.jobs))
-            answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
-        else:
-            answer = [job for job, seen in here.wanted.items()
-                      if seen.get(trace.ALL[job].what, [""])[0] == "error"]
-            answer += [what for seen in here.wanted.values() for what, (kind, *some) in seen.items()
-                       if kind == "unexercised" and some[0]]
-        print(json.dumps(answer), flush=True)
+    with suppress(EOFError):
+        while request := requests.recv():
+            here = examination(request["id"], tuple(request.get("jobs", ())))
+            if "text" in request:
+                source = request["text"].encode()
+                answer = [check_syntax(source)]
+                if answer[0].passed:
+                    answer += examine(source, here)
+            elif "texts" in request:
+                found = here.first_differences(request["texts"], request.get("jobs", here.jobs))
+                answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
+            else:
+                answer = [job for job, seen in here.wanted.items()
+                          if seen.get(trace.ALL[job].what, [""])[0] == "error"]
+                answer += [what for seen in here.wanted.values()
+                           for what, (kind, *some) in seen.items()
+                           if kind == "unexercised" and some[0]]
+            requests.send(answer)
 
 
 @contextmanager
@@ -83,29 +82,24 @@ def examinations():
     in which it differs from the milestone, or None (jobs=[...]: in these jobs); with id alone: the
     jobs in which the milestone's own script stops, so that nothing is compared in them, and the
     properties that no run exercises."""
-    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    ours, theirs = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory() as folder:
-        server = subprocess.Popen(
-            [sys.executable, __file__, folder], env=environment, encoding="utf-8",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        server = warm_context().Process(target=serve, args=(folder, theirs))
+        server.start()
+        theirs.close()
 
         def request(**what):
-            print(json.dumps(what), file=server.stdin, flush=True)
-            answer = json.loads(server.stdout.readline())
-            return [Outcome(**some) for some in answer] if "text" in what else answer
+            ours.send(what)
+            return ours.recv()
 
         try:
             yield request
         finally:
-            server.stdin.close()
-            server.wait(30)
+            ours.close()
+            server.join(30)
 
 
 def failures(outcomes):
     """{block or look: all that is said of it} of what did not pass."""
     return {o.key: f"{o.name} | {o.expected} | {o.got} | {o.meaning}" for o in outcomes
             if not o.passed}
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from examinations import IDS, MANIFEST, edited, source_of
+from examinations import IDS, MANIFEST, edited, failures, source_of
 from speedrun.check.transplant import Mixture
 from speedrun.check.values import odd_values
 from speedrun.history.fields import default_hyperparameters
@@ -20,8 +20,8 @@ from speedrun.history.guide import load_guide
 from speedrun.scripts.find import find_script
 
 MILESTONES = MANIFEST.milestones
-FAST = ("01", "e2a", "e4b")  # those that are tried whole in the default run: some seconds each
-SAMPLE = 2  # slips that are tried of each of them
+FAST = ("00", "e4b")  # those that are tried whole in the default run: the most other wordings
+SAMPLE = 2  # slips of the first that are tried
 LAST = MANIFEST.of_chain().milestones[-1].id
 CASES = [(milestone, slip) for milestone in MILESTONES for slip in load_guide(milestone).slips]
 
@@ -35,8 +35,7 @@ def tried_of(ids, fast):
 
 
 tried_whole = tried_of(IDS, FAST)
-tried_training = tried_of([id for id in IDS if not find_script(id).generates],
-                          [id for id in IDS if not MANIFEST.children(id)])
+tried_training = tried_of([id for id in IDS if not find_script(id).generates], [LAST])
 
 
 def variants(id):
@@ -54,36 +53,37 @@ def variants(id):
 @tried_whole
 def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
     scripts, parent = variants(id), MANIFEST.get(id).parent
-    texts = [text for _, text in scripts] + ([source_of(parent)] if parent else [])
     assert ask(id=id) == []
-    found = ask(id=id, texts=texts)
-    for (names, _), seen in zip(scripts, found, strict=False):
-        assert seen is None, names
-    assert not parent or found[-1] is not None
+    looks = {"syntax", "contract", "tokens" if find_script(id).generates else "two ranks"}
+    for names, text in scripts:
+        outcomes = ask(id=id, text=text)
+        assert failures(outcomes) == {}, names
+        assert looks < {outcome.name for outcome in outcomes}
+    assert not parent or ask(id=id, texts=[source_of(parent)]) != [None]
 
 
 def test_a_switch_without_its_kernel_is_not_enough(ask):
-    without = edited("09", ("momentum), dtype, use_triton)", "momentum), dtype)"))
-    forgotten = edited("09", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
-                              "symmetric_product(A, A, alpha=c, beta=b)"))
-    found = ask(id="09", texts=[without, forgotten], jobs=["kernels"])
-    launches = "launches of Triton's kernels by the optimizers with use_triton=True: 30"
+    without = edited("05o", ("momentum), dtype, use_triton)", "momentum), dtype)"))
+    forgotten = edited("05o", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
+                               "symmetric_product(A, A, alpha=c, beta=b)"))
+    found = ask(id="05o", texts=[without, forgotten], jobs=["kernels"])
+    launches = "launches of Triton's kernels by the optimizers with use_triton=True: 20"
     assert found == [["kernels", launches, "nothing of the kind"],
-                     ["kernels", f"{launches}, or not much less", "15"]]
+                     ["kernels", f"{launches}, or not much less", "10"]]
 
 
 def test_a_validation_in_training_mode_shows_as_such_and_in_eight_bits(ask):
-    script = edited("09", ("    model.eval()\n", ""))
-    (found,) = ask(id="09", texts=[script], jobs=["updates"])
+    script = edited("05o", ("    model.eval()\n", ""))
+    (found,) = ask(id="05o", texts=[script], jobs=["updates"])
     assert found == ["updates", "model.training in the validation: False", "True"]
-    (found,) = ask(id="09", texts=[script], jobs=["kernels"])
+    (found,) = ask(id="05o", texts=[script], jobs=["kernels"])
     assert found[1].startswith("products of eight bits in the validation with use_fp8=True: none")
 
 
 def test_a_warm_up_of_all_windows_is_right_and_one_of_fewer_is_not(ask):
     some = "set_window(window_size(step, args), long_window_size(step, args))\n"
-    found = ask(id="09", jobs=["training"], texts=[
-        edited("09", (some, f"set_window(*2 * [all_windows(args)[{which}]])\n"))
+    found = ask(id="08g", jobs=["training"], texts=[
+        edited("08g", (some, f"set_window(*2 * [all_windows(args)[{which}]])\n"))
         for which in ("i - 1", "0")])
     words = "sets of numbers in the model's calls that training has and the warm-up has not"
     assert found == [None, ["training", f"{words}: 0", "3"]]
@@ -425,8 +425,8 @@ def caught(id, some, ask):
     assert [slip.name for slip, what in zip(some, seen, strict=True) if what is None] == []
 
 
-@pytest.mark.parametrize("id", FAST)
-def test_slips_are_caught(id, ask):
+def test_slips_are_caught(ask):
+    id = FAST[0]
     caught(id, [slip for milestone, slip in CASES if milestone.id == id][:SAMPLE], ask)
 
 

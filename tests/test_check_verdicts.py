@@ -97,16 +97,18 @@ def test_blocks_of_one_symptom_are_tried_together_though_neither_calls_the_other
         "a": ("float32", ""), "b": (None, ""), "c": (None, "")}
 
 
-def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(ask):
+@pytest.mark.parametrize("blocks", [
+    ["CausalSelfAttention", "Block"],
+    pytest.param(["CausalSelfAttention"], marks=pytest.mark.slow)])
+def test_blocks_that_stop_alone_and_are_wrong_together_are_named_together(blocks, ask):
     slips = {slip.block: slip for slip in load_guide(MANIFEST.get("02")).slips}
-    one = slips["CausalSelfAttention"].apply(edited("02", *SWAPPED))
-    both = slips["Block"].apply(one)
-    for text, words in ((one, [slips["CausalSelfAttention"].words]),
-                        (both, [slips["CausalSelfAttention"].words, slips["Block"].words])):
-        (found,) = failures(ask(**LOOKS, text=text)).values()
-        assert found.startswith("CausalSelfAttention and Block and GPT (lines ")
-        assert "These blocks fit only each other" in found
-        assert [word for word in words if word not in found] == [], "known slips of the group"
+    text = edited("02", *SWAPPED)
+    for block in blocks:
+        text = slips[block].apply(text)
+    (found,) = failures(ask(**LOOKS, text=text)).values()
+    assert found.startswith("CausalSelfAttention and Block and GPT (lines ")
+    assert "These blocks fit only each other" in found
+    assert [block for block in blocks if slips[block].words not in found] == [], "known slips"
 
 
 def test_blocks_that_are_wrong_only_together_are_named_together(ask):
@@ -161,7 +163,7 @@ def test_a_script_that_cannot_be_used(text, check, words, ask):
 
 
 def test_what_is_not_utf_8(tmp_path):
-    from speedrun.check.examine import check_syntax
+    from speedrun.check.syntax import check_syntax
 
     told = check_syntax(b"x = 1\n# caf\xe9\n")
     assert told.got == "line 2: byte 0xe9 is not UTF-8" and "Save the file as UTF-8" in told.meaning

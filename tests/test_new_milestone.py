@@ -5,9 +5,13 @@ Run: .venv/bin/python -m pytest tests/test_new_milestone.py
 """
 
 import ast
+import contextlib
+import io
 import json
+import multiprocessing
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ranks import start_ranks
 from snapshots import (
     MANIFEST,
     MILESTONES,
@@ -113,13 +118,39 @@ def git(root, *arguments):
                           encoding="utf-8").stdout
 
 
-def start(clone, *arguments, code=0):
-    """What a command of the clone prints."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    ended = subprocess.run([sys.executable, *map(str, arguments)], cwd=clone, env=environment,
-                           capture_output=True, encoding="utf-8", timeout=500)
-    assert ended.returncode == code, ended.stdout[-2000:] + ended.stderr[-2000:]
-    return ended.stdout
+def start(clone, *words):
+    """What a command of the clone prints, given as one would to Python. It runs in a fork of the
+    warm server, so that it need not import torch, but knows no file of this repository's."""
+    (((code, errors), told),) = start_ranks(1, _in_clone, str(clone), [*map(str, words)],
+                                            timeout=500)
+    assert code == 0, told[-2000:] + errors[-2000:]
+    return told
+
+
+def _in_clone(root, words):
+    """What the fork runs; returns the exit code and what was written to stderr."""
+    multiprocessing.current_process().daemon = False  # it may start processes of its own
+    own = tuple(str(REPOSITORY / name) for name in ("tools", "tests", "lessons", "data"))
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(own):
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if not path.startswith(own)
+                   and path not in ("", str(REPOSITORY))]
+    os.environ.pop("PYTHONPATH", None)
+    os.chdir(root)
+    sys.argv, code = words, 0
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            if words[0] == "-c":
+                exec(words[1], {"__name__": "__main__"})
+            elif words[0] == "-m":
+                sys.argv = words[1:]
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+    return code, errors.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -228,13 +259,14 @@ LAWFUL = {
     "lessons/lesson.py": (3, "the source of an exercise, and of a milestone's function"),
     "tests/examinations.py": (1, KIND), "tests/snapshots.py": (1, KIND),
     "tests/test_fused_mlp.py": (1, FOREIGN), "tests/test_measure.py": (2, FOREIGN),
+    "tests/test_new_milestone.py": (1, SYSTEM),
     "tests/test_notebooks.py": (2, SYNTAX), "tests/test_style.py": (2, SYNTAX),
     "tests/test_preflight.py": (1, SYSTEM), "tests/test_site.py": (1, SYSTEM),
     "tools/speedrun/anatomy/trace.py": (1, FOREIGN), "tools/speedrun/base/cli.py": (3, FOREIGN),
-    "tools/speedrun/check/examine.py": (3, FOREIGN),
+    "tools/speedrun/check/examine.py": (1, KIND),
     "tools/speedrun/check/kernels.py": (1, LEARNER),
     "tools/speedrun/check/watched.py": (1, LEARNER), "tools/speedrun/check/meter.py": (2, FOREIGN),
-    "tools/speedrun/check/spy.py": (1, FOREIGN),
+    "tools/speedrun/check/spy.py": (1, FOREIGN), "tools/speedrun/check/syntax.py": (2, FOREIGN),
     "tools/speedrun/check/trace.py": (2, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
     "tools/speedrun/check/trace_generation.py": (1, FOREIGN),
     "tools/speedrun/check/trace_runs.py": (1, KIND),
@@ -255,12 +287,12 @@ LAWFUL = {
 OF_A_SCRIPT = re.compile(
     r"hyperparameters|\b(fields|values|args|settings|files|record|known)\b|vars\(")
 NAMED = re.compile(r"\.(id|slug|name)\b|\b(id|slug)\b")
+GENERATIONS = {name for m in SCRIPTS for name in (m.id, m.slug, m.name, *m.formerly)}
 
 
 def probes(file):
     """What in a file could tell generations apart, as text: attributes that may be missing,
     signatures and sources, hyperparameters that a script may have, and conditions on ids."""
-    names = {name for m in SCRIPTS for name in (m.id, m.slug, m.name, *m.formerly)}
     tree = ast.parse(file.read_text(encoding="utf-8"))
     decided = {id(part) for node in ast.walk(tree)
                for test in ([node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else
@@ -277,9 +309,9 @@ def probes(file):
             case ast.Compare(left=ast.Constant(value), ops=[ast.In() | ast.NotIn()]) if (
                     value in MANIFEST.glossary and OF_A_SCRIPT.search(ast.unparse(node))):
                 yield ast.unparse(node)
-            case ast.Compare() if id(node) in decided and NAMED.search(ast.unparse(node)) and (
-                    names & {part.value for part in ast.walk(node)
-                             if isinstance(part, ast.Constant)}):
+            case ast.Compare() if id(node) in decided and GENERATIONS & {
+                    part.value for part in ast.walk(node)
+                    if isinstance(part, ast.Constant)} and NAMED.search(ast.unparse(node)):
                 yield ast.unparse(node)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 
@@ -193,31 +194,54 @@ def new_model():
     return m03.GPT(args)
 
 
-def train_sharded(answer, world_size, steps, lr=0.01):
-    """Trains by `answer` on simulated ranks and by whole updates on one. Returns the losses of
-    both, (step, rank) and (step,), and how many entries each rank sent per step."""
-    models = [new_model() for _ in range(world_size + 1)]  # the last is the parent's
-    params = [list(model.blocks.parameters()) for model in models]
-    momenta = [[torch.zeros_like(weight) for weight in weights] for weights in params]
+def batches(world_size, steps):
+    """The tokens of each step, a batch for each rank."""
     generator = torch.Generator().manual_seed(1)
-    ranks, lengths, losses, expected = Ranks(world_size), set(), [], []
-
-    def make_update(who, grads, i):
-        mixed = m03.nesterov_update(grads[i], momenta[who][i], 0.95)
-        return max(mixed.shape) ** 0.5 * m03.newton_schulz(mixed[None], torch.float32)[0]
-
     for _step in range(steps):
         starts = torch.randint(61, (world_size, 4, 1), generator=generator)
-        tokens = (starts + 3 * torch.arange(33)) % 61  # each token is its neighbour's plus three
-        found = [[models[who](batch[:, :-1], batch[:, 1:])
-                  for who, batch in zip(places, tokens, strict=True)]
-                 for places in (range(world_size), [world_size] * world_size)]
-        losses.append([loss.item() for loss in found[0]])
-        expected.append([loss.item() for loss in found[1]])
-        ours = [torch.autograd.grad(loss, params[rank]) for rank, loss in enumerate(found[0])]
-        theirs = [torch.autograd.grad(loss, params[world_size]) for loss in found[1]]
-        mean, whole = ([sum(each) / world_size for each in zip(*grads, strict=True)]
-                       for grads in (ours, theirs))
+        yield (starts + 3 * torch.arange(33)) % 61  # each token is its neighbour's plus three
+
+
+def mean_gradient(losses, params):
+    """The mean over ranks of the gradients of their losses, each of its own parameters."""
+    grads = map(torch.autograd.grad, losses, params)
+    return [sum(each) / len(losses) for each in zip(*grads, strict=True)]
+
+
+def make_update(grads, momenta, i):
+    """The update of matrix i, by its gradient and its momentum."""
+    mixed = m03.nesterov_update(grads[i], momenta[i], 0.95)
+    return max(mixed.shape) ** 0.5 * m03.newton_schulz(mixed[None], torch.float32)[0]
+
+
+@cache
+def losses_of_one(world_size, steps, lr):
+    """The losses (step, rank) of the parent: whole updates, from the batches of all ranks."""
+    model, losses = new_model(), []
+    weights = list(model.blocks.parameters())
+    momenta = [torch.zeros_like(weight) for weight in weights]
+    for tokens in batches(world_size, steps):
+        found = [model(batch[:, :-1], batch[:, 1:]) for batch in tokens]
+        losses.append([loss.item() for loss in found])
+        mean = mean_gradient(found, [weights] * world_size)
+        with torch.no_grad():
+            for i, weight in enumerate(weights):
+                weight.sub_(lr * make_update(mean, momenta, i))
+    return losses
+
+
+def train_sharded(answer, world_size, steps, lr=0.01):
+    """Trains by `answer` on simulated ranks. Returns the losses, (step, rank), those of the
+    parent, and how many entries each rank sent per step."""
+    models = [new_model() for _ in range(world_size)]
+    params = [list(model.blocks.parameters()) for model in models]
+    momenta = [[torch.zeros_like(weight) for weight in weights] for weights in params]
+    ranks, lengths, losses = Ranks(world_size), set(), []
+    for tokens in batches(world_size, steps):
+        found = [model(batch[:, :-1], batch[:, 1:])
+                 for model, batch in zip(models, tokens, strict=True)]
+        losses.append([loss.item() for loss in found])
+        mean = mean_gradient(found, params)
 
         def work(rank, mean=mean):
             made, calls, weights = [], [], list(params[rank])
@@ -228,7 +252,7 @@ def train_sharded(answer, world_size, steps, lr=0.01):
                     f"rank {rank} of {world_size} asks for the update of matrix {index}, which"
                     f" belongs to rank {owner}; each rank makes its own updates only")
                 made.append(index)
-                return make_update(rank, mean, index)
+                return make_update(mean, momenta[rank], index)
 
             def all_gather(chunk):
                 calls.append(len(chunk))
@@ -255,10 +279,7 @@ def train_sharded(answer, world_size, steps, lr=0.01):
                 f" {list(range(rank, len(mean), world_size))}, each to be made once")
 
         ranks.run(work)
-        with torch.no_grad():
-            for i, weight in enumerate(params[world_size]):
-                weight.sub_(lr * make_update(world_size, whole, i))
-    return losses, expected, lengths
+    return losses, losses_of_one(world_size, steps, lr), lengths
 
 
 def check_gather_step(answer):

@@ -1,5 +1,7 @@
 """Checks, hints and solutions of the exercises in lessons/p4_fused_adamw.ipynb."""
 
+from functools import cache
+
 import torch
 
 from speedrun.history.manifest import load_manifest
@@ -178,8 +180,14 @@ def train_losses(answer, steps):
     return losses
 
 
+@cache
+def own_losses():
+    """Those of p4d as it is."""
+    return train_losses(None, 16)
+
+
 def check_one_stack(answer):
-    found, expected = train_losses(answer, 16), train_losses(None, 16)
+    found, expected = train_losses(answer, 16), own_losses()
     for step, (loss, p4d) in enumerate(zip(found, expected, strict=True)):
         assert abs(loss - p4d) < 1e-4, (
             f"at step {step} the loss is {loss:.4f}, p4d's {p4d:.4f}: your matrices move"

@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["FakeTensor", "FakeTensorMode", "TorchDispatchMode", "tree_leaves", "tree_map_only"]
-without_modes = _disable_current_modes  # nothing that is computed inside is watched
 TORCH = "2.13.0"
 TRITON = "3.7.1"  # tried with this torch
 
@@ -40,6 +39,14 @@ CUDA_GUARD = 1
 HOOKS, GUARDS, GUARD_METHODS = 96, 24, 64
 
 _kept = []  # what C++ points to, and what is registered with torch, must outlive its function
+
+
+class Watching(TorchDispatchMode):
+    """A mode that sees each operation and takes no time to hide from a compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
 
 
 # ---- which version, and where ----

@@ -18,6 +18,7 @@ from speedrun.check.hints import LEVELS, hint_of, next_level, print_hint
 from speedrun.check.plan import left_to_write
 from speedrun.check.progress import FILE, Progress, Standing, hash_of, take
 from speedrun.check.screen import Outcome, Screen
+from speedrun.check.syntax import check_syntax
 from speedrun.history.manifest import Milestone, load_manifest
 
 POLL_S = 0.3
@@ -101,6 +102,10 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
     """
     source = script.read_bytes()  # whatever becomes of the file meanwhile
     warnings.simplefilter("ignore")  # of the compiler, about the script
+    syntax = check_syntax(source)
+    yield syntax
+    if not syntax.passed:
+        return
     with tempfile.TemporaryDirectory(prefix="check_train-", ignore_cleanup_errors=True) as folder:
         # torch reads these when it is imported
         os.environ |= dict(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1",

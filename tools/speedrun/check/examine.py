@@ -25,7 +25,7 @@ from speedrun.history.manifest import Milestone, load_manifest
 # the clock, which depends on what else the machine does.
 LIMIT_S, SLOWER = 8, 10
 SLIPS = 8  # that are tried, those most like the block first: one may say in words what is wrong
-PAIRS = 3  # slips of each of two blocks that are tried together
+PAIRS = 3  # slips of each of two blocks whose pairs are among them
 TOGETHER = ("These blocks fit only each other, so they were tried together. Read them side by side:"
             " what one hands on, another must expect. --hint --block NAME helps with each.")
 MORE_RANKS = "One rank trains as the milestone does; several do not."
@@ -131,8 +131,8 @@ class Examination:
         blocks show, or ""."""
         lines = mixture.script(verdict.names)[0].split("\n")
 
-        def likeness(slip):
-            return SequenceMatcher(None, lines, slip[1].split("\n"), autojunk=False).ratio()
+        def likeness(wrong):
+            return SequenceMatcher(None, lines, wrong[1].split("\n"), autojunk=False).ratio()
 
         slips = [(slip, text) for name in verdict.names
                  for slip, text in applicable_slips(name, self.milestone, self.text)]
@@ -141,7 +141,8 @@ class Examination:
                  for name in verdict.names}
         pairs = [(f"{a.words} {b.words}", text) for one, other in combinations(first, 2)
                  for a in first[one] for b in first[other] if (text := b.apply(a.apply(self.text)))]
-        for words, text in [*((slip.words, text) for slip, text in slips[:SLIPS]), *pairs]:
+        wrongs = [(slip.words, text) for slip, text in slips[:SLIPS]] + pairs
+        for words, text in sorted(wrongs, key=likeness, reverse=True)[:SLIPS]:
             results = self._run([self.write(text)], [verdict.job])[0]
             if alike(results[verdict.job].observations, verdict.seen):
                 return words
@@ -181,31 +182,12 @@ def in_words(difference: Deviation, also: str = "") -> tuple[str, str]:
     return f"{difference.what}: {difference.expected}", got
 
 
-def check_syntax(source: bytes) -> Outcome:
-    """Whether Python would run the file. An import is laxer: it does not decode comments."""
-    try:
-        source.decode("utf-8")
-        compile(source, "train_gpt.py", "exec", dont_inherit=True)
-    except UnicodeDecodeError as error:
-        line, byte = source.count(b"\n", 0, error.start) + 1, source[error.start]
-        return Outcome("syntax", "a Python file", f"line {line}: byte 0x{byte:02x} is not UTF-8",
-                       "Save the file as UTF-8: Python and the tools read it so.")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        text = getattr(error, "msg", None) or str(error) or type(error).__name__
-        line = getattr(error, "lineno", None)
-        return Outcome("syntax", "a Python file", f"line {line}: {text}" if line else text)
-    return Outcome("syntax")
-
-
 def examine(source: bytes, examination: Examination) -> Iterator[Outcome]:
     """Yields the outcomes of a script: the looks that agree, then each block that differs.
 
-    source: the script's bytes. Raises TimeoutError at the examination's deadline.
+    source: the script's bytes, which `check_syntax` passes. Raises TimeoutError at the
+    examination's deadline.
     """
-    syntax = check_syntax(source)
-    yield syntax
-    if not syntax.passed:
-        return
     text = source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     found = examination.differing(text)
     yield from (Outcome(job) for job, differ in found.items() if not differ)

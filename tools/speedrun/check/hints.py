@@ -40,12 +40,15 @@ def applicable_slips(block: str, milestone: Milestone, text: str) -> list[tuple[
 def find_hint(name: str, milestone: Milestone) -> Hint | None:
     """The hint to a block, by its name in any case, or to a look, such as syntax: that of the last
     milestone that changed it and has one."""
-    known = {hint.block for guide in _guides(None, milestone) for hint in guide.hints
-             if hint.levels}
-    if name not in known:  # Stage and stage are two blocks
-        name = next((block for block in known if block.casefold() == name.casefold()), name)
-    found = (hint for guide in _guides(name, milestone) for hint in guide.hints)
-    return next((hint for hint in found if hint.block == name and hint.levels), None)
+    def found(block):
+        hints = (hint for guide in _guides(block, milestone) for hint in guide.hints)
+        return next((hint for hint in hints if hint.block == block and hint.levels), None)
+
+    if hint := found(name):  # Stage and stage are two blocks
+        return hint
+    known = (hint.block for guide in _guides(None, milestone) for hint in guide.hints
+             if hint.levels and hint.block.casefold() == name.casefold())
+    return next(filter(None, map(found, known)), None)
 
 
 def _guides(block, milestone) -> Iterator[Guide]:

@@ -12,8 +12,6 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from speedrun.compat import without_modes
-
 SHRUNK, LARGE = 8, 64  # tiles are tried that are so many times smaller, or more if they are large:
 # matrices of a few rows fill several of them
 
@@ -33,29 +31,33 @@ class Pointer:
 
     __radd__ = __add__
 
-    def elements(self, mask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All elements, those that the addresses name, and which of these the mask leaves.
+    def elements(self, mask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """All elements, those that the addresses name, and which of these the mask leaves (None:
+        all).
 
         Raises IndexError for an address outside of the tensor that the mask leaves.
         """
-        index, mask = torch.broadcast_tensors(
-            torch.as_tensor(self.index), torch.as_tensor(True if mask is None else mask))
+        index = torch.as_tensor(self.index)
         if index.dtype == torch.int64 and torch.is_tensor(self.index):
             self.wide.add(self.tensor.data_ptr())
-        outside = mask & ((index < 0) | (index >= self.tensor.numel()))
-        if outside.any():
-            raise IndexError(f"a kernel's address {int(index[outside][0])} in a tensor of "
-                             f"{self.tensor.numel()} elements")
-        return self.tensor.view(-1), index.long().where(mask, 0), mask
+        if mask is not None:
+            mask = torch.as_tensor(mask)
+            index = index.where(mask, 0)
+            mask = mask.expand(index.shape)
+        for bound in map(int, index.aminmax()):
+            if not 0 <= bound < self.tensor.numel():
+                raise IndexError(f"a kernel's address {bound} in a tensor of "
+                                 f"{self.tensor.numel()} elements")
+        return self.tensor.view(-1), index.long(), mask
 
 
 def _load(pointer, mask=None, other=0.0, **_):
     elements, index, mask = pointer.elements(mask)
-    other = torch.as_tensor(other, dtype=elements.dtype)
-    if elements.itemsize == 1:  # PyTorch cannot index numbers of eight bits
-        found = elements.view(torch.uint8)[index].where(mask, other.view(torch.uint8))
-        return found.view(elements.dtype)
-    return elements[index].where(mask, other)
+    bits = torch.uint8 if elements.itemsize == 1 else elements.dtype  # PyTorch cannot index bytes
+    found = elements.view(bits)[index]
+    if mask is not None:
+        found = found.where(mask, torch.as_tensor(other, dtype=elements.dtype).view(bits))
+    return found.view(elements.dtype)
 
 
 def _store(pointer, value, mask=None, **_):
@@ -63,7 +65,9 @@ def _store(pointer, value, mask=None, **_):
     value = torch.as_tensor(value, dtype=elements.dtype).expand(index.shape)
     if elements.itemsize == 1:
         elements, value = elements.view(torch.uint8), value.contiguous().view(torch.uint8)
-    elements[index[mask]] = value[mask]
+    if mask is not None:
+        index, value = index[mask], value[mask]
+    elements[index] = value
 
 
 def _atomic_max(pointer, value, **_):
@@ -146,10 +150,9 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
             before = {name: value.clone() for name, value in values.items()
                       if isinstance(value, torch.Tensor)}
             try:
-                with without_modes():  # what a kernel computes is not counted, and that takes long
-                    wide = run(self.function, counts(sizes | values), values, sizes)
-                    same = tuple(before) in self.seen or all(
-                        self.agrees(counts, values, before, form) for form in self.forms)
+                wide = run(self.function, counts(sizes | values), values, sizes)
+                same = tuple(before) in self.seen or all(
+                    self.agrees(counts, values, before, form) for form in self.forms)
                 self.seen.add(tuple(before))
             except (AttributeError, TypeError, NotImplementedError):
                 same, wide = None, 0

@@ -1,11 +1,12 @@
 """Counts a running script's operations, beside its messages to other ranks or not."""
 
-from collections import Counter, defaultdict
+import functools
+from collections import Counter
 
 import torch
 
 from speedrun.check.weights import dtype_name
-from speedrun.compat import TorchDispatchMode, arguments_of, tree_leaves
+from speedrun.compat import Watching, arguments_of, tree_leaves
 
 # Their relative error is their input's absolute one, which 16 bits make large.
 CURVED = ("exp", "log", "sigmoid", "tanh", "logsumexp", "_softmax", "_log_softmax")
@@ -30,7 +31,7 @@ class Message:
         return getattr(self.handle, name)
 
 
-class Meter(TorchDispatchMode):
+class Meter(Watching):
     """Counts matrix products, those in bfloat16, those in compiled code and those beside messages,
     and numbers read from tensors."""
 
@@ -42,23 +43,13 @@ class Meter(TorchDispatchMode):
         self.scaled = 0  # numbers that are multiplied by one in a tensor without dimensions
         self.precise = {}  # {part of the model: whether it computes in float32, among others}
         self.curved = {}  # {"exp in GPT": whether each call of this function there is in float32}
-        self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
-        self.scales = {}  # of both factors of each of these products, by their place
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name, phase = func.overloadpacket.__name__, self.spy.phase
+        out = func(*args, **kwargs or {})
+        (name, computes), phase = _seen(func), self.spy.phase
         if name in PRODUCTS:
             tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
             a, b = tensors[:2] if name == "_scaled_mm" else tensors[-2:]
-            if a.dtype.itemsize == 1:
-                self.eight_bits[phase][_eight_bits(a, b, func, args, kwargs)] += 1
-                part = self.spy.parts[-1] if self.spy.parts else phase
-                number = self.eight_bits[phase].total()
-                for factor, inverse in zip(("first", "second"), tensors[2:4], strict=True):
-                    self.scales[f"the {factor} factor's scale in product {number} of the {phase} "
-                                f"({part})"] = 1 / float(inverse)
             operations = 2 * a.numel() * b.shape[-1]
             self.work[phase] += operations
             self.low[phase] += operations * (a.dtype == torch.bfloat16)
@@ -71,7 +62,7 @@ class Meter(TorchDispatchMode):
         if name in CURVED and self.spy.parts:
             what = f"{name.strip('_')} in {self.spy.parts[-1]}"
             self.curved[what] = self.curved.get(what, True) and out.dtype == torch.float32
-        if func.namespace == "aten" and not func.is_view and "empty" not in name:
+        if computes:
             if self.spy.parts and name != "_to_copy" and getattr(out, "ndim", 0) > 2:
                 part = self.spy.parts[-1]
                 self.precise[part] = self.precise.get(part, False) or out.dtype == torch.float32
@@ -80,10 +71,23 @@ class Meter(TorchDispatchMode):
         return out
 
 
-def _eight_bits(a, b, func, args, kwargs):
-    """A scaled product in words: dtypes, how it sums, and what a GPU would not take."""
-    names = (argument.name for argument in arguments_of(func))
-    fast = {**dict(zip(names, args, strict=False)), **kwargs}.get("use_fast_accum", False)
-    taken = a.stride(1) == 1 and b.stride(0) == 1
-    return (f"{' and '.join(sorted(map(dtype_name, (a.dtype, b.dtype))))}{', summed fast' * fast}"
-            f"{', in an order of numbers that GPUs do not take' * (not taken)}")
+@functools.cache
+def _seen(func):
+    """The name of an operation, and whether it computes something."""
+    name = func.overloadpacket.__name__
+    return name, func.namespace == "aten" and not func.is_view and "empty" not in name
+
+
+def eight_bits(args: tuple, kwargs: dict) -> tuple[str, list[float]] | None:
+    """What a call of torch._scaled_mm multiplies, in words: dtypes, how it sums, and what a GPU
+    would not take; then both factors' scales. None if it is not in eight bits."""
+    names = [argument.name for argument in arguments_of(torch.ops.aten._scaled_mm.default)]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    a, b = given.get("self", given.get("input")), given["mat2"]
+    if a.dtype.itemsize > 1:
+        return None
+    fast, taken = given.get("use_fast_accum"), a.stride(1) == 1 and b.stride(0) == 1
+    words = (f"{' and '.join(sorted(map(dtype_name, (a.dtype, b.dtype))))}"
+             f"{', summed fast' * bool(fast)}"
+             f"{', in an order of numbers that GPUs do not take' * (not taken)}")
+    return words, [1 / float(given[name]) for name in ("scale_a", "scale_b")]

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.attention import flex_attention
 
 from speedrun.check.kernels import as_compiled, varlen_attn
-from speedrun.check.meter import Message, Meter
+from speedrun.check.meter import Message, Meter, eight_bits
 from speedrun.check.weights import draw, dtype_name, fill, parameters_of
 from speedrun.compat import is_in_backward, tree_leaves, tree_map_only
 
@@ -80,6 +80,8 @@ class Spy:
         self.forms = defaultdict(set)  # {phase: whether their forms agree}
         self.starts = 0  # how many starts of documents varlen_attn got last
         self.activated = []  # FlashAttention that takes the place of torch's own
+        self.eight_bits = defaultdict(Counter)  # {phase: {dtypes of products: so many}}
+        self.scales = {}  # of both factors of each of these products, by their place
         self.meter = Meter(self)
         self.given = defaultdict(set)  # {compiled function: numbers that it was called with}
         self.depth = self.compiled = self.compiled_calls = self.all_calls = 0
@@ -198,6 +200,18 @@ class Spy:
         used = torch.finfo(input.dtype).eps if eps is None else eps
         self.epsilons[dtype_name(input.dtype)].add(f"{used:.3g}")
         return function(input, normalized_shape, weight, eps)
+
+    def multiply(self, function, *args, **kwargs):
+        """torch._scaled_mm is called."""
+        if seen := eight_bits(args, kwargs):
+            words, scales = seen
+            self.eight_bits[self.phase][words] += 1
+            part = self.parts[-1] if self.parts else self.phase
+            number = self.eight_bits[self.phase].total()
+            for factor, scale in zip(("first", "second"), scales, strict=True):
+                self.scales[f"the {factor} factor's scale in product {number} of the {self.phase} "
+                            f"({part})"] = scale
+        return function(*args, **kwargs)
 
     def attend(self, function, *args, **kwargs):
         """flex_attention is called, which works eagerly on a CPU."""

@@ -192,8 +192,8 @@ def _note_call(note, where, make, call, changes, tables=1.0, gradients=1.0):
     """Notes loss and gradients of a call, with gradients and tables over the vocabulary times these
     factors (other weights times so much may overflow); returns whether any product is in eight
     bits."""
-    with note.guard(where), Spy().meter as meter:
-        args, kwargs = call
+    with note.guard(where):
+        spy, (args, kwargs) = Spy(), call
         net = make(tables=tables, **changes)
         loss = as_loss(net(*args, **kwargs))
         (gradients * loss).backward()
@@ -207,7 +207,7 @@ def _note_call(note, where, make, call, changes, tables=1.0, gradients=1.0):
             within = {name: max(within, 2 * ((grad - found[name]).norm() / grad.norm()).item())
                       for name, grad in gradients_of(exact).items() if name in found}
         note.note(f"the gradient in {where}", "tensors", found, within)
-        counts = sum(meter.eight_bits.values(), Counter())
+        counts = sum(spy.eight_bits.values(), Counter())
         note.fact(f"products of eight bits in {where}", counted(counts))
         return counts.total() > 0
 

@@ -8,7 +8,14 @@ import torch
 
 from speedrun.check.spy import Spy
 from speedrun.check.trace_model import counted, precision_of
-from speedrun.check.trace_runs import SIZE, losses_of, moves_of, note_exercised, weights_of
+from speedrun.check.trace_runs import (
+    SIZE,
+    losses_of,
+    moves_of,
+    note_exercised,
+    one_pass,
+    weights_of,
+)
 from speedrun.check.watched import run_watched, triton
 from speedrun.check.weights import dtype_name, parameters_of
 from speedrun.history.glossary import load_glossary
@@ -75,7 +82,7 @@ def _note_small_steps(module, values, note, folder):
              if name in values}
     with note.guard("small steps in bfloat16"):
         small = {**rates, "bf16": True, "train_steps": MANY, "val_loss_every": 0}
-        run_watched(module, {**values, **small}, f"{folder}_small", spy)
+        run_watched(module, {**one_pass(values), **small}, f"{folder}_small", spy)
         # Where two sums differ a little, some weights are one bit apart.
         moved, bits = moves_of(spy), spy.with_bits()
         note_exercised(note, spy, "of small steps")
@@ -87,8 +94,8 @@ def _note_decay(module, values, note, folder):
     """Decay alone, which should take one share of every weight, its lower bits included."""
     spy = Spy(gradients=0.0)
     with note.guard("decay of all bits of weights"):
-        run_watched(module, {**values, "bf16": True, "train_steps": DECAYS, "val_loss_every": 0},
-                    f"{folder}_decay", spy)
+        run_watched(module, {**one_pass(values), "bf16": True, "train_steps": DECAYS,
+                             "val_loss_every": 0}, f"{folder}_decay", spy)
         names = {id(p): name for name, p in parameters_of(spy.models[-1]).items()}
         uneven = []
         for optimizer in spy.steps:
@@ -130,12 +137,13 @@ def kernels(module, values, note, folder, machine, **_):
         spy = Spy()
         with note.guard(f"a run with {field}=True"):
             lines = run_watched(module, {
-                **values, field: True, "compile": True, "train_steps": 1, "val_loss_every": 0,
-                "train_loss_every": 1, "adam_every": 1}, f"{folder}_{field}", spy, meter=True)
+                **one_pass(values), field: True, "compile": True, "train_steps": 1,
+                "val_loss_every": 0, "train_loss_every": 1, "adam_every": 1},
+                f"{folder}_{field}", spy)
         for phase in spy.kinds:
             note.fact(f"products of eight bits in the {phase} with {field}=True",
-                      counted(spy.meter.eight_bits[phase]))
-        if spy.kept and spy.meter.scales:
+                      counted(spy.eight_bits[phase]))
+        if spy.kept and spy.scales:
             _note_scales(module, values, note, folder, field)
         for phase, count in spy.launches.items():
             note.note(f"launches of Triton's kernels by the {phase} with {field}=True", "at least",
@@ -158,9 +166,8 @@ def _note_scales(module, values, note, folder, field):
     spy = Spy(gradients=SIZE)  # else round-off grows from step to step
     with note.guard(what):
         run_watched(module, {**values, field: True, "compile": True, "train_steps": SCALED,
-                     "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy,
-            meter=True)
-        note.note(what, "numbers", spy.meter.scales, 0.15)
+                     "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy)
+        note.note(what, "numbers", spy.scales, 0.15)
 
 
 def _note_forms(note, spy, phase, what):
@@ -175,7 +182,7 @@ def _note_together(module, values, note, folder, switches):
     what = f"the gradients with {which}"
     with note.guard(what):
         one_step = {"compile": True, "train_steps": 1, "val_loss_every": 0, "adam_every": 1}
-        run_watched(module, {**values, **switches, **one_step}, f"{folder}_together", spy)
+        run_watched(module, {**one_pass(values), **switches, **one_step}, f"{folder}_together", spy)
         note.note(what, "tables", spy.received, 5e-2)
         for phase, forms in spy.forms.items():
             if None not in forms:

@@ -61,8 +61,19 @@ def updates(module, values, note, folder, **_):
                Path(folder).with_name(RUN))
     with note.guard("a run with gradients of zero"):
         spy = Spy(gradients=0.0)
-        run_watched(module, {**values, "val_loss_every": 0}, f"{folder}_zero", spy)
+        run_watched(module, {
+            **one_pass(values), "val_loss_every": 0,
+            "train_steps": values.get("adam_every", 1)}, f"{folder}_zero", spy)  # one of each
         note.note("the first move with gradients of zero", "tensors", spy.moves[1], 4e-3)
+
+
+def one_pass(values: dict, world: int = 1, **more) -> dict:
+    """The hyperparameters `values` and `more`, with one pass for each rank in a step and in a
+    validation."""
+    values = {**values, **more}
+    rows = world * values["micro_batch_size"]
+    seq_len, val_seq_len = (values[name] for name in length_names(values))
+    return {**values, "total_batch_size": rows * seq_len, "val_tokens": rows * val_seq_len}
 
 
 def _note_run(note, spy, which, lines):
@@ -235,7 +246,6 @@ def ranks(module, values, note, folder, rank, **_):
 
 def more_ranks(module, values, note, folder, rank, world, **_):
     """Two steps with given gradients on ranks among which weights do not divide."""
-    seq_len, val_seq_len = (values[name] for name in length_names(values))
     glossary = load_glossary()
     tables = [name for name in glossary.of_kind("vocabulary") if name in values]
     tables += [name for name, entry in glossary.items() if entry.unit == "rows" and name in values]
@@ -243,10 +253,8 @@ def more_ranks(module, values, note, folder, rank, world, **_):
             for name in tables}  # that divide among the ranks
     spy = Spy(gradients=SIZE)
     run_watched(module, {
-        **values, **rows,
-        "micro_batch_size": 1, "total_batch_size": world * seq_len,
-        "val_tokens": world * val_seq_len, "train_steps": 2, "val_loss_every": 0,
-        "adam_every": 2}, folder, spy)  # so that Adam steps, too
+        **one_pass(values, world, micro_batch_size=1), **rows, "train_steps": 2,
+        "val_loss_every": 0, "adam_every": 2}, folder, spy)  # so that Adam steps, too
     note_exercised(note, spy, f"on {world} ranks")
     # Not the weights: beside them a small rate's moves are within the tolerance.
     note.note(f"the sum of two moves on {world} ranks, rank {rank}", "tensors", moves_of(spy), 4e-3)

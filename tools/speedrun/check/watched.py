@@ -75,6 +75,7 @@ def stand_ins():
     observe(torch, "save", "save")
     sys.addaudithook(lambda *event: Spy.current.saw_event(*event))
     observe(torch.nn.functional, "rms_norm", "norm")
+    observe(torch, "_scaled_mm", "multiply")
     observe(flex_attention, "flex_attention", "attend")
     if varlen:
         observe(varlen, "varlen_attn", "attend_to_packs")
