@@ -267,7 +267,7 @@ LAWFUL = {
     "tools/speedrun/check/kernels.py": (1, LEARNER),
     "tools/speedrun/check/watched.py": (1, LEARNER), "tools/speedrun/check/meter.py": (2, FOREIGN),
     "tools/speedrun/check/spy.py": (1, FOREIGN), "tools/speedrun/check/syntax.py": (2, FOREIGN),
-    "tools/speedrun/check/trace.py": (2, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
+    "tools/speedrun/check/trace.py": (3, LEARNER), "tools/speedrun/check/worker.py": (3, LEARNER),
     "tools/speedrun/check/trace_generation.py": (1, FOREIGN),
     "tools/speedrun/check/trace_runs.py": (1, KIND),
     "tools/speedrun/compat.py": (2, SYSTEM),
