@@ -63,8 +63,8 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
     (60, 0, True, "60.0 GiB of 80.0 GiB: fits\n"),
     (70, 1, True, "fits, with less than 15% to spare\n"),
     (150, 1, True, ": does not fit\n"),
-    (150, 0, True, ": too much operator by operator; may still fit, because a run's compiled code needs"
-     " less (--compiled predicts it)\n"),
+    (150, 0, True, ": too much operator by operator; may still fit, because a run's compiled code"
+     " needs less (--compiled predicts it)\n"),
     (150, 0, False, ": does not fit\n"),  # a run of the script does not compile it either
 ])
 def test_only_a_peak_beyond_the_card_does_not_fit(gib, graphs, compiles, said):
@@ -114,7 +114,7 @@ def test_a_table_for_one_gpu(monkeypatch):
     assert list(rows)[0] == MANIFEST.milestones[-1].id and list(rows)[-1] == "00"
     assert rows["01"] == ["3", "1.7", "10", "5.3", "32 x 1,024", "33",
                           "4.58 at 250, 3.48 at 3,125, 3.28 at 6,200"]
-    assert rows["14i"] == ["0.16", "**0.15**, timed", "2", "1.1", "—", "5",
+    assert rows["14i"] == ["0.16", "**0.15**, another script's logs", "2", "1.1", "—", "5",
                            "4.47 at 250, 3.67 at 750, 3.28 at 1,285"]
     assert rows["00"][-1] == "—"
     assert len(rows) == 1 + sum(

@@ -36,7 +36,8 @@ def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
     p, caveat = prediction, WITHOUT_COMPILER * (compiles and not prediction.graphs)
     lines = [f"{title} on {world_size} x {card.name}, {p.micro_batch} sequences per forward pass; "
              f"{'compiled' if p.graphs else 'operator by operator'}"]
-    lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}: {_verdict(p, card, caveat)}")
+    lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}:"
+                 f" {_verdict(p, card, caveat)}")
     lines += [f"  {phase:14} {_gib(size)}" for phase, size in p.peaks.items()]
     lines.append("what stays       " + ", ".join(
         f"{part} {_gib(size)}" for part, size in p.memory.items()))
@@ -96,15 +97,15 @@ def span(seconds: float) -> str:
 def _time_words(time, card):
     """What the line on time says."""
     if time is None:
-        return [f"not predicted: {card.name} has no bfloat16 tensor cores, without which the record's"
-                " sizes take days; it is fit for the tiny scale only"]
+        return [f"not predicted: {card.name} has no bfloat16 tensor cores, without which the"
+                " record's sizes take days; it is fit for the tiny scale only"]
     return [f"a step {span(time.step_s)}, the run {span(time.run_s)}, without validation, if each"
             f" GPU reaches {time.mfu:.0%}", f"of its {time.peak / 1e12:,.0f} TFLOP/s in bf16"
             " (--mfu; an assumption: nothing was timed)"]
 
 
 def _verdict(p, card, caveat):
-    """Whether the peak fits the card; the caveat: that an eager one says little of compiled code."""
+    """Whether the peak fits the card; caveat: that an eager one says little of compiled code."""
     if p.fits(card):
         return "fits"
     if p.peak <= card.memory:
