@@ -59,15 +59,17 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
     assert told["launches"]["other"]["moved"] == 4e9 and told["largest_micro_batch"] is None
 
 
-@pytest.mark.parametrize(("gib", "graphs", "said"), [
-    (60, 0, "60.0 GiB of 80.0 GiB: fits\n"),
-    (70, 1, "fits, with less than 15% to spare\n"),
-    (150, 1, "does not fit\n"),
-    (150, 0, "does not fit operator by operator; compiled code needs less (--compiled)\n"),
+@pytest.mark.parametrize(("gib", "graphs", "compiles", "said"), [
+    (60, 0, True, "60.0 GiB of 80.0 GiB: fits\n"),
+    (70, 1, True, "fits, with less than 15% to spare\n"),
+    (150, 1, True, ": does not fit\n"),
+    (150, 0, True, ": too much operator by operator; may still fit, because a run's compiled code"
+     " needs less (--compiled predicts it)\n"),
+    (150, 0, False, ": does not fit\n"),  # a run of the script does not compile it either
 ])
-def test_only_a_peak_beyond_the_card_does_not_fit(gib, graphs, said):
+def test_only_a_peak_beyond_the_card_does_not_fit(gib, graphs, compiles, said):
     step = replace(STEP, peaks={"training": gib * 2**30}, graphs=graphs)
-    assert said in to_text("x", H100, 8, step, step)
+    assert said in to_text("x", H100, 8, step, step, compiles=compiles)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
@@ -91,7 +93,7 @@ def test_the_time_of_a_run_is_its_arithmetic_by_a_share_of_the_peak(monkeypatch)
     assert "of its 165 TFLOP/s in bf16 (--mfu; an assumption" in two
     assert json.loads(to_json("x", CARDS["4090"], 2, STEP, STEP, time))["time"]["mfu"] == 0.5
     assert predict_time(script, CARDS["t4"], 1, {}, 0.4) is None
-    assert "not predicted: Tesla T4 has no bfloat16" in to_text("x", CARDS["t4"], 1, STEP, None)
+    assert "days; it is fit for the tiny scale only\n" in to_text("x", CARDS["t4"], 1, STEP, None)
 
 
 @pytest.mark.parametrize("text", ["0", "1.01", "-1", "nan", "x"])
@@ -112,7 +114,7 @@ def test_a_table_for_one_gpu(monkeypatch):
     assert list(rows)[0] == MANIFEST.milestones[-1].id and list(rows)[-1] == "00"
     assert rows["01"] == ["3", "1.7", "10", "5.3", "32 x 1,024", "33",
                           "4.58 at 250, 3.48 at 3,125, 3.28 at 6,200"]
-    assert rows["14i"] == ["0.16", "**0.15**, timed", "2", "1.1", "—", "5",
+    assert rows["14i"] == ["0.16", "**0.15**, another script's logs", "2", "1.1", "—", "5",
                            "4.47 at 250, 3.67 at 750, 3.28 at 1,285"]
     assert rows["00"][-1] == "—"
     assert len(rows) == 1 + sum(

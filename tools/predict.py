@@ -14,6 +14,7 @@ Time is arithmetic divided by a share of the GPU's peak; the share, --mfu, is an
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
@@ -63,8 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         print_table(to_columns(found, times), sys.stdout)
         print(f"{args.nproc} x {CARDS[args.gpu].name}\n{LEGEND.format(mfu=args.mfu)}")
         return 0
-    show = to_json if args.json else to_text
     for title, script in scripts.items():
+        show = to_json if args.json else partial(
+            to_text, compiles="compile" in script.hyperparameters)
         largest = largest_micro_batch(script, *how(script), args.compiled)
         print(show(title, CARDS[args.gpu], args.nproc, found[title], largest,
                    times[title]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run a milestone, the learner's script or any train_gpt.py, and sum the run up.
 
-    python tools/run_milestone.py 01                   tiny on a CPU, a minute or two
+    python tools/run_milestone.py 01                   tiny on a CPU: about four minutes
     python tools/run_milestone.py 04 --nproc 8         eight GPUs, the record's numbers
     python tools/run_milestone.py train --steps 50     your own train/train_gpt.py
     python tools/run_milestone.py DIR/train_gpt.py --set adam_lr=1e-3
@@ -89,7 +89,8 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("target", help="a milestone (01, muon), train, or the path of a train_gpt.py")
     add("--scale", choices=["record", "tiny"],
-        help="the record's sizes or a laptop's (default: record with GPUs and data, else tiny)")
+        help="the record's sizes or a laptop's (default: record with data and"
+        " GPUs of compute capability 8.0 or more, else tiny)")
     add("--steps", type=positive, metavar="N",
         help="optimizer steps; the schedule shrinks in proportion")
     add("--data", type=folder, metavar="DIR", help="folder with *_train_*.bin and *_val_*.bin;"

@@ -60,7 +60,7 @@ def _row(milestone, prediction, log):
     flops = (prediction and prediction.run_flops) or run_flops(script, {})  # seconds, with torch
     texts = {card: f"{flops / (MFU * peak_flops(CARDS[card].name)) / 3600:.2g}" for card in SHOWN}
     if log:
-        texts["h100"] = f"**{log.seconds / 3600:.2g}**, timed"
+        texts["h100"] = f"**{log.seconds / 3600:.2g}**, another script's logs"
     fits = prediction and largest_predicted(
         prediction, script.hyperparameters, 1, MARGIN * GIB * 2**30)
     return [f"[{milestone.id}](speedrun/{milestone.name}) {milestone.title}",

@@ -15,7 +15,8 @@ in bf16 (--mfu, an assumption); saved: from a forward pass to its backward pass
 launches: of one micro-step and the optimizers, operator by operator unless --compiled
 products (without fused attention unless --compiled), traffic, collectives: of a step of a rank"""
 MOST_REGISTERS = 255  # that a thread can have, on every card
-WITHOUT_COMPILER = " operator by operator; compiled code needs less (--compiled)"
+WITHOUT_COMPILER = (" operator by operator; may still fit, because a run's compiled code needs less"
+                    " (--compiled predicts it)")
 LEFT_OUT = (
     "Not in it: what compilation fuses (it takes less memory, fewer bytes and launches), the pairs",
     "of a fused attention, and what the allocator cannot hand out.",
@@ -29,19 +30,20 @@ COMPILED_LEFT_OUT = (
 
 
 def to_text(title: str, card: Card, world_size: int, prediction: Prediction,
-            largest: Prediction | None, time: Time | None = None) -> str:
+            largest: Prediction | None, time: Time | None = None, compiles: bool = True) -> str:
     """What a step needs of each GPU, a fact a line; `largest` is the largest micro batch's; time:
-    None if it cannot be predicted."""
-    p = prediction
+    None if it cannot be predicted; compiles: whether a run of the script compiles its model."""
+    p, caveat = prediction, WITHOUT_COMPILER * (compiles and not prediction.graphs)
     lines = [f"{title} on {world_size} x {card.name}, {p.micro_batch} sequences per forward pass; "
              f"{'compiled' if p.graphs else 'operator by operator'}"]
-    lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}: {_verdict(p, card)}")
+    lines.append(f"peak memory      {_gib(p.peak)} of {_gib(card.memory)}:"
+                 f" {_verdict(p, card, caveat)}")
     lines += [f"  {phase:14} {_gib(size)}" for phase, size in p.peaks.items()]
     lines.append("what stays       " + ", ".join(
         f"{part} {_gib(size)}" for part, size in p.memory.items()))
     if largest is None:
         lines.append(f"largest batch    not even one sequence leaves {1 - MARGIN:.0%} free"
-                     + WITHOUT_COMPILER * (not p.graphs))
+                     + caveat)
     else:
         lines.append(f"largest batch    {largest.micro_batch} sequences per forward pass, "
                      f"{_gib(largest.peak)}")
@@ -95,19 +97,20 @@ def span(seconds: float) -> str:
 def _time_words(time, card):
     """What the line on time says."""
     if time is None:
-        return [f"not predicted: {card.name} has no bfloat16 tensor cores"]
+        return [f"not predicted: {card.name} has no bfloat16 tensor cores, without which the"
+                " record's sizes take days; it is fit for the tiny scale only"]
     return [f"a step {span(time.step_s)}, the run {span(time.run_s)}, without validation, if each"
             f" GPU reaches {time.mfu:.0%}", f"of its {time.peak / 1e12:,.0f} TFLOP/s in bf16"
             " (--mfu; an assumption: nothing was timed)"]
 
 
-def _verdict(p, card):
-    """Whether the peak fits the card; an eager one says little of compiled code."""
+def _verdict(p, card, caveat):
+    """Whether the peak fits the card; caveat: that an eager one says little of compiled code."""
     if p.fits(card):
         return "fits"
     if p.peak <= card.memory:
         return f"fits, with less than {1 - MARGIN:.0%} to spare"
-    return "does not fit" + WITHOUT_COMPILER * (not p.graphs)
+    return "too much" + caveat if caveat else "does not fit"
 
 
 def _by_group(p):

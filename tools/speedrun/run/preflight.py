@@ -262,5 +262,9 @@ def _check_attention(values, longest, on_gpu, capability):
         for path, taken in without_mask.items():
             most = longest // growth  # sequences grow with the batch
             if not taken and _known(values, name) and values[name] > most:
+                if on_gpu and (capability or BFLOAT16) < BFLOAT16:
+                    raise UserError(f"{name}={values[name]} is too long for a dense mask; a GPU"
+                                    " below compute capability 8.0 is fit for the tiny scale only"
+                                    " (run_milestone.py --scale tiny)")
                 raise UserError(f"{name}={values[name]} is too long for a dense mask, which only"
                                 f" {path} does without; lower it to {most} or less")
