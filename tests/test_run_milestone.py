@@ -192,6 +192,11 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
     assert option(plan, "micro_batch_size") == 2  # as the user chose
     with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
         make_plan("01", scale="tiny", nproc=8, device_batch=4, out=tmp_path / "run")
+    too_long = dict(settings=["seq_len=8192"], out=tmp_path / "run")
+    with pytest.raises(UserError, match=r"; the scale is tiny \(.* overrides this\)$"):
+        make_plan("01", **too_long)  # nobody asked for it
+    with pytest.raises(UserError, match="a multiple of its sequences' tokens$"):
+        make_plan("01", scale="tiny", **too_long)
 
 
 def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path):

@@ -43,6 +43,7 @@ from speedrun.run.torchrun import Nodes, check_nodes, launcher_command
 from speedrun.scripts.find import Script, find_script, reads_options
 from speedrun.scripts.sizes import fitting_micro_batch, scaled_phases, whole
 
+ASKED = "as asked"  # why a scale was taken that the user named
 AUTO = "auto"  # the device batch that is to be found out
 TINY_RUNS = "history/results/tiny.jsonl"
 OTHER_TEXT = 0.03  # val_loss: with the text of Python 3.13, 01 ended 0.027 above that of 3.11
@@ -190,8 +191,13 @@ def make_plan(
     is_auto = device_batch == AUTO and "micro_batch_size" not in chosen
     plan = Plan(script, scale, options, folder, gpus, nproc, nodes, out, notes,
                 auto_batch=is_auto, out_is_free=out_is_free)
-    preflight.check_values(plan.hyperparameters, script.hyperparameters, nproc * nodes.count,
-                           bool(gpus) or elsewhere, capability)
+    try:
+        preflight.check_values(plan.hyperparameters, script.hyperparameters, nproc * nodes.count,
+                               bool(gpus) or elsewhere, capability)
+    except UserError as error:
+        if not settings or scale != "tiny" or reason == ASKED:
+            raise
+        raise UserError(f"{error}; the scale is tiny ({reason})", error.status) from None
     _note_run(plan, is_own=not (settings or steps))
     _check_files(plan, check_here)
     return plan
@@ -358,7 +364,7 @@ def choose_scale(
     that torch can use, the checkpoint from which the run starts, the GPUs' least compute capability
     (None: not known), and why torch cannot use GPUs that are there."""
     if scale is not None:
-        return scale, "as asked"
+        return scale, ASKED
     if start is not None and (found := scale_of(start)):
         return found, f"that of {short(start.parent)}, from which it starts"
     if not gpus:
