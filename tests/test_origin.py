@@ -152,7 +152,7 @@ def test_a_parents_child_and_strangers_have_no_owners():
 def test_each_hunk_names_its_owners():
     shown = diff("03", "04").stdout
     at = shown.index("── muon_momentum")
-    assert shown[at:].split("\n")[1] == "  by 03c"
+    assert shown[at:].split("\n")[1].startswith("  │ 03c: ")  # who has a reason is named there
     assert "\n  by 03a, 03b, 03d, 03e, 04\n" in shown[shown.index("── GPT") :]
     assert "\n  by " not in diff("04").stdout
 

@@ -31,6 +31,7 @@ TRITON = "3.7.1"  # tried with this torch
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
 scaled_mm = torch._scaled_mm
+SCALED_MM = torch.ops.aten._scaled_mm.default  # the same, as an operator
 
 # Slots in the table of virtual functions of torch's CUDA hooks, and in the registry of device
 # guards, and how many slots are copied or filled, more than there are: the numbers are TORCH's.

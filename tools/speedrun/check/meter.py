@@ -6,7 +6,7 @@ from collections import Counter
 import torch
 
 from speedrun.check.weights import dtype_name
-from speedrun.compat import Watching, arguments_of, tree_leaves
+from speedrun.compat import SCALED_MM, Watching, arguments_of, tree_leaves
 
 # Their relative error is their input's absolute one, which 16 bits make large.
 CURVED = ("exp", "log", "sigmoid", "tanh", "logsumexp", "_softmax", "_log_softmax")
@@ -79,9 +79,9 @@ def _seen(func):
 
 
 def eight_bits(args: tuple, kwargs: dict) -> tuple[str, list[float]] | None:
-    """What a call of torch._scaled_mm multiplies, in words: dtypes, how it sums, and what a GPU
+    """What a product of eight bits multiplies, in words: dtypes, how it sums, and what a GPU
     would not take; then both factors' scales. None if it is not in eight bits."""
-    names = [argument.name for argument in arguments_of(torch.ops.aten._scaled_mm.default)]
+    names = [argument.name for argument in arguments_of(SCALED_MM)]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     a, b = given.get("self", given.get("input")), given["mat2"]
     if a.dtype.itemsize > 1:

@@ -67,10 +67,11 @@ SECTIONS = {  # of history/README.md that have a page of their own: {anchor: its
     "all-records": "records.html", "on-your-laptop": "laptop.html", "run-a-milestone": "run.html",
     "one-gpu": "run.html#one-gpu", "what-saved-most": "saved.html"}
 FIRST = "start_here.ipynb"  # of all lessons
+AFTER = "history/after.md"
 TEXTS = {  # Markdown files that have a page of their own: its path, title and description
     "lessons/carries_over.md": ("outside.html", "Outside the speedrun: does it carry over?",
                                 "What others found when they tried the ideas elsewhere"),
-    "history/after.md": ("after.html", "After record #89: the race goes on",
+    AFTER: ("after.html", "After record #89: the race goes on",
                          "What was submitted since then, and which rule each submission tests")}
 MIB = 2**20
 MOST = 16  # versions of a block on a page: the largest so far takes 17 kB of a page's 300
@@ -365,7 +366,8 @@ class Site:
         begun, last = self.records[0], self.records[-1]
         shown = next((m for m in first.milestones if m.id == EXCERPT[0]), first.milestones[-1])
         return {"begun": begun, "last": last, "since": date.fromisoformat(begun.date),
-                "ended": date.fromisoformat(last.date), "newest": NEWEST,
+                "ended": date.fromisoformat(last.date),
+                "newest": NEWEST if any(file == AFTER for file, *_ in self.texts()) else None,
                 "first": next(iter(self.chains)), "shown": shown,
                 "chart": charts.both(partial(charts.record_chart, by_date=False), self.records,
                                      first),
