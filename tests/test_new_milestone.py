@@ -254,6 +254,7 @@ SYSTEM, FOREIGN = "what the system or a library offers", "objects of any class, 
 LEARNER, SYNTAX = "what a learner's script has so far, which is compared", "nodes of a syntax tree"
 KIND = "which files a run reads: shards, conversations, a checkpoint"
 DTYPE = "whether a script computes in bfloat16"
+COMPILED = "whether a script is compiled"
 VALUES = "values that were given, of which a refusal speaks"
 LAWFUL = {
     "lessons/lesson.py": (3, "the source of an exercise, and of a milestone's function"),
@@ -262,6 +263,7 @@ LAWFUL = {
     "tests/test_new_milestone.py": (1, SYSTEM),
     "tests/test_notebooks.py": (2, SYNTAX), "tests/test_style.py": (2, SYNTAX),
     "tests/test_preflight.py": (1, SYSTEM), "tests/test_site.py": (1, SYSTEM),
+    "tools/predict.py": (1, COMPILED),
     "tools/speedrun/anatomy/trace.py": (1, FOREIGN), "tools/speedrun/base/cli.py": (3, FOREIGN),
     "tools/speedrun/check/examine.py": (1, KIND),
     "tools/speedrun/check/kernels.py": (1, LEARNER),
