@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import io
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -626,6 +627,8 @@ def check(exercise: str, answer=MISSING):
         print(missing)
         return False
     try:
+        assert not _is_not_finite(answer), (
+            f"{answer!r} is not a finite number; no comparison finds it too large or too small")
         its_check(answer)
     except Exception as problem:  # the learner's own code runs in there
         said = f"{problem}" or type(problem).__name__
@@ -636,6 +639,14 @@ def check(exercise: str, answer=MISSING):
         return False
     print(f"Exercise {exercise} is right.")
     return True
+
+
+def _is_not_finite(answer) -> bool:
+    """Whether an answer is a number, also one in words, that is infinite or nan."""
+    try:
+        return not math.isfinite(float(answer))
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number: the check says so
+        return False
 
 
 def _line_of(answer, problem: Exception) -> str:

@@ -17,11 +17,12 @@ def check_depth(answer):
     except (TypeError, ValueError):
         raise AssertionError(f"expected a number of batches, not {answer!r}") from None
     meanings = {
-        1: "one batch ahead gives the thread one step of 90 ms; a change takes 400",
-        4: "four steps are 360 ms, so the loop would still wait for 40",
+        1: "one batch ahead gives the thread one step of 90 ms; a change takes 365",
+        4: "four steps are 360 ms, so the loop would still wait for 5; a step takes 90 ms, not 93,"
+           " because the thread works while the loop computes",
         6: "that hides the change, but a smaller number does as well",
-        134: "that covers the change with ordinary batches of 3 ms; what covers it are steps",
-        400: "that is the change in ms; count the steps of 90 ms that cover it",
+        122: "that covers the change with ordinary batches of 3 ms; what covers it are steps",
+        365: "that is the change in ms; count the steps of 90 ms that cover it",
     }
     assert value == round(value), (
         f"{value:g} is not a whole number; after four batches the change is not hidden yet")
@@ -63,15 +64,15 @@ def check_ranks(answer):
                               " before is ready, each rank's thread for itself"),
     }
     for name, (loads, why) in cases.items():
-        for ahead in (0, 1, 3):
-            result = answer([list(load) for load in loads], 10, ahead)
+        for ahead, compute in ((0, 10), (1, 10), (3, 10), (1, 17)):
+            result = answer([list(load) for load in loads], compute, ahead)
             assert result is not None, "the function returns nothing; return a wait for each step"
             assert hasattr(result, "__len__"), (
                 f"expected a list with a wait for each of 12 steps, not {result!r}")
             assert len(result) == 12, f"expected a wait for each of 12 steps, got {len(result)}"
-            for step, right in enumerate(step_waits(loads, 10, ahead)):
+            for step, right in enumerate(step_waits(loads, compute, ahead)):
                 assert abs(result[step] - right) < 1e-6, (
-                    f"with {name}, steps of 10 ms and ahead = {ahead}, step {step} waits for"
+                    f"with {name}, steps of {compute} ms and ahead = {ahead}, step {step} waits for"
                     f" {right:g} ms, not {result[step]:g}; {why}")
     for name, spread in (("in the same steps", 0), ("in different steps", 1)):
         loads = [[400 if step % 64 == 8 * rank * spread else 3 for step in range(1, 257)]
@@ -186,8 +187,12 @@ def check_ahead(answer):
 BROKEN = "shard 2 is no whole token shard"  # what the loader raises
 
 
+class Unreadable(Exception):
+    """An error of the loader that no answer can name."""
+
+
 def check_error(answer):
-    error = ValueError(BROKEN)
+    error = Unreadable(BROKEN)
     loader, got = Loader(3, error), []
 
     def take_all():
@@ -196,8 +201,9 @@ def check_error(answer):
             loader.settle()
 
     try:
-        at_once(take_all, "the loader has raised an exception in the thread: hand it to the loop")
-    except ValueError as raised:
+        at_once(take_all, "the loader has raised an exception in the thread, which may be of any"
+                " class: hand it to the loop")
+    except (Unreadable, ValueError) as raised:
         assert raised is error, f"the loop raises {raised!r} instead of the loader's {error!r}"
     else:
         raise AssertionError(f"the loader raises {error!r} after 3 batches, but the loop just ends,"
@@ -302,6 +308,10 @@ def _covered(loads, compute, ahead):
             for k, step in enumerate(zip(*loads, strict=True))]
 
 
+def _steps_of_10(loads, compute, ahead):
+    return step_waits(loads, 10, ahead)
+
+
 def _total(loads, compute, ahead):
     return sum(step_waits(loads, compute, ahead))
 
@@ -361,6 +371,25 @@ def _another_error(batches, ahead):
         batches, ahead, lambda waiting, error: waiting.put(error and ValueError("no data")))
 
 
+def _one_class_of_errors(batches, ahead):
+    waiting = queue.Queue(maxsize=ahead)
+
+    def work():
+        error = None
+        try:
+            for batch in batches:
+                waiting.put((batch, None))
+        except ValueError as problem:
+            error = problem
+        waiting.put((None, error or StopIteration()))
+
+    threading.Thread(target=work, daemon=True).start()
+    while not isinstance((found := waiting.get())[1], StopIteration):
+        if found[1]:
+            raise found[1]
+        yield found[0]
+
+
 def _no_daemon(batches, ahead):
     yield from _without_end(
         batches, ahead, lambda waiting, error: waiting.put(error), daemon=None)
@@ -388,12 +417,12 @@ EXERCISES = {
         hints=[
             "When does the thread begin with the slow batch, and when does the loop ask for it?",
             "A batch that is begun n steps before it is asked for has 90 n ms to get ready.",
-            "The smallest whole n with 90 n >= 400. The other batches take 3 ms each: the thread"
+            "The smallest whole n with 90 n >= 365. The other batches take 3 ms each: the thread"
             " has nothing else to do.",
-            "400 / 90 = 4.4...",
+            "365 / 90 = 4.06...",
         ],
         solution=5,
-        wrong=[1, 4, 400 / 90, 6, 134, 400, "some"],
+        wrong=[1, round(365 / 90), -(-365 // (90 + 3)), 365 / 90, 6, 122, 365, "some"],
     ),
     "2": dict(
         check=check_ranks,
@@ -407,7 +436,8 @@ EXERCISES = {
             " loads)]; waits.append(max(0, max(ready) - now)); ...",
         ],
         solution=step_waits,
-        wrong=[_drifting, _added, _first_rank, _slowest_load, _covered, _total],
+        wrong=[_drifting, _added, _first_rank, _slowest_load, _covered, _steps_of_10,
+               _total],
     ),
     "3": dict(
         check=check_prefetched,
@@ -424,6 +454,6 @@ EXERCISES = {
         ],
         solution=prefetched,
         wrong=[_no_thread, _reads_all, _unbounded, _one_ahead, _without_end, _error_ends,
-               _error_lost, _another_error, _error_first, _no_daemon, _dies],
+               _error_lost, _another_error, _one_class_of_errors, _error_first, _no_daemon, _dies],
     ),
 }

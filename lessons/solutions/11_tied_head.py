@@ -1,6 +1,7 @@
 """Exercises of lesson 11: their checks, hints and solutions."""
 
 from copy import copy, deepcopy
+from math import log
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ def check_price(answer):
         0.8074: "that is in bits; take the natural logarithm",
         -0.5596: "a loss is minus the logarithm of a probability, so it is not negative",
     }
-    if abs(value - 0.5596) > 0.005:
+    if abs(value - log(1.75)) > 0.002:
         near = min(meanings, key=lambda known: abs(known - value))
         why = meanings[near] if abs(near - value) < 0.01 else (
             "find the probability that the best distribution gives to the next token, a weighted"
@@ -95,6 +96,17 @@ def _padded_with_0(logits, targets, weights):
     return sum(weight * losses(k).mean() for k, weight in enumerate(weights))
 
 
+def _ignores_token_0(logits, targets, weights):
+    padded = F.pad(targets, (0, len(weights) - 1))
+    losses = [F.cross_entropy(logits.mT, padded[:, k : k + targets.size(1)], ignore_index=0,
+                              reduction="sum") for k in range(len(weights))]
+    return sum(w * loss for w, loss in zip(weights, losses, strict=True)) / targets.numel()
+
+
+def _without_gradient(logits, targets, weights):
+    return cross_entropy(logits.detach(), targets, weights)
+
+
 def _summed(logits, targets, weights):
     return cross_entropy(logits, targets, weights) * targets.numel()
 
@@ -138,8 +150,10 @@ def check_cross_entropy(answer):
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 7, generator=draw)
     targets = torch.randint(1, 7, (3, 5), generator=draw)
+    targets[0, 2] = 0
     for weights in ([1.0], [1.0, 0.5], [1.0, 0.5, 0.25]):
-        inputs = logits.clone(), targets.clone(), torch.tensor(weights)
+        leaf = logits.clone().requires_grad_()
+        inputs = leaf.clone(), targets.clone(), torch.tensor(weights)
         try:
             result = answer(*inputs)
         except RuntimeError as problem:
@@ -168,6 +182,8 @@ def check_cross_entropy(answer):
             " beyond the end should count as 0": _whole_windows,
             "beyond the row's end your target is token 0, a token like any other; its terms should"
             " count as 0": _padded_with_0,
+            "your loss leaves out targets that are token 0, a token like any other; pad with an id"
+            " that no token has": _ignores_token_0,
             "that is the sum over tokens; return the mean over B T": _summed,
             "that is the next token's part only; add the further targets": _first_only,
             "you take logits for log probabilities; take their log_softmax first": _raw_logits,
@@ -177,6 +193,15 @@ def check_cross_entropy(answer):
         }
         right = reference(logits, targets, weights)
         if torch.allclose(result, right, atol=1e-5):
+            assert result.requires_grad, (
+                "your loss has the right value but no gradient, so nothing can learn from it;"
+                " compute it from the logits themselves, without detach, item or no_grad")
+            exact = logits.clone().requires_grad_()
+            slopes = [torch.autograd.grad(loss.sum(), of)[0] for loss, of in (
+                (result, leaf), (reference(exact, targets, torch.tensor(weights)), exact))]
+            assert torch.allclose(*slopes, atol=1e-5), (
+                f"with weights {weights} your loss is right, but its gradient is not: part of the"
+                " logits is detached")
             continue
         for why, slip in names.items():
             assert not torch.allclose(result, slip(logits, targets, torch.tensor(weights)),
@@ -272,6 +297,11 @@ def _moved(adam, head, embed):
     adam.state[embed] = adam.state.pop(head)
 
 
+def _gradient_too(adam, head, embed):
+    part(adam, head, embed)
+    embed.grad = head.grad.clone()
+
+
 def _slower(adam, head, embed):
     part(adam, head, embed)
     adam.param_groups[0]["lr"] /= 10
@@ -322,6 +352,9 @@ def check_part(answer):
         assert mine[name].data_ptr() != adam.state[head][name].data_ptr(), (
             f"your copy of the state is shallow: {name!r} is one tensor for both parameters, so"
             " each step mixes both gradients into it; copy the tensors as well")
+    assert embed.grad is None, (
+        "the embedding has a gradient after your function: Adam has applied it to the shared table"
+        " already, so the next step would count it twice; copy the values and the state only")
     losses, *tables = next(run)
     *_, (wanted, *right) = train_table(part)
     assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(tables, right, strict=True)), (
@@ -343,7 +376,8 @@ EXERCISES = {
             "The next token has probability 1 / 1.75; the loss is minus the logarithm of it, ...",
         ],
         solution=0.5596,
-        wrong=[0, 0.9793, 1.2528, 1.0986, 0.9557, 1.6725, 0.5714, 0.8074, -0.5596, 0.3, "little"],
+        wrong=[0, 0.9793, 1.2528, 1.0986, 0.9557, 1.6725, 0.5714, 5 / 9, 0.8074, -0.5596, 0.3,
+               "little"],
     ),
     "2": dict(
         check=check_cross_entropy,
@@ -357,8 +391,9 @@ EXERCISES = {
         ],
         solution=cross_entropy,
         wrong=[_wraps, _next_row, _backwards, _normalised, _mean_of_each, _whole_windows,
-               _padded_with_0, _summed, _first_only, _raw_logits, _positive, _by_row,
-               _without_log, _vocabulary_last, lambda logits, targets, weights: None],
+               _padded_with_0, _ignores_token_0, _without_gradient, _summed, _first_only,
+               _raw_logits, _positive, _by_row, _without_log, _vocabulary_last,
+               lambda logits, targets, weights: None],
     ),
     "3": dict(
         check=check_part,
@@ -372,7 +407,7 @@ EXERCISES = {
         ],
         solution=part,
         wrong=[_values_only, _state_only, _one_state, _shallow_state, _one_memory, _fresh_count,
-               _without_squares, _moved, _slower, _the_wrong_way, _with_autograd,
+               _without_squares, _moved, _gradient_too, _slower, _the_wrong_way, _with_autograd,
                lambda adam, head, embed: None],
     ),
 }

@@ -12,24 +12,26 @@ def check_share(answer):
     except (TypeError, ValueError):
         raise AssertionError(f"expected a number of percent, not {answer!r}") from None
     meanings = {
-        86.3: "that is the share of pairs that share a row; the question is about the others",
-        0.137: "that is a fraction; answer in percent",
-        27.2: "that is the share of rows with exactly one pair; the question counts pairs, of which"
-              " there are about twice as many as rows",
-        43.4: "that is rows in use per pair; most of these rows hold several pairs",
-        50.3: "that is rows per pair, as if the hash filled every row before it used one twice; a"
+        77.0: "that is the share of pairs that share a row; the question is about the others",
+        0.230: "that is a fraction; answer in percent",
+        20.1: "that is the share of rows that stay empty: all 12 pairs miss such a row. A pair has"
+              " its row to itself if the 11 others miss it",
+        22.3: "that is exp(-12 / 8), which comes close for many rows; with 8, multiply the"
+              " probabilities to miss",
+        34.5: "that is the share of rows with exactly one pair; the question counts pairs, of which"
+              " there are more than rows",
+        53.2: "that is rows in use per pair; most of these rows hold several pairs",
+        66.7: "that is rows per pair, as if the hash filled every row before it used one twice; a"
               " hash does not know which rows are taken",
-        0.0: "one other pair misses a row with probability 1 - 1 / 251,519, which is close to 1;"
-             " that many misses in a row are possible",
-        198.8: "that is the mean number of pairs in a row, in percent; it takes an exponential from"
-               " there",
-        36.8: "that is exp(-1), for as many pairs as rows; here pairs are nearly twice as many",
+        0.0: "one other pair misses a row with probability 7 / 8; 11 misses are possible",
+        150.0: "that is the mean number of pairs in a row, in percent",
+        87.5: "that is the probability that one other pair misses the row; there are 11",
     }
-    if abs(value - 13.7) > 0.3:
+    if abs(value - 100 * (7 / 8) ** 11) > 0.1:
         near = min(meanings, key=lambda known: abs(known - value))
         why = meanings[near] if abs(near - value) < 0.1 else (
-            "each of the other 499,999 pairs must miss one row of 251,519; multiply their"
-            " probabilities to miss")
+            "each of the other 11 pairs must miss one row of 8; multiply their probabilities to"
+            " miss")
         raise AssertionError(f"{value:g} percent is not the share with a row of its own: {why}")
 
 
@@ -98,6 +100,11 @@ def _row_too_far(inputs, rows):
     return F.pad(bigram_rows(inputs, rows)[:, 1:], (1, 0), value=rows)
 
 
+def _needs_a_pair(inputs, rows):
+    previous, token = inputs.unfold(1, 2, 1).unbind(-1)
+    return F.pad((36313 * token ^ 27191 * previous) % (rows - 1), (1, 0), value=rows - 1)
+
+
 def _too_short(inputs, rows):
     return bigram_rows(inputs, rows)[:, 1:]
 
@@ -106,7 +113,7 @@ def check_rows(answer):
     assert callable(answer), f"expected the function bigram_rows, not {answer!r}"
     draw = torch.Generator().manual_seed(0)
     cases = [(torch.tensor([[50256, 464, 3290, 318, 257]]), 251_520),
-             (torch.randint(264, (3, 7), generator=draw), 64)]
+             (torch.randint(264, (3, 7), generator=draw), 64), (torch.tensor([[5], [7]]), 64)]
     names = {
         "a row's first token is paired with the row's last one, which the model should not see yet;"
         " it has no previous token, so use the last row of the table": _wraps,
@@ -173,6 +180,16 @@ def _around_the_row(inputs, rows):
 def _any_order(inputs, rows):
     hashes = (inputs[:, 2:] + inputs[:, 1:-1] + inputs[:, :-2]) * 36313 % (rows - 1)
     return F.pad(hashes, (2, 0), value=rows - 1)
+
+
+def _blind_to_the_last_two(inputs, rows):
+    hashes = (36313 * (inputs[:, 2:] + inputs[:, 1:-1]) ^ 51647 * inputs[:, :-2]) % (rows - 1)
+    return F.pad(hashes, (2, 0), value=rows - 1)
+
+
+def _all_rows_of_triples(inputs, rows):
+    hashes = 36313 * inputs[:, 2:] ^ 27191 * inputs[:, 1:-1] ^ 51647 * inputs[:, :-2]
+    return F.pad(hashes % rows, (2, 0), value=rows - 1)
 
 
 def _the_next_token(inputs, rows):
@@ -242,10 +259,16 @@ def check_triples(answer):
     assert torch.equal(answer(later, 512)[:, 250], result[:, 250]), (
         "a token's row changes with the next token, which the model should predict; use only the"
         " token and the two before it")
-    turned = answer(inputs.flip(1), 512)[:, 2:]
-    assert (turned.flip(1) == result[:, 2:]).double().mean() < 0.5, (
-        "a triple and its reverse get the same row; multiply each place by another odd number"
-        " before you combine them")
+    assert (result[:, 2:] < 511).all(), (
+        "some triples get the last row, which is for tokens without two predecessors; the modulus"
+        " is rows - 1")
+    triples = inputs[:, :498].reshape(-1, 3)
+    row = answer(triples, 512)[:, 2]
+    for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0)):
+        same = answer(triples[:, order], 512)[:, 2] == row
+        assert same.double().mean() < 0.5, (
+            "a triple keeps its row when two of its tokens change places; multiply each place by"
+            " another odd number before you combine them")
     used, chance = len(result[:, 2:].unique()), 511 * (1 - (1 - 1 / 511) ** (8 * 498))
     assert used > 0.9 * chance, (
         f"{8 * 498:,} random triples reach only {used} of 511 rows, where chance reaches"
@@ -263,12 +286,13 @@ EXERCISES = {
         check=check_share,
         hints=[
             "With which probability does one other pair fall into another row than yours?",
-            "All others must miss: (1 - 1 / R) to the power n - 1, nearly exp(-n / R).",
-            "R = 251,519, n = 500,000: n / R = 1.988.",
-            "100 exp(-1.988) = ...",
+            "All others must miss: (1 - 1 / R) to the power n - 1, for n pairs and R rows.",
+            "R = 8, n = 12: 7 / 8, eleven times.",
+            "100 (7 / 8)^11 = ...",
         ],
-        solution=13.7,
-        wrong=[43.4, 86.3, 0.137, 27.2, 50.3, 0, 198.8, 60.5, 36.8, "few"],
+        solution=23.0,
+        wrong=[53.2, 77.0, 0.230, 100 * (7 / 8) ** 12, 100 * 2.71828**-1.5, 34.5, 66.7, 0, 150,
+               60.5, 87.5, "few"],
     ),
     "2": dict(
         check=check_rows,
@@ -283,7 +307,7 @@ EXERCISES = {
         solution=bigram_rows,
         wrong=[_wraps, _flat, _next, _swapped, _added, _all_rows, _zero_before, _row_0,
                _overwritten, _too_short, _without_brackets, _row_as_token, _row_too_far,
-               lambda inputs, rows: None],
+               _needs_a_pair, lambda inputs, rows: None],
     ),
     "3": dict(
         check=check_triples,
@@ -297,7 +321,8 @@ EXERCISES = {
             " return F.pad(hashes, (2, 0), value=...)",
         ],
         solution=trigram_rows,
-        wrong=[_pairs_only, _around_the_row, _any_order, _the_next_token, _beyond_the_table,
+        wrong=[_pairs_only, _around_the_row, _any_order, _blind_to_the_last_two,
+               _all_rows_of_triples, _the_next_token, _beyond_the_table,
                lambda inputs, rows: None],
     ),
 }

@@ -3,13 +3,14 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # ---- 1: the largest gradient ----
 
 
 def check_largest(answer):
     try:
-        value = abs(float(answer))
+        value = float(answer)
     except (TypeError, ValueError):
         raise AssertionError(f"expected a number, not {answer!r}") from None
     meanings = {
@@ -20,6 +21,7 @@ def check_largest(answer):
         3.07: "that is 23 / 7.5, without the sigmoid's derivative and without the weights",
         10.06: "that takes 23 / 4; the inner derivative of (z + 5) / 7.5 is 1 / 7.5",
         40.25: "that is 23 times the weights; the slope also has 1 / 7.5 and at most 1 / 4",
+        -1.342: "an absolute value is not negative",
         0.447: "that takes the mean of the weights; equal targets add theirs up",
     }
     if abs(value - 1.342) > 0.01:
@@ -33,6 +35,7 @@ def check_largest(answer):
 # ---- 2: a loss's gradients ----
 
 CAP = 23.0, 5.0, 7.5
+OTHER_CAP = 12.0, 2.0, 4.0
 
 
 def loss_grads(logits, targets, weights, cap):
@@ -55,6 +58,15 @@ def _half_slope(logits, targets, weights, cap):
 
 def _slope_without_width(logits, targets, weights, cap):
     return loss_grads(logits, targets, weights, cap) * cap[2]
+
+
+def _records_cap(logits, targets, weights, cap):
+    return loss_grads(logits, targets, weights, CAP)
+
+
+def _records_weights(logits, targets, weights, cap):
+    weights = torch.tensor([1.0, 0.5, 0.25]).to(logits)
+    return loss_grads(logits, targets, weights[: targets.size(1)], cap)
 
 
 def _uncapped(logits, targets, weights, cap):
@@ -130,6 +142,23 @@ def _by_autograd(logits, targets, weights, cap):
     return reference(logits, targets, weights, cap)
 
 
+def _by_torch_func(logits, targets, weights, cap):
+    def loss(logits):
+        capped = cap[0] * torch.sigmoid((logits + cap[1]) / cap[2])
+        log_probs = capped.log_softmax(1).gather(1, targets.clamp(min=0))
+        return -(log_probs * weights * (targets >= 0)).sum()
+    return torch.func.grad(loss)(logits)
+
+
+class Refuses(TorchDispatchMode):
+    """Raises RuntimeError at an operation that only a backward pass needs."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if "_backward" in operation.__name__:
+            raise RuntimeError(operation.__name__)
+        return operation(*args, **kwargs or {})
+
+
 def reference(logits, targets, weights, cap):
     """The gradients by autograd, of PyTorch's own cross-entropy."""
     height, shift, width = cap
@@ -166,6 +195,8 @@ def check_grads(answer):
         "the factor height / width of the cap's slope is missing": _half_slope,
         "the cap's slope has height but not width: the inner derivative of (z + shift) / width is"
         " 1 / width": _slope_without_width,
+        "you take 23, 5 and 7.5 for the cap; take height, shift and width from `cap`": _records_cap,
+        "you take 1, 0.5 and 0.25 for the weights; take them from `weights`": _records_weights,
         "the softmax is that of the raw logits; cap them first": _uncapped,
         "your softmax is that of the sigmoid; the capped logits are height times it":
             _share_in_softmax,
@@ -181,14 +212,16 @@ def check_grads(answer):
         "that is the mean over rows; return the gradients of the sum": _mean,
         "the sign is wrong: the gradient is positive where probability is to fall": _negative,
     }
-    for targets, weights in (
-        ([[1], [0], [5], [3]], [1.0]), ([[1, 3], [2, 2], [4, -1], [-1, -1]], [1.0, 0.5]),
-        ([[1, 3, 0], [2, 2, 5], [4, 5, -1], [3, -1, -1]], [1.0, 0.5, 0.25]),
+    three = [[1, 3, 0], [2, 2, 5], [4, 5, -1], [3, -1, -1]]
+    for targets, weights, cap in (
+        ([[1], [0], [5], [3]], [1.0], CAP), ([[1, 3], [2, 2], [4, -1], [-1, -1]], [1.0, 0.5], CAP),
+        (three, [1.0, 0.5, 0.25], CAP), (three, [1.0, 0.5, 0.25], OTHER_CAP),
+        (three, [0.9, 0.3, 0.2], CAP),
     ):
         inputs = logits.clone(), torch.tensor(targets), torch.tensor(weights).double()
         given = [tensor.clone() for tensor in inputs]
         try:
-            result = answer(*given, CAP)
+            result = answer(*given, cap)
         except RuntimeError as problem:
             if (given[1] >= 0).all():
                 raise
@@ -200,11 +233,11 @@ def check_grads(answer):
             f" {getattr(result, 'shape', result)!r}")
         assert all(map(torch.equal, given, inputs)), (
             "your function changes its arguments; they are needed afterwards")
-        right = reference(*inputs, CAP)
+        right = reference(*inputs, cap)
         if torch.allclose(result.double(), right, atol=1e-6):
             continue
         for why, slip in names.items():
-            wrong = slip(*inputs, CAP)
+            wrong = slip(*inputs, cap)
             assert not torch.allclose(result.double(), wrong, atol=1e-6), (
                 f"with targets {targets}: {why}")
         raise AssertionError(
@@ -212,8 +245,8 @@ def check_grads(answer):
             f" {[round(g, 4) for g in right[0].tolist()]}, not"
             f" {[round(g, 4) for g in result[0].tolist()]}")
     try:
-        with torch.inference_mode():
-            answer(logits.clone(), torch.tensor(targets), torch.tensor(weights).double(), CAP)
+        with torch.inference_mode(), Refuses():
+            answer(logits.clone(), torch.tensor(targets), torch.tensor(weights).double(), cap)
     except RuntimeError:
         raise AssertionError(
             "right numbers, but your function needs autograd, and a kernel has none: write the two"
@@ -242,6 +275,17 @@ def _from_the_row(tokens, bos):
     return np.arange(len(tokens))
 
 
+def _from_bos_upwards(tokens, bos):
+    return places(np.minimum(tokens, bos), bos)
+
+
+def _needs_a_start(tokens, bos):
+    starts = np.flatnonzero(tokens == bos)
+    starts = np.concatenate(([0], starts)) if starts[0] else starts
+    place = np.arange(len(tokens))
+    return place - starts[np.searchsorted(starts, place, "right") - 1]
+
+
 def _number_of_document(tokens, bos):
     return np.cumsum(tokens == bos)
 
@@ -266,15 +310,23 @@ def check_places(answer):
         "you count from the row's start; each `bos` starts again at 0": _from_the_row,
         "those are the numbers of the documents; count tokens within each": _number_of_document,
         "you count to the next document's start; count from the own one's": _to_the_end,
+        "a token larger than `bos` is a token like any other; only `bos` itself opens a document":
+            _from_bos_upwards,
         "each place is that of the previous token": _one_late,
         "all distances are from the row's last document; take the latest start up to each token":
             _last_start,
     }
     draw = np.random.default_rng(0)
     for tokens in (np.array([9, 1, 2, 9, 3, 4, 5]), np.array([1, 2, 9, 9, 3]),
-                   draw.integers(4, size=300) * 3):
+                   draw.integers(6, size=300) * 3, np.array([3, 12, 1, 2])):
         given = tokens.copy()
-        result = np.asarray(answer(given, 9))
+        try:
+            result = np.asarray(answer(given, 9))
+        except (IndexError, ValueError) as problem:
+            if (tokens == 9).any():
+                raise
+            raise AssertionError(f"{problem}: the row {tokens.tolist()} has no bos = 9. It counts"
+                                 " from its start") from None
         assert np.array_equal(given, tokens), "your function changes the tokens; they are needed"
         right = places(tokens, 9)
         assert result.shape == right.shape, (
@@ -301,7 +353,7 @@ EXERCISES = {
             "1.75 * 23 / 7.5 / 4 = ...",
         ],
         solution=1.3417,
-        wrong=[1.75, 0.767, 5.37, 3.07, 10.06, 0.447, "little"],
+        wrong=[1.75, 0.767, 5.37, 3.07, 10.06, 0.447, -1.3417, "little"],
     ),
     "2": dict(
         check=check_grads,
@@ -318,6 +370,7 @@ EXERCISES = {
         wrong=[_without_slope, _half_slope, _slope_without_width, _uncapped, _all_weights,
                _one_weight, _from_the_end, _from_the_start, _overwrites, _mean, _negative,
                _share_in_softmax, _slope_of_capped, _minus_one_as_column, _by_autograd,
+               _by_torch_func, _records_cap, _records_weights,
                lambda logits, targets, weights, cap: None],
     ),
     "3": dict(
@@ -331,6 +384,6 @@ EXERCISES = {
         ],
         solution=places,
         wrong=[_from_one, _from_the_row, _number_of_document, _to_the_end, _one_late, _last_start,
-               lambda tokens, bos: None],
+               _from_bos_upwards, _needs_a_start, lambda tokens, bos: None],
     ),
 }

@@ -22,5 +22,5 @@ def draw(picture):
     picture.arrow(x, y, x + 66 * math.cos(turn), y - 66 * math.sin(turn), "own")
     picture.text(x + 78, y + 4, "its gradient as head", "ink")
     picture.text(x + 12, y - 54, "its gradient as embedding", "own")
-    picture.number(206, angle, "degrees lie between the table's two gradients in a small model:"
-                   " the jobs hardly help or disturb each other")
+    picture.number(206, angle, "degrees lie on average between the table's two gradients in a"
+                   " small model; unrelated vectors give 90")
