@@ -543,7 +543,9 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
         verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
     else:
         far = abs(guess - measured) / (abs(measured) or 1)
-        verdict = "close" if far <= 0.2 else "the right size" if far <= 1 else "a surprise"
+        low, high = sorted((measured / 2, measured * 2))  # a factor of two
+        verdict = ("close" if far <= 0.2 else "the right size" if low <= guess <= high
+                   else "a surprise")
     _verdicts.append(verdict)
     good = sum(verdict != "a surprise" for verdict in _verdicts)
     print(f"{said}. You guessed {guess}: {verdict}. Good so far: {good} of {len(_verdicts)}")

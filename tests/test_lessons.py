@@ -102,6 +102,7 @@ def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
 @pytest.mark.parametrize("guess, measured, said", [
     (..., 16, "measured: 16 rows\n"),
     (15, 16, "You guessed 15: close."), (9, 16, "You guessed 9: the right size."),
+    (1.3, 548.2, "You guessed 1.3: a surprise."), (-30, -16, "You guessed -30: the right size."),
     (40, 16, "You guessed 40: a surprise."), ("Yes ", "yes", "You guessed Yes : right."),
     ("no", "yes", "You guessed no: a surprise."), (0.5, 0.50001, "measured: 0.5 rows."),
 ])
