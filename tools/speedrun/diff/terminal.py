@@ -92,7 +92,7 @@ def print_top(
     for title, rows in changed_values(old, new).items():
         _print_values(console, title, rows)
         if title == RETUNED.lower() and reasons and is_step(old, new):
-            _print_reason(console, whys(new.milestone).get(RETUNED, ""))
+            _print_wrapped(console, whys(new.milestone).get(RETUNED, ""), "italic", before=REASON)
     console.print(f"\n{summary_line(old, new, comparison)}")
 
 
@@ -162,7 +162,8 @@ def print_changes(
         known = (reasons or {}).get(change.name, ())
         for id, why in known:
             if id or change.name != RETUNED:  # a step's stands at the top
-                _print_reason(console, f"{id + ': ' if id else ''}{why}")
+                why = f"{id}: {why}" if id else why
+                _print_wrapped(console, why, "italic", before=REASON)
         unexplained = reasons is not None and change.name not in reasons
         if owners and unexplained and _has_reason(change.name):
             console.print(Text(f"  reasons: --steps --blocks {change.name}", style=FAINT))
@@ -252,7 +253,7 @@ def _print_title(console, change):
 def _print_idea(console, title, milestone, *more):
     """Prints a title, the milestone's idea and more, wrapped."""
     text = Text.assemble((f"{title} ", "bold"), milestone.idea, *more)
-    for line in text.wrap(console, max(NARROWEST, _room(console))):
+    for line in text.wrap(console, max(NARROWEST, min(console.width, WIDE))):
         line.rstrip()
         console.print(line)
 
@@ -270,24 +271,13 @@ def _has_reason(name):
     return name not in UNCOUNTED and not name.startswith("heading: ")
 
 
-def _print_wrapped(console, text, style="", indent=2):
-    """Prints a sentence, indented, on lines that a terminal need not break; no formula is split."""
+def _print_wrapped(console, text, style="", indent=2, before=""):
+    """Prints a sentence, indented, on lines that a terminal need not break, each behind `before`;
+    no formula is split."""
     text = WITHIN_FORMULA.sub(NO_BREAK, text)
-    for line in wrap(text, max(NARROWEST, _room(console) - indent)):
-        line = line.replace(NO_BREAK, " ")
-        console.print(Text(f"{' ' * indent}{visible(line)}", style=style))
-
-
-def _room(console):
-    """The columns that a sentence may take."""
-    return min(console.width, WIDE)
-
-
-def _print_reason(console, why):
-    """Prints why something changes, told from code by a line at its left."""
-    for line in wrap(WITHIN_FORMULA.sub(NO_BREAK, why), max(NARROWEST, _room(console) - 4)):
+    for line in wrap(text, max(NARROWEST, min(console.width, WIDE) - indent - len(before))):
         line = visible(line.replace(NO_BREAK, " "))
-        console.print(Text.assemble("  ", (REASON, FAINT), (line, "italic")))
+        console.print(Text.assemble(" " * indent, (before, FAINT), (line, style)))
 
 
 def _print_line(console, text, code):
