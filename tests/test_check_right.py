@@ -102,8 +102,6 @@ SEEN_BY_ONE_LOOK = [
     ("e2a", "model", [("torch.outer(torch.arange(seq_len)",
                       "torch.outer(torch.arange(seq_len).bfloat16().float()")],
      "the tables at the record's lengths, without signs"),
-    (LAST, "schedules", [("while (step + 1) % args.adam_every:", "while step % args.adam_every:")],
-     "numbers of the record's hyperparameters"),
     (LAST, "two ranks", [("torch.manual_seed(args.seed)", "torch.manual_seed(args.seed + rank)")],
      "all ranks begin with the same weights"),
     ("09", "updates", [("return ready.popleft().result()",
@@ -317,15 +315,20 @@ def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_di
     from speedrun.check.differences import differences
     from speedrun.scripts.find import load_snapshot
 
-    module = load_snapshot(MANIFEST.get("08g").script)
-    values = odd_values(MANIFEST.get("08g"))
+    def looks(id):
+        """The milestone's module, and what shows of it with other functions."""
+        module, values = load_snapshot(MANIFEST.get(id).script), odd_values(MANIFEST.get(id))
 
-    def seen(**functions):
-        other = ModuleType("other")
-        vars(other).update({**vars(module), **functions})
-        note = trace.Observations()
-        trace.schedules(other, values, note)
-        return dict(note)
+        def seen(**functions):
+            other = ModuleType("other")
+            vars(other).update({**vars(module), **functions})
+            note = trace.Observations()
+            trace.schedules(other, values, note)
+            return dict(note)
+
+        return module, seen
+
+    module, seen = looks("08g")
 
     def late(step, args):  # from one step of the record on, and only in runs of an odd length
         return module.lr_multiplier(step, args) + 1e-3 * (step == 1001)
@@ -338,6 +341,9 @@ def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_di
         f"lr_multiplier over the record's hyperparameters{more}" for more in ("", ", 1 more steps")}
     assert [found.what for found in differences(wanted, seen(lr_multiplier=odd))] == [
         "lr_multiplier over a short run, 1 more steps"]
+    tied, seen = looks("11")  # one of its functions has no step
+    found = differences(seen(), seen(last_tied_step=lambda args: tied.last_tied_step(args) + 1))
+    assert found and {f.what.startswith("numbers of ") for f in found} == {True}
 
 
 def test_a_decay_that_rounds_weights_is_uneven_in_any_form_of_the_lower_bits():
