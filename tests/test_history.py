@@ -6,6 +6,7 @@ Run: .venv/bin/python -m pytest tests/test_history.py
 import json
 import re
 import shutil
+from dataclasses import replace
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.glossary import GLOSSARY, load_glossary
 from speedrun.history.handles import Handles, handles_of
-from speedrun.history.manifest import HISTORY, ManifestError, load_manifest
+from speedrun.history.manifest import HISTORY, Figures, ManifestError, load_manifest
 from speedrun.history.records import load_records
 
 SCRIPT = """
@@ -213,6 +214,13 @@ def test_tiny_values_are_the_glossarys_then_the_ancestors(history):
 # ---- faults ----
 
 
+def test_no_stated_figure_follows_from_the_script():
+    bare = {m: replace(m, own=Figures()) for m in SCRIPTS}
+    again = [f"{m.name}: {key} = {value}" for m in SCRIPTS for key, value in vars(m.own).items()
+             if value and value == getattr(bare[m], key)]
+    assert not again, f"leave out what the script or the record says: {again}"
+
+
 def test_a_chain_whose_first_folder_is_missing(history):
     shutil.rmtree(history / "main" / "00_base")
     assert fault_of(history).endswith(
@@ -231,11 +239,10 @@ def test_a_chain_whose_first_folder_is_missing(history):
     ("records", "figures_of = 2\nrecords", "figures_of follows from records; leave it out"),
     ("records", "val_loss = true\nrecords", '"val_loss" must be a number above 0, not True'),
     ("records", "minutes = -45\nrecords", '"minutes" must be a number above 0, not -45'),
-    ("records", "minutes = 48\nrecords", "minutes = 48 follows from the record or the script"),
+    ("records", "minutes = 48\nrecords", "minutes = 48 follows from the record"),
     ("records", 'date = "June 2024"\nrecords', '"date" must be YYYY-MM-DD'),
     ("records", 'authors = ["@1", "@0", "@2"]\nrecords', "authors = ('@1', '@0', '@2') follows"),
     ("records", "train_steps = 1.5\nrecords", '"train_steps" must be a whole number'),
-    ("records", "tokens_read = 512\nrecords", "tokens_read = 512 follows from"),
     ("records", "curve = [[0, 10.9, 1]]\nrecords", '"curve" must be a list of [step, loss]'),
     ('"systems"', '"magic"', '"kind" must be one of optimizer, architecture, data, systems, not'),
     ("records", 'id = "05"\nrecords', "id follows from the folder's name; leave it out"),
