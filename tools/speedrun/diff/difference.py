@@ -128,20 +128,24 @@ def kept_lines(old: str, new: str) -> dict[int, int]:
     for a, b, _ in match(split_blocks(old), split_blocks(new)):
         if not (a and b):
             continue
-        if a.text == b.text:
-            texts = a.text.split("\n")
-            before, after = (_numbers(block, texts, source)
-                             for block, source in zip((a, b), sources, strict=True))
-            pairs = list(zip(after, before, strict=True))
-        else:
-            pairs = [(row.new.number, row.old.number) for row in _aligned(a, b, sources)
-                     if row.mark in (SAME, INDENTED)]
+        parts = [(a, b, False)] if a.text == b.text else match(methods(a), methods(b))
+        pairs = [pair for x, y, _ in parts if x and y for pair in _kept(x, y, sources)]
         kept.update(pairs)
         for y, x in [*pairs, (b.line, a.line)]:
             while min(x, y) > 1 and sources[0][x - 2] == sources[1][y - 2] == "":
                 x, y = x - 1, y - 1
                 kept.setdefault(y, x)
     return kept
+
+
+def _kept(old, new, sources):
+    """(line now, line before) of what stayed of a block or method, perhaps re-indented."""
+    if old.text == new.text:  # to align takes long
+        numbers = (_numbers(block, block.text.split("\n"), source)
+                   for block, source in zip((new, old), sources[::-1], strict=True))
+        return zip(*numbers, strict=True)
+    return [(row.new.number, row.old.number) for row in _rows(old, new, sources)
+            if row.mark in (SAME, INDENTED)]
 
 
 def _marked(changes):
@@ -175,11 +179,6 @@ def _change(old, new, moved, sources):
             parts = []  # there is nothing to see
     rows = [row for a, b, _ in parts for row in _rows(a, b, sources)]
     return Change((new or old).name, old, new, tuple(words), tuple(rows))
-
-
-def _aligned(old, new, sources):
-    """The rows of two versions of a block, a class's by method."""
-    return [row for a, b, _ in match(methods(old), methods(new)) for row in _rows(a, b, sources)]
 
 
 def _rows(old, new, sources):

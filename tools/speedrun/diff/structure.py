@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from functools import cache
 
-from speedrun.history.blocks import Block, merge_names
+from speedrun.history.blocks import Block, merge_names, statements
 
 CODE, COMMENTS, DOCSTRING, FORMATTING = "code", "comments", "docstring", "formatting"
 
@@ -53,20 +53,23 @@ def _method_starts(text):
     starts = {"": 1}
     if text[:1].isspace() or not re.search("^class ", text, re.MULTILINE):  # to parse takes long
         return starts
-    tree = _parse(text)
-    if not (tree and tree.body and isinstance(tree.body[0], ast.ClassDef)):
+    try:
+        (whole, above), *_ = statements(text)  # most are parsed already
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return starts
-    lines, taken = text.split("\n"), tree.body[0].lineno
-    for node in tree.body[0].body:
+    if not isinstance(whole, ast.ClassDef):
+        return starts
+    lines, taken = text.split("\n"), above + whole.lineno
+    for node in whole.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno] + [d.lineno for d in node.decorator_list])
+            first = above + min([node.lineno] + [d.lineno for d in node.decorator_list])
             while first - 1 > taken and lines[first - 2].strip()[:1] in ("", "#"):
                 first -= 1  # blank lines and comments belong to the method below them
             name = node.name
             while name in starts:  # a property's setter, for example
                 name += " again"
             starts[name] = first
-        taken = node.end_lineno
+        taken = above + node.end_lineno
     return starts
 
 

@@ -162,14 +162,18 @@ def statements(source: str) -> list[tuple[ast.stmt, int]]:
     Each is parsed alone, once for all scripts that hold it, because a chain's scripts have most in
     common: a statement is shared, so it must not be changed.
     """
-    lines, found, start, attempts = source.split("\n"), [], 0, 0
+    lines, found, attempts = source.split("\n"), [], 0
     ends = [i for i, line in enumerate(lines) if line[:1] not in ("", " ", "\t", "\f", "#", ")")]
+    start = ends[0] if ends else 0
     for end in [*ends[1:], len(lines)]:
         text = "\n".join(lines[start:end])
         if text.count('"""') % 2:
             continue  # within a text, as the lines of a card are
+        last = end
+        while lines[last - 1].strip()[:1] in ("", "#") and last > start + 1:
+            last -= 1  # what is above the next statement
         try:
-            body = _parsed(text)
+            body = _parsed("\n".join(lines[start:last]))
         except SyntaxError:  # the statement goes on, as a text in several lines does
             attempts += 1
         else:
