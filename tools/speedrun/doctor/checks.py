@@ -49,7 +49,7 @@ NEEDED = {"numpy", "rich"}  # imported by the snapshots and by run_milestone.py,
 COMPILERS = {"C": ("CC", "gcc", "clang", "cc", "cl"), "C++": ("CXX", "g++", "clang++", "c++", "cl")}
 LEAST_BYTES = 10**8  # the embedded corpus takes 20 MB, a log and a checkpoint at tiny scale 5
 HOPPER = (9, 0)  # compute capability
-PYTHON, TORCHES = "3.11", ("2.11", "2.15")  # those tried, on a CPU: of torch first and last
+PYTHON, TORCHES = ("3.11", "3.13"), ("2.11", "2.15")  # tried on a CPU: the first and the last
 # As Dao-AILab's repository builds it, and as PyTorch looks for it.
 FLASH_ATTENTION = "flash_attn_interface"
 
@@ -65,7 +65,7 @@ def examine(manifest: Manifest, asked: Milestone | None = None) -> Report:
         None, None, [] if fault else gpus, capability=capability, fault=fault)
     torch, torch_check = find_torch()
     checks = [
-        Finding("Python", OK, f"{platform.python_version()} (tried: {PYTHON})"),
+        Finding("Python", OK, f"{platform.python_version()} (tried: {' to '.join(PYTHON)})"),
         torch_check, package_check(),
         *gpu_checks(torch, gpus, visible_memory() if gpus else [], scale, asked),
     ]
