@@ -375,6 +375,11 @@ def test_a_conversation_begins_with_the_prompt(chat):
 
 
 def test_old_turns_leave_a_conversation_that_no_longer_fits(chat):
+    lines = [bytes([letter]) * 6 for letter in b"abcd"]
+    asked, _, err = chat(b"\n".join(lines), [[*b"yes.", 259]] * 4)  # turns of 13 ids
+    turns = [[257, *line, 258, *b"yes.", 259] for line in lines]
+    assert asked[3][0] == [256, *turns[1], *turns[2], 257, *lines[3], 258]  # the oldest left first
+    assert err.count("no longer fit") == 1
     question, answer = b"q" * 20, [*b"a" * 12, 259]  # 22 and 13 ids of 48; a quarter stays free
     asked, _, err = chat(question + b"\n" + b"r" * 10, [answer, answer])
     assert asked[1][0] == [256, 257, *b"r" * 10, 258] and "no longer fit" in err
