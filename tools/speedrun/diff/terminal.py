@@ -175,20 +175,20 @@ def print_changes(
             if owners and not named:
                 ids = ", ".join(m.id for m in owners.of(row for _, rows in hunk for row in rows))
                 console.print(Text(f"  by {ids}", style=FAINT))
-            for kind, rows in hunk:
-                _print_passage(console, kind, rows, width if in_columns else None)
+            lines = [line for kind, rows in hunk
+                     for line in _passage(console, kind, rows, width if in_columns else None)]
+            console.print(Text("\n").join(lines))  # one by one takes long
 
 
-def _print_passage(console, kind, rows, width):
-    """Prints rows of one kind, in two columns if the left one's width is given."""
+def _passage(console, kind, rows, width):
+    """The lines to print of rows of one kind, in two columns if the left one's width is given."""
     signs = (REMOVED, ADDED) if kind == CHANGED else (kind, kind)
     if width:
-        _print_beside(console, signs, rows, width)
-        return
+        return _beside(console, signs, rows, width)
     lines = [(REMOVED, row.old) for row in rows if kind == CHANGED and row.old]
     lines += [(signs[1], row.new) for row in rows if row.new]
-    for sign, line in lines:
-        _print_line(console, _styled(sign, line), line.text)
+    return [part for sign, line in lines
+            for part in _parts(console, _styled(sign, line), line.text)]
 
 
 def print_unified(
@@ -280,20 +280,20 @@ def _print_wrapped(console, text, style="", indent=2, before=""):
         console.print(Text.assemble(" " * indent, (before, FAINT), (line, style)))
 
 
-def _print_line(console, text, code):
-    """Prints a styled line of code; what a terminal has no room for goes on below, behind the same
-    sign, further to the right."""
+def _parts(console, text, code):
+    """The lines to print of a styled line of code; what a terminal has no room for goes on below,
+    behind the same sign, further to the right."""
     text.expand_tabs(TAB)
-    sign, indent = text[:2], len(code) - len(code.lstrip()) + SPILLED
+    sign, indent, parts = text[:2], len(code) - len(code.lstrip()) + SPILLED, []
     indent = min(indent, console.width // 2)
     while console.is_terminal and text.cell_len > console.width:
         spaces = [i for i, c in enumerate(text.plain[: console.width + 1]) if c == " "]
         end = max((i for i in spaces if i > indent + 2), default=console.width)
         line, text = text[:end], text[end:]
-        console.print(line)
+        parts.append(line)
         rest = text[len(text.plain) - len(text.plain.lstrip()) :]
         text = Text.assemble(sign, " " * (indent - len(ON)), (ON, FAINT), rest)
-    console.print(text)
+    return [*parts, text]
 
 
 def _styled(sign, line):
@@ -306,8 +306,9 @@ def _styled(sign, line):
     return text
 
 
-def _print_beside(console, signs, rows, width):
-    """Prints rows in two columns, the left one `width` wide."""
+def _beside(console, signs, rows, width):
+    """The lines to print of rows in two columns, the left one `width` wide."""
+    lines = []
     for row in rows:
         sides = []
         for sign, line in zip(signs, (row.old, row.new), strict=True):
@@ -317,7 +318,8 @@ def _print_beside(console, signs, rows, width):
         for left, right in zip_longest(*sides, fillvalue=Text()):
             whole = Text.assemble(left, " " * (width - left.cell_len), (BETWEEN, FAINT), right)
             whole.rstrip()
-            console.print(whole)
+            lines.append(whole)
+    return lines
 
 
 def _print_values(console, title, rows):
