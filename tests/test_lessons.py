@@ -370,12 +370,14 @@ def folder(tmp_path, monkeypatch):
 
 def test_outputs_are_kept_without_traces(folder):
     write, run = folder
-    path = write("01_good.ipynb", "print(1, flush=True)\nprint(2, flush=True)", "3 + 4")
+    path = write("01_good.ipynb", "import sys\nprint(1, flush=True)\nprint(2, flush=True)\n"
+                 "print('warning', file=sys.stderr)", "3 + 4")
     assert run("01") == 0
     notebook = nbformat.read(path, as_version=4)
     assert [cell.execution_count for cell in notebook.cells] == [1, 2]
-    (printed,), (value,) = (cell.outputs for cell in notebook.cells)
-    assert printed.text == "1\n2\n" and value.data["text/plain"] == "7"
+    (printed, warned), (value,) = (cell.outputs for cell in notebook.cells)
+    assert (printed.text, warned.text) == ("1\n2\n", "warning\n")
+    assert value.data["text/plain"] == "7"
     assert set(notebook.metadata) == {"kernelspec"}
     assert notebook.cells[0].metadata == {"tags": ["setup"]} and not notebook.cells[1].metadata
 
