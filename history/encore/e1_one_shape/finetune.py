@@ -197,7 +197,7 @@ def count_slots(rows, args):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 class Linear(nn.Linear):
@@ -212,7 +212,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); only the sines flip
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates only the sines
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -460,10 +460,10 @@ def main(args):
     load_start(model, args)
     model.to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # they are equal; DDP has deprecated its argument for it
+    model.broadcast_buffers = False  # they are equal on all ranks; the argument is deprecated
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)
@@ -486,7 +486,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
+    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -118,7 +118,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert longest > step_tokens, f"no file {pattern} has more than {step_tokens} tokens"
     for file in itertools.cycle(files):
         shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1])
             assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
@@ -382,7 +382,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
+    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -128,7 +128,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert longest > step_tokens, f"no file {pattern} has more than {step_tokens} tokens"
     for file in itertools.cycle(files):
         shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1])
             assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
@@ -497,7 +497,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
         model = torch.compile(model, dynamic=False)  # static shapes: a new length recompiles
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
@@ -523,7 +523,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
+    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -59,7 +59,7 @@ class Hyperparameters:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    weight_decay: float = 0.1  # applies to every tensor, because all are matrices
+    weight_decay: float = 0.1  # applied to every tensor: none is a bias or a norm's weight
     train_steps: int = 24_576
     warmup_steps: int = 256
     final_lr_multiplier: float = 1 / 11
@@ -119,7 +119,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -205,7 +205,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on g / (|g| + 1e-6) for each gradient tensor g, so that large ones do not dominate."""
+    """AdamW on g / (|g| + 1e-6) for each gradient tensor g: steps weigh the same in its means."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -355,7 +355,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
@@ -377,7 +377,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
+    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -58,7 +58,7 @@ class Hyperparameters:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    weight_decay: float = 0.1  # applies to every tensor, because all are matrices
+    weight_decay: float = 0.1  # applied to every tensor: none is a bias or a norm's weight
     train_steps: int = 9536
     warmup_steps: int = 256
     cooldown_steps: int = 2048
@@ -115,7 +115,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -137,7 +137,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); only the sines flip
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates only the sines
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -217,7 +217,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on g / (|g| + 1e-6) for each gradient tensor g, so that large ones do not dominate."""
+    """AdamW on g / (|g| + 1e-6) for each gradient tensor g: steps weigh the same in its means."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -367,10 +367,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # they are equal; DDP has deprecated its argument for it
+    model.broadcast_buffers = False  # they are equal on all ranks; the argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -390,7 +390,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
+    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

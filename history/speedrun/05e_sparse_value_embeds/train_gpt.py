@@ -54,7 +54,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
+    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: it helps little
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
@@ -139,7 +139,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; tokens[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -152,7 +152,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 class Linear(nn.Linear):
@@ -167,7 +167,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); only the sines flip
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates only the sines
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -336,7 +336,7 @@ def newton_schulz(matrices, dtype):
     """Orthogonalises matrices (N, m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20]: a slope this steep misses 1.
+    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20], not at 1: the price of speed.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
     X = matrices.to(dtype)  # (N, m, n)
@@ -557,10 +557,10 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # to send each bucket when it is ready
+        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # they are equal; DDP has deprecated its argument for it
+    model.broadcast_buffers = False  # they are equal on all ranks; the argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -580,7 +580,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, a reference cycle whose threads could abort the exit
+    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -47,7 +47,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
+    total_batch_size: int = 393_216  # per step, all ranks; with small steps runs need fewer tokens
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -56,7 +56,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
+    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: it helps little
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
@@ -242,7 +242,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor, because each pair of plain numbers would get a kernel of its own to tune.
+    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -253,7 +253,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight):
@@ -307,7 +307,7 @@ class Rotary(nn.Module):
         # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); only the sines flip
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); negates only the sines
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -479,7 +479,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20]: a slope this steep misses 1.
+    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20], not at 1: the price of speed.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)

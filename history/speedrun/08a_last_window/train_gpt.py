@@ -52,7 +52,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
+    total_batch_size: int = 393_216  # per step, all ranks; with small steps runs need fewer tokens
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -64,7 +64,7 @@ class Hyperparameters:
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
     layer_without_mlp: int = 0  # counted from 0; without this MLP a step is cheaper
-    value_embed_pattern: str = "012......012"  # each layer's value table; . where one helps little
+    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: it helps little
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
@@ -208,7 +208,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, so that batches keep their order; it pins memory
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -299,7 +299,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor, because each pair of plain numbers would get a kernel of its own to tune.
+    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -310,7 +310,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight):
@@ -502,7 +502,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # also the rotary tables'; layers with a long window see further
+        self.window = window  # S layers see half of it; the rotary tables are set for it
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
@@ -527,7 +527,7 @@ class GPT(nn.Module):
             x = block(x, value_embeds, x0, c, masks)
             skips.append(x)
         for block, c in zip(self.blocks[half:], coefficients[half:], strict=True):
-            x = x + c["skip"].sigmoid() * skips.pop()  # first x itself, as in the record
+            x = x + c["skip"].sigmoid() * skips.pop()  # the first pop is x, as in the record
             x = block(x, value_embeds, x0, c, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
         # Softcap (arXiv 2408.00118): 15 tanh(z / 15), faster by tanh(u) = 2 sigmoid(2u) - 1.
@@ -545,7 +545,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
     """Orthogonalises matrices (..., m, n), m <= n, computing in `dtype`; bfloat16 is enough.
 
     Five steps of X <- aX + b(XX')X + c(XX')^2 X (kellerjordan.github.io/posts/muon) keep singular
-    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20]: a slope this steep misses 1.
+    vectors. Singular values in [0.0015, 1] end in [0.68, 1.20], not at 1: the price of speed.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that small singular values grow fast
     X = matrices.to(dtype).flatten(0, -3)  # (N, m, n)
@@ -643,7 +643,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, weight in zip(params, gathered, strict=False):  # gathered has the padding
-                param.copy_(weight)  # weights are sent, not updates: one rank computes each
+                param.copy_(weight)  # its owner updated it: weights are sent, not updates
 
 
 # -------------------------------------------- Training --------------------------------------------

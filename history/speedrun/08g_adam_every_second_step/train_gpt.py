@@ -53,7 +53,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 262_144  # tokens per step, all ranks; small batches need fewer in total
+    total_batch_size: int = 262_144  # per step, all ranks; with small steps runs need fewer tokens
     train_seq_len: int = 32_768  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -64,7 +64,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "12......012"  # each layer's value table; . where one helps little
+    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: it helps little
     window_pattern: str = "SSSLSSLSSSL"  # windows: L = long, S = short; unused without attention
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
@@ -211,7 +211,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, so that batches keep their order; it pins memory
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -302,7 +302,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor, because each pair of plain numbers would get a kernel of its own to tune.
+    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -313,7 +313,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight):
@@ -511,7 +511,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # also the rotary tables'; layers with a long window see further
+        self.window = window  # S layers see half of it; the rotary tables are set for it
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
@@ -539,7 +539,7 @@ class GPT(nn.Module):
             skips.append(x)
         for block, c in zip(self.blocks[half:], coefficients[half:], strict=True):
             if skips:  # the last of an odd number of layers has nothing left to pop
-                x = x + c["skip"].sigmoid() * skips.pop()  # first x itself, as in the record
+                x = x + c["skip"].sigmoid() * skips.pop()  # the first pop is x, as in the record
             x = block(x, value_embeds, x0, c, masks)
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
@@ -554,7 +554,7 @@ class GPT(nn.Module):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the range that is left.
+# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the singular values it meets.
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -657,7 +657,7 @@ class Muon(torch.optim.Optimizer):
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
             attentions = len(group["params"][: group["num_attentions"]][share])
-            n = grads.size(1)  # these attentions are four (n, n) each, orthogonalised separately
+            n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
             parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
                      for tensor in (grads, state["momentum_buffer"])]
             updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
@@ -669,7 +669,7 @@ class Muon(torch.optim.Optimizer):
         for params, gathered, gather in gathers:
             gather.wait()
             for param, weight in zip(params, gathered, strict=False):  # gathered has the padding
-                param.copy_(weight)  # weights are sent, not updates: one rank computes each
+                param.copy_(weight)  # its owner updated it: weights are sent, not updates
 
 
 # -------------------------------------------- Training --------------------------------------------

@@ -64,7 +64,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "12......012"  # each layer's value table; . where one helps little
+    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: it helps little
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer to whose input the skip is added
     backout_layer: int = 7  # a share of its output is subtracted before the head
@@ -77,7 +77,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.023  # roughly an update's singular values
+    muon_lr: float = 0.023  # times a factor below, roughly an update's singular values
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # the rate's factor for the second matrix of each MLP
@@ -224,9 +224,9 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows come from `packed_rows`, have the length of step `first` and grow with the
-    stages; step_tokens and seq_len are those of step 0. Else a row starts where the previous one
-    ends. Ranks take blocks of B rows in turn. A shard's last tokens, if no step fits, are skipped.
+    If packed, rows come from `packed_rows`, start at the length of step `first` and grow with the
+    stages; step_tokens and seq_len are step 0's. Else a row starts where the previous one ends.
+    Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -257,7 +257,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, so that batches keep their order; it pins memory
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -348,7 +348,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor, because each pair of plain numbers would get a kernel of its own to tune.
+    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -359,7 +359,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight):
@@ -455,7 +455,7 @@ def attention_masks(inputs, windows, training, args):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before a key's, so one layer can be an induction head, which
+    A query can match the token before the key's token: one layer can be an induction head, which
     predicts what followed the same token earlier. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
@@ -579,7 +579,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # also the rotary tables'; layers with a long window see further
+        self.window = window  # S layers see half of it; the rotary tables are set for it
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
@@ -608,7 +608,7 @@ class GPT(nn.Module):
                 x = x + scalars["skip"].sigmoid() * outputs[self.args.skip_from]
             x = block(x, value_embeds, x0, c, masks)
             outputs.append(x)
-        # This output helped later layers; the head does not need it.
+        # The output of backout_layer helps later layers more than the head.
         x = x - scalars["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
@@ -623,7 +623,7 @@ class GPT(nn.Module):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the range that is left.
+# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the singular values it meets.
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -743,7 +743,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
+    """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
         # A group is one batch; its first num_attentions matrices are (4, n, n), stored as (n, 4n).
         super().__init__(groups, dict(
@@ -788,7 +788,7 @@ class Muon(torch.optim.Optimizer):
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
             attentions = len(group["params"][: group["num_attentions"]][share])
-            n = grads.size(1)  # these attentions are four (n, n) each, orthogonalised separately
+            n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
             parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
                      for tensor in (grads, state["momentum_buffer"], state["mean_square"])]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)

@@ -80,13 +80,13 @@ class Hyperparameters:
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
-    output_init: float = 0.5  # for attention's output weights: attention adds from the first step
+    output_init: float = 0.5  # for attention's output weights; not 0: attention acts from step 0
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: only 7.8 lie above
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.023  # roughly an update's singular values
+    muon_lr: float = 0.023  # times a factor below, roughly an update's singular values
     attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # the rate's factor for the second matrix of each MLP
@@ -112,12 +112,12 @@ class Hyperparameters:
     value_embed_decay_factor: float = 5.0  # shared with the bigrams' table
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
-    second_target_weight: float = 0.5  # weight of the second next token: 0 after the second stage
-    third_target_weight: float = 0.25  # weight of the third next token: 0 after the first stage
+    second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
+    third_target_weight: float = 0.25  # weight of the third token ahead: 0 after the first stage
     train_steps: int = 1480
     scheduled_steps: int = 1440  # the schedules, and the last of three stages, end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
-    third_stage_lr: float = 1.73  # about 3^0.5, as in the record; the second is about 2^0.6
+    third_stage_lr: float = 1.73  # about 3^0.5, as in the record
     cooldown_frac: float = 0.6  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
@@ -256,9 +256,9 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows come from `packed_rows`, have the length of step `first` and grow with the
-    stages; step_tokens and seq_len are those of step 0. Else a row starts where the previous one
-    ends. Ranks take blocks of B rows in turn. A shard's last tokens, if no step fits, are skipped.
+    If packed, rows come from `packed_rows`, start at the length of step `first` and grow with the
+    stages; step_tokens and seq_len are step 0's. Else a row starts where the previous one ends.
+    Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -289,7 +289,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread, so that batches keep their order; it pins memory
+    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
 
@@ -380,7 +380,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
             return x @ x.mT
         return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor, because each pair of plain numbers would get a kernel of its own to tune.
+    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -395,7 +395,7 @@ if find_spec("triton"):
     @triton.jit
     def relu2_kernel(a, b, post, out, M, N, K,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of relu(a b)^2 or, given post, of 2 a b sqrt(post)."""
+        """Stores a tile (ROWS, COLUMNS) of relu(a b)^2; given post = relu(c)^2, 2 a b relu(c)."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share loaded tiles of b
@@ -446,7 +446,7 @@ if find_spec("triton"):
         logits += row * V
         targets += row * K
         total = tl.zeros((COLUMNS,), dtype=tl.float32)
-        for start in range(0, V, COLUMNS):  # needs no maximum: V e^height fits float32
+        for start in range(0, V, COLUMNS):  # no maximum is needed: V e^height fits float32
             column = start + tl.arange(0, COLUMNS)
             logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
             capped = height * tl.sigmoid((logit + shift) / width)
@@ -507,7 +507,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -550,7 +550,7 @@ class Rotary(nn.Module):
 def attention_masks(inputs, windows, training, args, slots=1):
     """{kind: mask, or (starts, longest, window)}; a token takes `slots` places in a row.
 
-    A slot sees its document, at most `window` slots back: with two slots, half as many tokens.
+    A slot sees its document, at most `window` slots back: with two slots, window / 2 tokens.
     """
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
@@ -571,7 +571,7 @@ def attention_masks(inputs, windows, training, args, slots=1):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before a key's, so one layer can be an induction head, which
+    A query can match the token before the key's token: one layer can be an induction head, which
     predicts what followed the same token earlier. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
@@ -683,7 +683,7 @@ class ValueEmbeds(nn.Module):
         rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
         self.weight = nn.Parameter(rows)
 
-    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; a GPU sums its gradient in bfloat16
         return dict(zip(self.layers, self.weight.unflatten(0, self.tables)[:, inputs], strict=True))
 
 
@@ -704,14 +704,14 @@ class BigramEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; its MLP adds nothing initially, because its output starts at zero."""
+    """One transformer layer; its MLP adds nothing initially: the weight c_proj starts at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
         self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
         self.has_value_embed = args.value_embed_pattern[layer] != "."
         self.window_kind = args.window_pattern[layer]
-        # The last layers' outputs serve the prediction, so attention reads the cached one instead.
+        # The last layers' outputs serve the prediction, so attention reads the cached layer's.
         self.reads_cached = layer > args.cached_layer
         names = ["x0", "bigrams"] if layer > 0 else ["x0"]  # layer 0's input holds bigrams already
         self.injected = ["skip"] if layer == args.skip_to else names
@@ -794,7 +794,7 @@ class GPT(nn.Module):
         self.value_embeds = ValueEmbeds(args)
         self.bigram_embed = BigramEmbed(args)
         longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
-        # All layers share it; each slot of paired heads has a position.
+        # All layers share one; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
         self.attention_layers = [i for i, block in enumerate(self.blocks) if block.attn is not None]
@@ -813,13 +813,13 @@ class GPT(nn.Module):
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
         if args.bf16:
-            for module in self.children():  # the residual stream takes its dtype
+            for module in self.children():  # the residual stream takes embed's dtype
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
         self.set_window(args.window_end, args.long_window_end)
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # also the rotary tables'; layers with a long window see further
+        self.window = window  # S layers see half of it; the rotary tables are set for it
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
@@ -859,7 +859,7 @@ class GPT(nn.Module):
             outputs.append(x)
             if i == self.args.cached_layer:
                 sources["cached"] = x
-        # This output helped later layers; the head does not need it.
+        # The output of backout_layer helps later layers more than the head.
         x = x - scalars["backout"] * sources["cached"]
         return self.logits_or_loss(norm(x), targets, target_weights)
 
@@ -880,7 +880,7 @@ class GPT(nn.Module):
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
-# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the range that is left.
+# Polar Express (arXiv 2505.16932): a, b, c of each step, optimal for the singular values it meets.
 POLAR_EXPRESS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -1020,7 +1020,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
+    """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
         # Each parameter is a matrix or a stack of them; a group's matrices share one shape.
         super().__init__(groups, dict(
@@ -1125,7 +1125,7 @@ class Clock:
 
 
 def muon_groups(model, args):
-    """Muon's groups: pairs of neighbouring heads' Q or K (unlike pair_heads), V and O, MLPs."""
+    """Muon's groups: Q and K by two adjacent heads (unlike pair_heads), V and output, MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
     return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
