@@ -267,8 +267,21 @@ def test_few_numbers_that_differ_are_told_as_such():
     assert found.got == "RMS 1.2, 1.2 times the milestone's"
     assert not differences({"gate": ["tensors", {"weight": wanted}, {"weight": 0.3}]},
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
-    log = {"the log": ["log", ["step:1/1 train_loss:nan"], 0]}
-    assert not differences(log, log)
+
+
+@pytest.mark.parametrize("line, fault", [
+    ("step:1/1 train_loss:5.1234 step_avg:3.50ms", None), ("step:1/1 train_loss:nan", None),
+    ("step:1/1 train_loss:5.1235 step_avg:3.50ms", None),  # another machine's last digit
+    ("step:1/1 train_loss:5.12345 step_avg:3.50ms", "5.12345"),  # another number of decimals
+    ("step:1/1 train_loss:5.2234 step_avg:3.50ms", "5.2234"), ("step:1/1 loss:5.1234", "loss"),
+])
+def test_lines_of_a_log(line, fault):
+    from speedrun.check.differences import differences
+
+    wanted = "step:1/1 train_loss:nan" if "nan" in line else (
+        "step:1/1 train_loss:5.1234 step_avg:3.50ms")
+    found = differences(*({"the log": ["log", [text], 0]} for text in (wanted, line)))
+    assert bool(found) == bool(fault) and all(fault in deviation.got for deviation in found)
 
 
 def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
