@@ -33,6 +33,7 @@ from snapshots import (
 )
 from speedrun.base.errors import UserError
 from speedrun.base.text import visible
+from speedrun.compare.collect import collect
 from speedrun.compare.plot import curves_of, draw_comparison, save
 from speedrun.compare.results import (
     Comparison,
@@ -291,6 +292,20 @@ def micro_settings(id, shards, **more):
     overrides = micro_overrides(BY_ID[id], shards, "unused", **more)
     del overrides["log_dir"]
     return [f"--set={name}={value}" for name, value in overrides.items()]
+
+
+def test_a_targets_own_settings_win_over_those_of_all(monkeypatch, shards, tmp_path):
+    plans = []
+
+    def run(plan, stream):
+        plans.append(plan)
+        raise UserError("not run")
+
+    monkeypatch.setattr("speedrun.compare.collect.run", run)
+    for_all = [option.removeprefix("--set=") for option in micro_settings("02", shards)]
+    collect(["02", "02:muon_lr=0.5"], [0], tmp_path / "runs", io.StringIO(), scale="tiny",
+            settings=[*for_all, "muon_lr=0.25"])
+    assert [plan.hyperparameters["muon_lr"] for plan in plans] == [0.25, 0.5]
 
 
 def write_log(path, name, losses, hyperparameters=None, script="print(1)"):
