@@ -21,7 +21,7 @@ from speedrun.history.manifest import load_manifest
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.predict.cards import CARDS
 from speedrun.predict.prediction import Kernel, Launch, Prediction
-from speedrun.predict.report import span, to_json, to_text
+from speedrun.predict.report import span, to_columns, to_json, to_text
 from speedrun.predict.runs import predict_time
 from speedrun.run.fit_batch import find_prediction, largest_predicted
 from speedrun.scripts.find import code_hash, find_script
@@ -57,6 +57,14 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
     told = json.loads(to_json("x", H100, 8, step, None))
     assert told["launches"]["fused"] == {"launches": 1, "moved": 3e9, "flops": 0}
     assert told["launches"]["other"]["moved"] == 4e9 and told["largest_micro_batch"] is None
+
+
+def test_the_columns_of_a_table():
+    step = replace(STEP, saved=3 * 2**29, collectives={"allreduce float32": 1e8})
+    columns = to_columns({"x": step}, {"x": None})
+    assert columns == {"": ["x"], "rows": ["1"], "peak": ["1.0 GiB"], "run": ["—"],
+                       "saved": ["1.5 GiB"], "launches": ["0"], "products": ["2.0 TFLOP"],
+                       "traffic": ["3.00 TB"], "collectives": ["100.0 MB"]}
 
 
 @pytest.mark.parametrize(("gib", "graphs", "compiles", "said"), [
