@@ -37,6 +37,13 @@ def numbers(names, kind):
     return {int(name.split()[-1]) for name in names if re.fullmatch(rf"{kind} \d+", name)}
 
 
+def place(part):
+    """(left end, width) of the first box of a part of a picture."""
+    box = next(element for element in part.iter() if element.tag.endswith("rect"))
+    return float(box.get("x")), float(box.get("width"))
+
+
+
 @pytest.mark.parametrize("id", [
     pytest.param(id, marks=[] if id in QUICK else [pytest.mark.slow, pytest.mark.skipif(
         not os.environ.get("RUN_SLOW"), reason="a second or two each; RUN_SLOW=1 draws all")])
@@ -72,6 +79,9 @@ def test_picture_shows_the_module_tree(id):
         of_kind = defaultdict(set)
         for i, window in windows.items():
             of_kind[kinds[i]].add(window)
+            box, bar = (place(parts[f"{part} {i}"]) for part in ("attn", "window"))
+            assert bar[0] + bar[1] == pytest.approx(box[0] + box[1], abs=0.01)  # it ends at the token itself
+            assert bar[1] / box[1] == pytest.approx(window / max(windows.values()), abs=1e-3)
         (short,), (long,) = of_kind["S"], of_kind["L"]
         assert short < long
         assert of_kind["P"] <= {short // 2}  # the same number of slots, of which a token has two

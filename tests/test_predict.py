@@ -327,6 +327,14 @@ def test_memory_is_allocated_in_blocks_of_512_bytes():
     assert seen == [512, 512, 1024, 1024] and observer.peak - before == 1024
 
 
+def test_what_is_expanded_is_read_once():
+    observer = Observer()
+    with FakeTensorMode(), observer:
+        row, matrix = (torch.empty(shape, device="cuda") for shape in ((1, 100), (50, 100)))
+        row.expand(50, 100) + matrix
+    assert [launch.moved for launch in observer.launches][-1] == 4 * (100 + 2 * 5000)
+
+
 @pytest.mark.parametrize(("milestone", "transposed"), [("12c", False), ("14i", True)])
 def test_the_fused_mlps_kernel_is_a_product(milestone, transposed):
     source = load_manifest().get(milestone).script.read_text(encoding="utf-8")
