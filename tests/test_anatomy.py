@@ -80,7 +80,7 @@ def test_picture_shows_the_module_tree(id):
         for i, window in windows.items():
             of_kind[kinds[i]].add(window)
             box, bar = (place(parts[f"{part} {i}"]) for part in ("attn", "window"))
-            assert bar[0] + bar[1] == pytest.approx(box[0] + box[1], abs=0.01)  # it ends at the token itself
+            assert bar[0] + bar[1] == pytest.approx(box[0] + box[1], abs=0.01)  # its token
             assert bar[1] / box[1] == pytest.approx(window / max(windows.values()), abs=1e-3)
         (short,), (long,) = of_kind["S"], of_kind["L"]
         assert short < long
