@@ -176,9 +176,11 @@ def test_a_life_goes_on_in_the_block_that_follows():
     assert found[at + 1] == ("08f", "polar_express", ("added",))
     assert {name for _, name, _ in found[at + 1 :]} == {"polar_express"}
     assert {v.milestone.chain for v in life} == {"speedrun"}  # the prelude's replaces nothing
-    own = block_life(load_manifest(), "polar_express")
-    assert [v.milestone.id for v in own if v.milestone.chain == "speedrun"] == [
-        id for id, name, _ in found if name == "polar_express"]
+    for block, by in (("newton_schulz", "polar_express"), ("nesterov_update", "muon_update")):
+        life, own = (block_life(load_manifest(), name) for name in (block, by))
+        assert [v.milestone.id for v in own if v.milestone.chain == "speedrun"] == [
+            v.milestone.id for v in life if v.change.name == by]
+    assert len(own) > 1  # it goes on after the first version, too
     renamed = diff("--life", "newton_schulz", "--stat").stdout
     assert "\n  newton_schulz: added, " in renamed and "\n  polar_express: added, " in renamed
     shown = diff("--life", "polar_express", "--stat").stdout

@@ -26,6 +26,7 @@ import pytest
 from ranks import warm_context
 from speedrun.base.errors import UserError
 from speedrun.diff import html
+from speedrun.diff.align import SAME
 from speedrun.diff.difference import find_difference
 from speedrun.diff.origin import line_origins
 from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart, record_chart
@@ -430,6 +431,8 @@ def test_a_thread_shows_its_own_passages():
     assert second.share == 0.5 and why.startswith("The tanh bends logits")
     text = "\n".join(row.new.text for row in change.rows if row.new)
     assert "torch.sigmoid(logits / 7.5) - 15" in text and "class GPT" not in text
+    marks = [row.mark for row in change.rows]  # with two unchanged lines on both sides
+    assert marks[:2] == marks[-2:] == [SAME] * 2 and SAME not in (marks[2], marks[-3])
     with pytest.raises(ValueError, match="no passage of GPT has"):
         shown_steps(manifest, replace(cap, step=(replace(cap.step[0], only=("nowhere",)),)))
 
