@@ -55,6 +55,19 @@ def test_a_pair_that_is_right_together_is_not_blamed_for_another_block():
     assert ("Rotary", "CausalSelfAttention", "newton_schulz") in tried
 
 
+def test_helpers_of_helpers_go_with_the_block_that_uses_them():
+    milestone = "def norm(x):\n    return x\n\n\ndef cap(x):\n    return x\n"
+    helpers = [f"def {name}(x):\n    return {body}\n" for name, body in (
+        ("half", "x / TWO"), ("twice", "half(4 * x)"), ("unused", "0"))]
+    learner = "\n\n".join(["TWO = 2\n", *helpers, "def norm(x):\n    return twice(x) / 2\n"])
+    mixture = Mixture(milestone, learner)
+    assert mixture.candidates() == ["norm"]
+    assert mixture.helpers(["norm"]) == ["twice", "half", "TWO"]
+    names = {}
+    exec(mixture.script(["norm"])[0], names)
+    assert (names["norm"](3), names["cap"](3)) == (3, 3) and "unused" not in names
+
+
 def judged(milestone, learner, look, parent=""):
     """{block: (what is shown, the milestone's block that is replaced)}; look(names): the text of
     what these blocks show in the milestone's script, and its line there, or None."""
