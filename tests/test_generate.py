@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_generate.py
 """
 
 import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -354,6 +355,10 @@ def test_compare_times_generation_in_turn(checkpoint):
     done = run_tool(COMPARE, "e0a", "e3", "--from", str(checkpoint), "--repeat",
                     "1", "--set", "max_new_tokens=8")
     assert done.returncode == 0 and done.stdout.count("the same") == 2
+    first, second = (float(speed.replace(",", ""))
+                     for speed in re.findall(r"seed 0: (.+) tokens/s", done.stderr + done.stdout))
+    ratios = [*map(float, re.findall(r"([\d.]+)x \(", done.stdout))]
+    assert ratios == pytest.approx([1, second / first], rel=0.02)  # tokens/s are rounded
     done = run_tool(COMPARE, "e0a", "01", "--from", str(checkpoint))
     assert "only others that do compare with it" in done.stderr
     assert set(asdict(MODULES["e3"].Hyperparameters())) == set(
