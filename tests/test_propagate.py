@@ -112,8 +112,12 @@ def test_a_repair_reaches_the_chains_that_borrow_the_block(clone):
         assert old in text
         text = text.replace(old, new)
     lender.write_text(text, encoding="utf-8")
+    learners = clone / "train" / "train_gpt.py"
+    before = learners.read_bytes()
     ended = propagate(clone, "04")
     assert ended.returncode == 0, ended.stderr
+    assert learners.read_bytes() == before, "it comes from the root, not from 04"
+    assert "train/train_gpt.py" not in ended.stdout
     borrowers = [path for path in (*clone.glob("history/encore/*/*.py"),
                                    *clone.glob("train/encore/*.py"))
                  if path.name not in ("handles.py", "why.py")]
