@@ -679,6 +679,7 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
     (["03", "04", "--html", "."], 1, "is not a regular file"),
     (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
+    (["03", "--origin", "--html", "04.py"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
     (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
     (["a.py", "bad.py", "--blocks", "first"], 1, "no blocks to choose from: bad.py is not Python"),
@@ -687,6 +688,7 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
     (files / "README.md").touch()
+    (files / "04.py").symlink_to(load_manifest().get("04").script)
     before = (files / "b.py").read_bytes()
     ended = diff(*arguments, cwd=files)
     assert (ended.returncode, ended.stdout) == (status, "")
