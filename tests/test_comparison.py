@@ -132,8 +132,9 @@ def test_a_target_out_of_reach_is_a_dash():
     assert columns(comparison)["tokens to 2.2"][0] == "—"
 
 
-def test_a_run_that_diverged_says_so():
-    diverged = entry("00", [(0, 6.0), (100, math.nan)], vocab_size=257)
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_run_that_diverged_says_so(loss):
+    diverged = entry("00", [(0, 6.0), (100, loss)], vocab_size=257)
     target, reason = choose_target([diverged])
     assert (target, reason) == (None, "00 diverged")
     comparison = Comparison([diverged], target, reason)
