@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import pickle
 import re
 import runpy
 import shutil
@@ -18,6 +19,7 @@ import threading
 import time
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -361,6 +363,16 @@ def test_hints_go_one_level_further_each_time(script, answers, capsys):
     assert answers[1] == ["01", "01"]
 
 
+def test_the_last_hint_shows_what_to_write_and_what_to_remove(capsys):
+    hints._print_block("MLP", MANIFEST.get("02"))
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title == "01_muon → 02_modern_arch"
+    for sign, id in ("-", "01"), ("+", "02"):
+        own = MANIFEST.get(id).script.read_text(encoding="utf-8").splitlines()
+        assert (changed := [line[2:] for line in lines if line[:2] == f"{sign} "])
+        assert set(changed) <= set(own)
+
+
 def test_hints_begin_anew_when_the_block_shows_something_else(script, answers, capsys):
     assert [level_given(script, capsys) for _ in range(2)] == [1, 2]
     edit(script)  # the same message
@@ -384,6 +396,27 @@ def test_a_check_that_no_hint_belongs_to_says_so(script, answers):
     assert learner.progress.of(MANIFEST.get("01")).given == 0
     commands.check_once(learner, MANIFEST.get("01"), 100)
     assert "Stuck?" not in out.getvalue() and "check_train.py 01 --timeout 300" in out.getvalue()
+
+
+def test_the_latest_traces_are_kept(tmp_path):
+    from speedrun.check import kept
+
+    for number in range(kept.LATEST + 2):
+        kept.save(tmp_path / f"{number}.pt", {})
+        os.utime(tmp_path / f"{number}.pt", (number, number))
+    assert sorted(int(file.stem) for file in tmp_path.iterdir()) == [*range(2, kept.LATEST + 2)]
+
+
+def test_a_ranks_own_fault_comes_before_a_broken_connection(tmp_path):
+    from speedrun.check.worker import Task
+
+    said = "RuntimeError: Connection closed by peer (gloo)", "ValueError: the learner's"
+    for rank, words in enumerate(said):
+        (tmp_path / f"rank{rank}.pkl").write_bytes(
+            pickle.dumps(({"a run": ["error", words, 1, ""]}, 0.0)))
+    task = SimpleNamespace(folder=tmp_path, used=[0.0, 0.0], job=SimpleNamespace(what="a run"),
+                           _output=lambda rank: "")
+    assert Task._collected(task, [1, 1]) == {"a run": ["error", said[1], 1, ""]}
 
 
 @pytest.mark.parametrize("late", ["wanted", "judged"])

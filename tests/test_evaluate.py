@@ -307,3 +307,7 @@ def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["hellaswag.py", "--file", str(file), "--out", str(data)])
     with pytest.raises(SystemExit, match=f"^error: {file}: No such file or directory$"):
         hellaswag.main()
+    (data / hellaswag.NAME).write_bytes(b"<html>")  # also what is there already
+    file.write_bytes(content)
+    with pytest.raises(SystemExit, match="is not HellaSwag's validation file"):
+        hellaswag.main()

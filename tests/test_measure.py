@@ -530,9 +530,11 @@ def test_kernels_are_tried_apart(monkeypatch):
     assert try_kernel("FP8", "cpu") == OK
     assert try_kernel("FP9", "cpu") == "KeyError: 'FP9'"
     product = compat.scaled_mm
-    monkeypatch.setattr(compat, "scaled_mm", lambda *args, **kwargs: 2 * product(*args, **kwargs))
-    with pytest.raises(AssertionError, match="off by up to"):
-        TRIALS["FP8"]("cpu")
+    for factor in (2, math.nan):
+        monkeypatch.setattr(
+            compat, "scaled_mm", lambda *args, by=factor, **kwargs: by * product(*args, **kwargs))
+        with pytest.raises(AssertionError, match="off by up to"):
+            TRIALS["FP8"]("cpu")
 
 
 def test_attention_is_held_against_scores_written_out():
