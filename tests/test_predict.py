@@ -23,7 +23,7 @@ from speedrun.predict.attention import keys_per_query
 from speedrun.predict.cards import CARDS
 from speedrun.predict.fake_run import short_run
 from speedrun.predict.observer import Observer, SilentKernel
-from speedrun.predict.prediction import STEPS
+from speedrun.predict.prediction import STEPS, Prediction
 from speedrun.predict.runs import largest_micro_batch, observe, predict
 from speedrun.run.fit_batch import MARGIN
 from speedrun.scripts.find import find_script
@@ -327,6 +327,17 @@ def test_memory_is_allocated_in_blocks_of_512_bytes():
     assert seen == [512, 512, 1024, 1024] and observer.peak - before == 1024
 
 
+def test_of_many_micro_steps_two_are_run(monkeypatch):
+    def observed(script, card, world_size, settings, *_, **__):
+        number = settings["total_batch_size"] // 65_536
+        return Prediction(micro_batch=8, micro_steps=number, peaks={}, memory={}, collectives={},
+                          flops={"bfloat16": 7 * number}, moved=10 + 3 * number)
+
+    monkeypatch.setattr(runs, "observe", observed)
+    found = predict(find_script("01"), H100, 8, {**SMALL, "total_batch_size": 5 * 65_536})
+    assert (found.micro_steps, found.moved, found.flops) == (5, 25, {"bfloat16": 35})
+
+
 def test_what_is_expanded_is_read_once():
     observer = Observer()
     with FakeTensorMode(), observer:
@@ -387,8 +398,8 @@ def test_more_tokens_than_a_shard_counts_are_refused():
 
 
 def test_a_run_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr(runs, "LONGEST", {False: 0.1})
-    with pytest.raises(UserError, match="muon on the fake GPU has not ended after 0.1 seconds"):
+    monkeypatch.setattr(runs, "LONGEST", {False: 1})
+    with pytest.raises(UserError, match="muon on the fake GPU has computed for 1 seconds and not"):
         predict(find_script("01"), H100, 8, SMALL)
     assert not multiprocessing.active_children()
 

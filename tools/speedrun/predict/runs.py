@@ -21,7 +21,7 @@ from speedrun.scripts.find import Script
 from speedrun.scripts.sizes import length_names, micro_batches
 
 CTRL_C = {signal.SIGINT}
-LONGEST = {False: 300, True: 2400}  # seconds of a run, {compiled}, also on a busy machine
+LONGEST = {False: 300, True: 2400}  # seconds that a run may compute, {compiled}
 
 
 def predict(script: Script, card: Card, world_size: int, settings: dict[str, object],
@@ -135,31 +135,32 @@ def _apart(script, compiled, *arguments):
     context.set_forkserver_preload(["torch._dynamo", "torch.nn.attention.flex_attention"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=_answer, args=(theirs, script, compiled, *arguments), daemon=True)
+        target=_answer, args=(theirs, script, LONGEST[compiled], compiled, *arguments), daemon=True)
     resource_tracker.ensure_running()  # which lets Ctrl-C through again
     signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)  # a server that imports would print where
     process.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     theirs.close()
-    longest = LONGEST[compiled]
     try:
-        if not ours.poll(longest):
-            process.kill()
-            process.join()
-            raise UserError(f"{script.name} on the fake GPU has not ended after {longest} seconds,"
-                            f" though a run there has {STEPS} steps; is there a loop without end?")
         seen, failure = ours.recv()
     except EOFError:
         process.join()
-        how = describe_exit(process.exitcode)
-        failure = UserError(f"{script.name} on the fake GPU {how} before its last step")
+        how = f"{describe_exit(process.exitcode)} before its last step"
+        if process.exitcode == -signal.SIGXCPU:
+            how = (f"has computed for {LONGEST[compiled]} seconds and not ended, though a run there"
+                   f" has {STEPS} steps; is there a loop without end?")
+        failure = UserError(f"{script.name} on the fake GPU {how}")
     if failure:
         raise failure
     return seen
 
 
-def _answer(answer, script, *arguments):
-    """Sends what fake_run.main gives and None, or None and the error to raise."""
+def _answer(answer, script, longest, *arguments):
+    """Sends what fake_run.main gives and None, or None and the error to raise; is ended by SIGXCPU
+    after so many seconds of computing."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (longest, longest + 5))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this machine would answer for the fake ones
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word; its parent has one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
