@@ -163,6 +163,20 @@ def test_a_name_that_is_defined_twice():
     assert "two blocks are called norm" in failures(found)["blocks"]
 
 
+@pytest.mark.parametrize("jobs, said", [
+    (["two ranks"], True), (["model"], False), (["model", "two ranks"], False)])
+def test_one_rank_is_called_right_only_where_it_is(jobs, said, monkeypatch):
+    from speedrun.check import examine
+
+    monkeypatch.setattr(examine, "_judged", lambda *_: [])
+    looks = dict.fromkeys(jobs, [Deviation("a loss", "1", "2")])
+    examination = SimpleNamespace(
+        text=source_of("02"), parent="", wanted={}, differing=lambda _: looks)
+    found = [*examine.examine(source_of("02").encode(), examination)]
+    assert [outcome.name for outcome in found] == jobs
+    assert {outcome.meaning == examine.MORE_RANKS for outcome in found} == {said}
+
+
 @pytest.mark.parametrize("text, check, words", [
     ("def f(:\n", "syntax", "line 1: invalid syntax"),
     ("x = 1\0", "syntax", "null bytes"),
