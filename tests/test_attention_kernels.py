@@ -26,6 +26,7 @@ from snapshots import (
 )
 from speedrun.scripts.sizes import fitting
 from test_masks import attend, documents, mask_of, masks_of
+from test_parts import is_scalar
 
 BOS = 1
 LONGEST = 20  # tokens of a document in training
@@ -156,7 +157,7 @@ def models(module, *kernels):
         **longest)) for kernel in kernels]
     torch.manual_seed(0)
     for name, param in made[0].named_parameters():
-        if not name.endswith(("bias", "scalars", "_weights")):  # small ones would silence layers
+        if not is_scalar(name, param):  # small ones would silence layers
             torch.nn.init.normal_(param, std=0.2)
     for model in made[1:]:
         model.load_state_dict(made[0].state_dict())

@@ -114,7 +114,7 @@ def test_rows_have_gradients_of_their_own_bigrams_alone(milestone):
         assert not model(inputs, targets).equal(before)
 
 
-@pytest.mark.parametrize("milestone", having('scalars["bigram"]', "Block", "GPT"), ids=by_id)
+@pytest.mark.parametrize("milestone", having('c["bigrams"] * sources', "Block", "GPT"), ids=by_id)
 @torch.no_grad()
 def test_bigrams_enter_before_every_layer(milestone):
     module = load_snapshot(milestone)
@@ -125,7 +125,7 @@ def test_bigrams_enter_before_every_layer(milestone):
             handles(block.attn).matrices(block.attn)[3].zero_()
     model.bigram_embed.weight.normal_()
     named = scalars_of(model)
-    for name in ("x", "x0", "bigram"):
+    for name in ("x", "x0", "bigrams"):
         named[name].uniform_(-1, 1)
     tokens = torch.randint(60, (2, 16))
     inputs, outputs = watched(model)
@@ -136,7 +136,7 @@ def test_bigrams_enter_before_every_layer(milestone):
     for layer in range(11):
         if layer == 6:  # the skip comes first
             x = x + named["skip"].sigmoid() * outputs[3]
-        x = named["x"][layer] * x + named["x0"][layer] * x0 + named["bigram"][layer] * bigrams
+        x = named["x"][layer] * x + named["x0"][layer] * x0 + named["bigrams"][layer] * bigrams
         torch.testing.assert_close(outputs[layer], x)
 
 

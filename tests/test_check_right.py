@@ -164,7 +164,7 @@ SEEN_BY_ONE_LOOK = [
          "weights[share], async_op=True)\n            gathers.append((handle, weights, copy))\n"
          "        for gather, weights, copy in gathers:\n            gather.wait()\n"
          "            weights.copy_(copy)\n")],
-     "share of received updates that arrive in the model's own tensors"),
+     "share of received updates that arrive in the model's own tensors, rank 0"),
     ("e2a", "training", [("bisect_left(space, (size, 0))",
                          "min((row for left, row in space if left >= size), default=-1)\n        "
                          "fullest = next((i for i, (_, row) in enumerate(space) if row == fullest),"

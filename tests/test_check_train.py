@@ -53,7 +53,7 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
         assert about <= set(milestone.changes)
     assert len({hint.block for hint in guide.hints}) == len(guide.hints)
     for slip in guide.slips:
-        assert slip.apply(text), slip.name
+        assert slip.apply(text), f"{slip.name}: its block has an old text not just once"
         assert slip in slips_of(slip.block, milestone)
     assert [right.name for right in guide.rights if not right.apply(text, text)] == []
 

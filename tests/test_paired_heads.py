@@ -39,11 +39,12 @@ def by_loops(module, attention, values, visible):
     (B, T, C), D, half = x.shape, x.size(-1) // H, H // 2
     weights, rotary = handles(attention.attn).matrices(attention.attn), attention.attn.rotary
     q, k, v = ((x @ weight.T).view(B, T, H, D) for weight in weights[:3])
+    q, k = handles(attention.attn).comparable(module, q, k, attention.given)
     v = v + values.view(B, T, H, D)
     y = torch.zeros(B, T, H, D, dtype=torch.float64)
 
     def turned(t, h, vector):
-        vector, slot = vector / vector.square().mean().sqrt(), 2 * t + h // half
+        slot = 2 * t + h // half
         swapped = torch.cat((vector[D // 2 :], vector[: D // 2]))
         return vector * rotary.cos[slot, 0] + swapped * rotary.sin[slot, 0]
 

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from snapshots import (
+    MILESTONES,
     by_id,
     declaring,
     handles,
@@ -112,9 +113,14 @@ def weights_of(model, name):
     return found[name] if name in found else tensors_of(model, fused_qkv=True)[name]
 
 
+MOVED = {name for milestone in MILESTONES
+         for name in known_values(milestone.id).get("moved_scalars", {})}
+
+
 def is_scalar(name, param):
-    """Whether a parameter is scalars: of whole tensors, of layers or of their two sublayers."""
-    return param.ndim < 2 or name.endswith("_weights")
+    """Whether a parameter is scalars, which keep their first values: it has one dimension, or known
+    values move it as such (of a layer's sublayers or heads, say)."""
+    return param.ndim < 2 or name in MOVED
 
 
 @torch.no_grad()

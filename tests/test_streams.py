@@ -4,6 +4,8 @@ weights, keys of the previous token, gates on value embeddings.
 Run: .venv/bin/python -m pytest tests/test_streams.py
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +120,16 @@ SCALED = having('c["qkv"]', "CausalSelfAttention", "Block")
 scalars_on_weights = pytest.mark.parametrize("milestone", SCALED, ids=by_id)
 
 
+@torch.no_grad()
+def given_to(model):
+    """The coefficients that a model gives the first layer's attention, by name."""
+    found = []
+    with model.blocks[0].attn.register_forward_pre_hook(lambda attn, inputs: found.append(
+            dict(zip(handles(attn).ATTENTION, inputs, strict=True))["c"])):
+        model(torch.zeros(2, 16, dtype=torch.int64))
+    return found[0]
+
+
 class Attention:
     """A layer's attention, in float64, with random weights; its gates are half open."""
 
@@ -126,7 +138,8 @@ class Attention:
         sizes.setdefault("window_pattern", 12 * "S")  # a layer's heads may be paired otherwise
         sizes = fitting(dict(gate_pattern=12 * "G", own_value_pattern=12 * "."),
                         vars(module.Hyperparameters)) | sizes
-        self.attn = module.GPT(args := micro_sizes(module, **sizes)).double().blocks[0].attn
+        model = module.GPT(args := micro_sizes(module, **sizes)).double()
+        self.attn, self.given = model.blocks[0].attn, given_to(model)
         for weights in handles(self.attn).matrices(self.attn):
             torch.nn.init.normal_(weights, std=0.2)
         self.x = torch.randn(2, 16, args.model_dim, dtype=torch.float64)
@@ -139,31 +152,36 @@ class Attention:
             values = values.unflatten(-1, (self.attn.num_heads, -1))
         gates = torch.full((*self.x.shape[:2], self.attn.num_heads), 0.5, dtype=torch.float64)
         gate = gates if handles(self.attn).PER_TOKEN else self.gate
-        coefficients = dict(qkv=qkv, output=output, gate=gate) | more.pop("c", {})
+        coefficients = self.given | dict(qkv=qkv, output=output, gate=gate) | more.pop("c", {})
         named = dict(x=self.x, values=values, c=coefficients, mask=self.mask, documents=None) | more
         return self.attn(*(named[name] for name in handles(self.attn).ATTENTION))
 
 
+def plain(module, attention, qkv, output, values):
+    """The formula: scalars on values and outputs, since queries and keys have a norm or a bound."""
+    attn = attention.attn
+    parts, weights = handles(attn), handles(attn).matrices(attn)
+    q, k, v = ((attention.x @ weight.T).unflatten(-1, (attn.num_heads, -1))
+               for weight in weights[:3])
+    q, k = (attn.rotary(t) for t in parts.comparable(module, q, k, attention.given))
+    v = qkv * v + values.view_as(v)
+    y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True,
+                                       scale=attn.rotary.scale)
+    return 0.5 * output * y.transpose(1, 2).flatten(2) @ weights[3].T  # gates are half open
+
+
 @scalars_on_weights
-def test_scalars_have_the_gradients_of_scaled_activations(milestone, monkeypatch):
-    module = load_snapshot(milestone)
-    attention = Attention(module)
+def test_outputs_and_gradients_are_those_of_scaled_activations(milestone):
+    attention, found = Attention(module := load_snapshot(milestone)), []
     towards, values = torch.randn(2, *attention.x.shape, dtype=torch.float64)
-    u, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.5, 0.8))
-    (attention(u, w, values) * towards).sum().backward()
-    expected, linear = [u.grad, w.grad], F.linear
-    u, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.5, 0.8))
-    C, output = attention.x.size(-1), handles(attention.attn).matrices(attention.attn)[3]
-
-    def scaled(x, weight):
-        is_gate = len(weight) < C
-        return linear(x, weight) * (1 if is_gate else w if weight.equal(output) else u)
-
-    monkeypatch.setattr(module.F, "linear", scaled)
-    (attention(1, 1, values) * towards).sum().backward()
-    torch.testing.assert_close(  # queries and keys feel a scalar only through the norm's epsilon
-        torch.stack(expected), torch.stack([u.grad, w.grad]), rtol=1e-5, atol=0)
-    assert min(map(abs, expected)) > 0.1
+    for formula in (attention, partial(plain, module, attention)):
+        u, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True)
+                for value in (0.5, 0.8))
+        y = formula(u, w, values)
+        found.append([y, *torch.autograd.grad((y * towards).sum(), (u, w))])
+    # Where queries and keys have the scalar, they feel it through the norm's epsilon.
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert min(map(abs, found[0][1:])) > 0.1
 
 
 @scalars_on_weights
@@ -177,18 +195,9 @@ def test_a_negative_scalar_turns_values_alone(milestone):
 
 
 @scalars_on_weights
-def test_scalars_of_one_are_plain_attention(milestone):
-    attention = Attention(module := load_snapshot(milestone))
-    B, T, C = attention.x.shape
-    weights = handles(attention.attn).matrices(attention.attn)
-    q, k, v = ((attention.x @ weight.T).unflatten(-1, (attention.attn.num_heads, -1))
-               for weight in weights[:3])
-    q, k = (attention.attn.rotary(module.norm(t)) for t in (q, k))
-    y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True,
-                                       scale=attention.attn.rotary.scale)
-    expected = 0.5 * y.transpose(1, 2).flatten(2) @ weights[3].T  # gates are half open
-    torch.testing.assert_close(attention(1.0, 1.0).detach(), expected)
-    torch.testing.assert_close(attention(1.0, 1.0, 0 * attention.x).detach(), expected)
+def test_without_value_embeddings_none_are_added(milestone):
+    attention = Attention(load_snapshot(milestone))
+    torch.testing.assert_close(attention(1.0, 1.0), attention(1.0, 1.0, 0 * attention.x))
 
 
 # ---- 10f: keys of the previous token ----

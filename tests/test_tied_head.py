@@ -15,6 +15,7 @@ from ranks import start_ranks
 from snapshots import (
     MANIFEST,
     by_id,
+    declaring,
     handles,
     known_values,
     load_snapshot,
@@ -166,8 +167,7 @@ def test_the_warm_up_visits_one_table_and_two(milestone, shards, tmp_path, monke
 
 # ---- 11a: small parameters under Adam ----
 
-SMALL = having("small_betas", "make_optimizers", "ShardedAdam")
-small = pytest.mark.parametrize("milestone", SMALL, ids=by_id)
+small = where("make_optimizers", "ShardedAdam", known="adam_groups")
 
 
 @small
@@ -175,35 +175,20 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
     module = load_snapshot(milestone)
     monkeypatch.setattr(module, "dist", World().dist)
     model = module.GPT(args := micro_sizes(module))
-    adam, muon = module.make_optimizers(model, args)
-    known = known_values(milestone.id)["adam_groups"]
-    first, added = known["beta1"], (known["added"][0], tuple(known["added"][1]), 0)
-    tables, values = known["decay"]["head"], known["decay"]["value_embed"]
-    expected = dict.fromkeys(("x0_weights", "add_weights", "bigram_weights", "own_values"), added)
-    expected |= dict.fromkeys(("blocks", "final_mix"), (0.002, (0.9, 0.99), 1))  # of the mixes
-    expected |= dict.fromkeys(("early_gates", "late_gates"), (8e-4, (0.9, 0.99), 1))
-    expected |= dict(
-        scalars=(0.04, (0.9, 0.99), 0), keep_weights=(0.04, (0.9, 0.95), 0),
-        gate_scale=(8e-4, (0.9, 0.99), 0),
-        smear_gate=(8e-5, (0.9, 0.99), 0), skip_gate=(4e-4, (0.9, 0.99), 0),
-        attention_gates=(0.008, (0.9, 0.99), 1), value_gates=(0.008, (0.9, 0.99), 1),
-        lm_head=(0.008, (first["head"], 0.95), tables),
-        embed=(0.008, (first["head"], 0.95), tables),
-        value_embeds=(0.6, (first["value_embed"], 0.95), values),
-        bigram_embed=(0.6, (first["value_embed"], 0.95), values))
+    adam, _ = module.make_optimizers(model, args)
+    expected = known_values(milestone.id)["adam_groups"]
     names, seen = {id(param): name for name, param in model.named_parameters()}, set()
     for group in adam.param_groups:
         for param in group["params"]:
-            name = names[id(param)].split(".")[0]
-            last = names[id(param)].split(".")[-1]
-            seen.add(names[id(param)])
+            first, *_, last = (name := names[id(param)]).split(".") * 2
+            rate, betas, decay = expected[first]
+            seen.add(name)
             found = group["lr"], group["betas"], group["weight_decay"] / 0.005
-            rate, betas, decay = expected[name]
-            assert found == (rate, betas, pytest.approx(0 if last == "bias" else decay)), name
-            assert group["replicated"] == ("embed" not in name and name != "lm_head")
+            decay = 0 if last == "bias" else decay
+            assert found == (rate, tuple(betas), pytest.approx(decay)), name
+            assert group["replicated"] == ("embed" not in first and first != "lm_head")
     assert seen == {name for name in names.values() if "blocks." not in name or ".mix." in name}
-    assert {names[id(p)].split(".")[-1] for group in muon.param_groups
-            for p in group["params"]} == set(known["muon"])
+    assert {name.split(".")[0] for name in seen} == expected.keys()
 
 
 @small
@@ -238,7 +223,8 @@ def small_parameters(id, overrides):
             for name, param in models[0].named_parameters()}
 
 
-@pytest.mark.parametrize("milestone", SMALL[:1], ids=by_id)
+@pytest.mark.parametrize(
+    "milestone", declaring("ShardedAdam", known="adam_groups")[:1], ids=by_id)
 def test_copies_of_two_ranks_stay_equal_to_the_last_bit(milestone, shards, tmp_path):
     overrides = micro_overrides(
         milestone, shards, tmp_path / "log", total_batch_size=128, val_tokens=64, train_steps=8,

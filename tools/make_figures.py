@@ -31,8 +31,8 @@ def main(argv: list[str] | None = None, root: Path = REPOSITORY) -> int:
     )
     way.add_argument(
         "--tiny", action="store_true", help="first run the milestones whose scripts or tiny values "
-        f"have changed, for {RESULTS}/{TINY}: three runs of a minute or two each (one of a systems "
-        "step with its parent's losses)"
+        f"have changed, for {RESULTS}/{TINY}: three runs of one to twenty minutes each (one of a "
+        "systems step with its parent's losses)"
     )
     args = parser.parse_args(argv)
     if args.predict:

@@ -26,6 +26,7 @@ class Model:
         self.networks = self.layout_of_networks()
         self.shapes = {name: shape for name, *shape in filter(None, self.layout())}
         self.scalars = self.first_scalars()
+        self.largest = {}  # of an MLP's activations, by layer: what FP8's next scale depends on
 
     # ---- tensors ----
 
@@ -148,10 +149,12 @@ class Model:
                attn_scale=None, eight_bits=False):
         """Capped logits. window: tokens that long layers see, None for all, at the angles of the
         last window; tables: "bfloat16" rounds cosines and sines; tile_size: what short windows are
-        multiples of; attn_scale: of what attention writes; eight_bits: of the head's product."""
+        multiples of; attn_scale: of what attention writes; eight_bits: of the head's product and,
+        since record #84, of MLPs."""
         f, self.P, self.inputs, self.rounded = self.f, P, inputs, tables == "bfloat16"
         self.branch = attn_scale or ((2 * self.L) ** -0.5 if f.branch_factor else 1)
         self.documents = (inputs == bos_id).cumsum(1) * bool(f.documents)
+        self.mlps_in_eight_bits = eight_bits and bool(f.fp8_act_headroom)
         self.long = 10**6 if window is None else window
         self.short = max(1, self.long // (2 * tile_size)) * tile_size
         self.turns = m.frequencies(self.D, f.half_rotation)
@@ -275,6 +278,11 @@ class Model:
 
     def mlp(self, i, x):
         f, name = self.f, f"blocks.{i}.mlp."
+        if self.mlps_in_eight_bits:  # with room above the largest number of the pass before
+            room = f.fp8_act_headroom * self.largest.get(i, 448 / f.fp8_act_headroom)
+            y, self.largest[i] = m.EightBitMLP.apply(
+                x, self.P[f"{name}c_fc"], self.P[f"{name}c_proj"], 448 / room)
+            return y
         hidden = (x @ self.P[f"{name}c_fc"] if f.mlp_transposed
                   else self.linear(x, f"{name}c_fc"))
         if f.activation == "gelu":

@@ -227,7 +227,7 @@ MAKERS = dict(
 def keys(M):
     """Those of MAKERS that a milestone states, and those of its small model and schedules, which
     hold for it where it states none."""
-    always = {key for key in MAKERS if key.startswith("small_")} | {"learning_rate", "momentum"}
+    always = {key for key in MAKERS if key.startswith("small_")} | {
+        "learning_rate", "momentum", "fp8_training"}
     return [key for key in MAKERS if M.features and key not in table.elsewhere(M.chain)
-            and (key in M.own or key in always and key in M.known)
-            and not (key == "fp8_training" and "fp8_mlp" in M.known)]  # MLPs in FP8, too
+            and (key in M.own or key in always and key in M.known)]

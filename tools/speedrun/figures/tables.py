@@ -138,11 +138,12 @@ def record_table(records: Sequence[Record], manifest: Manifest) -> str:
 
 
 def public_table(manifest: Manifest) -> str:
-    """Return the table of the last script's parts beside the three files of the public one after
-    record #89: the lines of both, and what ours leaves out."""
+    """Return the table of the parts of the last script with a record beside the three files of the
+    public one after record #89: the lines of both, and what ours leaves out."""
     from speedrun.history.blocks import split_blocks
 
-    source = manifest.milestones[-1].script.read_text(encoding="utf-8")
+    last = [m for m in manifest.milestones if m.covered][-1]
+    source = last.script.read_text(encoding="utf-8")
     blocks = {block.name: block for block in split_blocks(source)}
     kernels = blocks["heading: Model"].line - blocks["heading: Kernels"].line
     composed = len(blocks["composed_heads"].text.splitlines())

@@ -97,6 +97,11 @@ class Handles:
     WINDOW = ""
     KINDS = ("L",)  # the kinds of windows that layers have, the longest first
 
+    def comparable(module, q, k, c):
+        """Queries and keys (B, T, H, D) as attention compares them, but for positions; c: its
+        coefficients by name."""
+        return module.norm(q), module.norm(k)
+
     def attention_source(args, layer):
         """The layer whose output this layer's attention reads; None: the stream's."""
         return None
