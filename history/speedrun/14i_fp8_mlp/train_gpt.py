@@ -8,7 +8,7 @@ Parent:  14h prefix targets
 Changed: the MLP's inputs, weights and activations are rounded to 8 bits for its two products; the
          activations' scale follows from the previous forward pass
 Record:  #89 by @Mister-dev-oss, @CerovazS, @MarioPaerle, @GabrieleCirillo, @crisostomi, 2026-07-17:
-         1.23 minutes on 8xH100, merged; its 13 runs on #84's code, of 1,390 steps, took 79.7 seconds
+         1.23 minutes on 8xH100, merged; 13 runs on #84's code, of 1,390 steps, took 79.7 seconds
          and reached a mean val loss of 3.2784. #84 by @sisovicm put the first product in FP8.
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
