@@ -22,7 +22,7 @@ from speedrun.history.blocks import HEADING, split_blocks
 SECTIONS = ["Hyperparameters", "Schedules", "Data", "Kernels", "Model", "Optimizer", "Training",
             "Generation"]  # the way of a run
 LONGEST_FUNCTION = 45  # lines
-LONGEST_ROOT, LONGEST_GROWTH = 500, 90  # lines: of a root, and more than the parent has
+LONGEST_ROOT, LONGEST_GROWTH = 500, 100  # lines: of a root, and more than the parent has
 FOREIGN_NAMES = re.compile(
     r"n_embd|n_head|n_layer|block_size|batch_size|get_lr|ddp_\w+|B_seq|iteration|num_iterations"
 )
