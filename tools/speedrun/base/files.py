@@ -57,9 +57,10 @@ def locked(file: Path) -> Iterator[None]:
         lock.release()
 
 
-def check_output(option: str, file: Path, suffix: str = "") -> None:
+def check_output(option: str, file: Path, suffix: str) -> None:
     """Raises UserError, one line, if `replace_file` should not write: the name does not end in
-    `suffix`, its folder is missing, or it is a link, a folder or a device.
+    `suffix`, as where the option has swallowed a log or a script that was to be read; its folder is
+    missing, or it is a link, a folder or a device.
 
     option: names the file in the message, for example "--png".
     """

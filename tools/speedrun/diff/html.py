@@ -60,7 +60,7 @@ LOOKS = {
 def check_target(path: Path, sources: Iterable[Path]) -> None:
     """Raises UserError, one line, if a page cannot be written to `path`, which must not be one of
     the sources."""
-    check_output("--html", path)
+    check_output("--html", path, ".html")
     if path.exists() and any(path.samefile(source) for source in sources):
         raise UserError(f"--html {path}: that is one of the files to compare")
 
