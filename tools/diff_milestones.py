@@ -204,7 +204,7 @@ def parse_args() -> argparse.Namespace:
     add("--nproc", type=positive, metavar="N", help="with --time: ranks (default: one per GPU)")
     add("--train-steps", type=positive, metavar="N",
         help=f"with --time: steps of a run (default: {STEPS})")
-    args = parser.parse_intermixed_args()
+    args = parser.parse_args()
     if args.life == "":
         parser.error("--life: the block's name is empty")
     if args.a is None and not args.life:
