@@ -51,7 +51,8 @@ def copy_lessons(lessons: Path, copies: Path) -> list[str]:
             notebooks[path.name] = one = prepared(json.loads(path.read_bytes()))
             one["metadata"][MADE_FROM] = hash_of_cells(one)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise UserError(f"{path} is not a notebook; git restore it") from None
+            raise UserError(f"{path} is not a notebook; git restore it, or remove it if it is"
+                            " yours") from None
     if os.path.lexists(copies) and not copies.is_dir():
         raise UserError(f"{copies} is a file or a broken link, not a folder; rename or remove it")
     copies.mkdir(exist_ok=True)
