@@ -681,7 +681,6 @@ def test_nothing_to_show_is_said(files):
     (["--html", "b.py", "04"], 1, "--html b.py: the file's name must end in .html"),
     (["03", "04", "--html", "folder.html"], 1, "is not a regular file"),
     (["03", "04", "--html", "link.html"], 1, "--html link.html: it is a link to b.py"),
-    (["a.py", "b.html", "--html", "b.html"], 1, "one of the files to compare"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
     (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
     (["a.py", "bad.py", "--blocks", "first"], 1, "no blocks to choose from: bad.py is not Python"),
@@ -690,7 +689,6 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
     (files / "README.md").touch()
-    (files / "b.html").touch()
     (files / "folder.html").mkdir()
     (files / "link.html").symlink_to("b.py")
     before = (files / "b.py").read_bytes()

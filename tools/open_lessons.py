@@ -28,6 +28,8 @@ def main() -> int:
     """Parses, copies, says what it kept, and becomes JupyterLab."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
+    import jupyterlab  # noqa: F401  a broken one is named before anything is written
+
     for name in copy_lessons(LESSONS, COPIES):
         print(f"{name}: your copy is kept, but the lesson is newer; rename yours to get it")
     os.environ["LESSONS_OPENED"] = "1"  # lesson.py: somebody is there to guess and to move sliders
