@@ -335,7 +335,6 @@ def test_cuda_visible_devices(monkeypatch, visible, names):
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpus.visible_gpus() == names
-    assert (gpus.find_fault() == f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs") == (not names)
 
 
 @posix
@@ -348,8 +347,8 @@ def test_a_broken_nvidia_smi_names_no_gpu(monkeypatch, tmp_path, command, fault)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
     assert (gpus.visible_gpus(), gpus.find_fault()) == ([], fault)
-    with pytest.raises(UserError, match=fault or "nvidia-smi shows no GPU"):
-        make_plan("00", scale="record")
+    scale = make_plan("00", for_elsewhere=True).notes[0]
+    assert scale.startswith(f"scale: tiny ({fault or 'nvidia-smi shows no GPU here'}; --scale")
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,6 @@ def gpu_checks(torch: ModuleType | None, gpus: Sequence[str], memory: Sequence[i
         has_cuda = torch is not None and torch.cuda.is_available()
     if not gpus and (fault := find_fault()):
         yield Finding("GPU", NOTE, f"none visible: {_brief(fault)}; a CPU runs the tiny scale",
-                      "unset CUDA_VISIBLE_DEVICES" if fault.startswith("CUDA") else
                       "repair the NVIDIA driver until nvidia-smi lists the GPUs")
     elif not gpus and has_cuda:
         yield Finding("GPU", NOTE, "torch can use one, but nvidia-smi, by which the tools find it,"
