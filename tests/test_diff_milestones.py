@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -679,6 +678,7 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--train-steps", "2"], 2, "--train-steps goes with --time"),
     (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
     (["--html", "b.py", "04"], 1, "--html b.py: the file's name must end in .html"),
+    (["04", "--origin", "--html", "b.py"], 1, "--html b.py: the file's name must end in .html"),
     (["03", "04", "--html", "folder.html"], 1, "is not a regular file"),
     (["03", "04", "--html", "link.html"], 1, "--html link.html: it is a link to b.py"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
@@ -697,18 +697,6 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
     assert message in ended.stderr
     assert (files / "b.py").read_bytes() == before
-
-
-def test_a_page_of_origins_replaces_no_script(tmp_path, monkeypatch):
-    manifest, page = load_manifest(), tmp_path / "page.py"
-    page.write_text("x = 1\n", encoding="utf-8")
-    scripts = tuple(replace(m, script=page) if m.id == "04" else m for m in manifest.milestones)
-    monkeypatch.setattr("speedrun.history.manifest.load_manifest",
-                        lambda: replace(manifest, milestones=scripts))
-    monkeypatch.setattr(sys, "argv", ["diff", "03", "--origin", "--html", str(page)])
-    with pytest.raises(UserError, match="page.py: that is one of the files to compare$"):
-        diff_milestones.main()
-    assert page.read_text(encoding="utf-8") == "x = 1\n"
 
 
 @pytest.mark.parametrize("module", ["diff_milestones", "make_figures"])
