@@ -93,7 +93,8 @@ def fetch_all(names, out_dir):
                 fetch(name, out_dir)
     except HTTPError as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"no file from the hub ({reason}); check the network, run again") from None
+        raise ValueError(
+            f"no file from the hub ({reason}); check {shards.network()}; run again") from None
 
 
 def main():

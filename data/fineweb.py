@@ -46,7 +46,8 @@ def hub_documents(start):
         dataset = load_dataset(DATASET, name=SAMPLE, split="train").select_columns("text")
     except Exception as error:  # the hub's, the network's and the cache's have no common base
         reason = str(error).partition("\n")[0]
-        raise OSError(f"cannot get {DATASET} from the Hugging Face hub ({reason})") from error
+        raise OSError(f"cannot get {DATASET} from the Hugging Face hub ({reason}); check"
+                      f" {shards.network()}") from error
     return (row["text"] for row in dataset.select(range(start, len(dataset))))
 
 
@@ -92,8 +93,8 @@ def tokenizer(name):
         gpt2 = tiktoken.get_encoding("gpt2")
     except OSError as error:
         raise OSError(
-            "cannot fetch GPT-2's vocabulary; go online once, or set TIKTOKEN_CACHE_DIR to a "
-            "folder that tiktoken has used as its cache"
+            f"cannot fetch GPT-2's vocabulary; check {shards.network()}, or set TIKTOKEN_CACHE_DIR"
+            " to a folder that tiktoken has used as its cache"
         ) from error
     return gpt2.eot_token, lambda text: [
         id for piece in without_long_space(text) for id in gpt2.encode_ordinary(piece)]

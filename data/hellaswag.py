@@ -43,8 +43,9 @@ def fetch(url, out):
             with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 shutil.copyfileobj(answer, file)
         except OSError as error:
-            raise ValueError(f"cannot fetch {url} ({getattr(error, 'reason', error)}); fetch it by"
-                             " other means and pass it with --file") from None
+            raise ValueError(f"cannot fetch {url} ({getattr(error, 'reason', error)}); check"
+                             f" {shards.network()}, or fetch it by other means and pass it with"
+                             " --file") from None
         file.flush()
         check(file.name, url)
 

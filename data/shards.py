@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     sys.exit(MISSING.format("numpy"))
 
 MAGIC, VERSION = 20240520, 1
+ROUTES = ("HF_ENDPOINT", "https_proxy", "http_proxy", "all_proxy")  # variables that steer downloads
 HEADER = np.dtype("<i4")  # 256 of them: magic, version, token count, then zeros
 TOKEN = np.dtype("<u2")
 HEADER_BYTES = 256 * HEADER.itemsize
@@ -48,10 +49,17 @@ def atomic_file(path):
 
 
 def folder(name):
-    """The path of a folder, for argparse; an empty one would be the current folder."""
+    """The path of a folder, for argparse, also with the ~ that a shell leaves in --out=~/data; an
+    empty one would be the current folder."""
     if not name:
         raise argparse.ArgumentTypeError("the folder's name is empty")
-    return Path(name)
+    return Path(os.path.expanduser(name))
+
+
+def network():
+    """What to check after a download that failed: the network, and the variables that steer it."""
+    steering = [name for name in os.environ if name in ROUTES or name.lower() in ROUTES]
+    return "the network" + (f" and {', '.join(steering)}, which you have set" if steering else "")
 
 
 @contextmanager

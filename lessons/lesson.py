@@ -539,6 +539,9 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     if guess is UNSOLVED:
         print(said + (". You have not guessed" if os.environ.get(OPENED) else ""))
         return
+    if not isinstance(measured, str) and not _is_finite(guess):
+        print(f"Your guess {guess!r} is not a finite number: change it, run its cell and this one")
+        return
     if isinstance(measured, str):
         verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
     else:
@@ -643,6 +646,14 @@ def check(exercise: str, answer=MISSING):
     return True
 
 
+def _is_finite(guess):
+    """Whether a guess is a number, not in words, and neither infinite nor nan."""
+    try:
+        return math.isfinite(guess)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
+
+
 def _is_not_finite(answer) -> bool:
     """Whether an answer is a number, also one in words, that is infinite or nan."""
     try:
@@ -685,15 +696,20 @@ def _is_empty(definition) -> bool:
 
 def hint(exercise: str, level: int = 1) -> None:
     """Prints a hint: 1 nudges, 2 gives the mathematics, 3 the steps, 4 nearly all of it."""
-    print(_exercise(exercise)["hints"][level - 1])
+    try:
+        hints = _exercise(exercise)["hints"]
+    except UserError as missing:
+        print(missing)
+        return
+    print(hints[level - 1] if level in range(1, 5) else f"Hints have levels 1 to 4, not {level!r}")
 
 
 def _exercise(exercise: str) -> dict[str, Callable | list[str]]:
     """The entry {"check", "hints", "solution"} of an exercise in solutions/NN_slug.py.
 
-    Raises UserError if there is no such file.
+    Raises UserError if there is no such file or exercise.
     """
-    lesson, _, number = exercise.partition(".")
+    lesson, _, number = str(exercise).partition(".")
     file = next((REPOSITORY / "lessons" / "solutions").glob(f"{lesson}_*.py"), None)
     if file is None:
         raise UserError(f"The checks of exercise {exercise} were not found: there is no file"
@@ -701,6 +717,9 @@ def _exercise(exercise: str) -> dict[str, Callable | list[str]]:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if number not in module.EXERCISES:
+        has = ", ".join(f"{lesson}.{one}" for one in module.EXERCISES)
+        raise UserError(f"There is no exercise {exercise}; this lesson has {has}")
     return module.EXERCISES[number]
 
 

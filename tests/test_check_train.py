@@ -254,6 +254,10 @@ def test_take_keeps_every_version(script, command):
     again = command("02", "--take", "--script", script)
     assert "nothing to do" in again.stdout
     assert len(list(script.parent.glob("*.py"))) == 3
+    link = script.with_name("link.py")
+    link.symlink_to(script.name)
+    assert progress.take(link, MANIFEST.get("01")) and link.is_symlink()
+    assert script.read_text(encoding="utf-8") == source_of("01")
 
 
 def test_take_fills_gaps_and_never_overwrites(script):
@@ -600,8 +604,9 @@ def test_broken_progress_is_kept_under_a_number(content, script, capsys):
     commands.show_list(learner)
     assert len(out.getvalue().splitlines()) == len(LISTED)
     what = next((name for name in ("muon", "05e") if name in content), "everything")
-    assert capsys.readouterr().err == (f"note: in .progress.json {what} could not be read; the rest"
-                                       " is known, and the file will be kept under a number\n")
+    assert capsys.readouterr().err == (
+        f"note: {what} in .progress.json could not be read and counts as not done; the file will be"
+        " kept under a number\n")
     passes(script, 3)
     assert json.loads(file.read_text())["muon"]["passed"] == 3
     assert (script.parent / ".progress.1.json").read_bytes() == broken

@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from speedrun import install_command
+from speedrun.base import cli
 from speedrun.history.manifest import REPOSITORY
 
 posix = pytest.mark.skipif(os.name == "nt", reason="has no fork and no shell")
@@ -114,6 +116,15 @@ def test_an_environment_without_its_configuration_is_named(tmp_path):
                            capture_output=True, text=True, timeout=30)
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"error: {venv} is damaged: its Python does not run in it; make")
+
+
+def test_folders_and_the_order_of_a_command_line():
+    parser = cli.Parser()
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=cli.folder)
+    args = parser.parse_args(["a", "--json", "--out=~/x", "b"])
+    assert (args.runs, args.out) == (["a", "b"], Path.home() / "x")
 
 
 @posix

@@ -356,9 +356,13 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     without = tmp_path / "without"
     without.mkdir()
     (without / "summary.json").touch()
+    killed = tmp_path / "killed"  # before its first line
+    (killed / "ranks").mkdir(parents=True)
+    (killed / "train_gpt.py").touch()
     for arguments, message in (((again, runs), f"{runs}: this log is named twice"),
                                ((without,), f"{without} is a run whose log.txt is missing"),
-                               ((runs, "--csv", again), f"--csv {again}: this file is read, or"),
+                               ((killed,), f"{killed} is a run whose log.txt is missing"),
+                               ((runs, "--json", again), f"--json {again}: the file's name must"),
                                ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
         refused = compare(*arguments)
         assert refused.returncode and refused.stderr.startswith(f"error: {message}")
@@ -434,13 +438,12 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["missing/log.txt"], 1, "there is no such log"),
     (["/dev/zero"], 1, "/dev/zero is not a regular file, so it is not a log; name another"),
     (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
-    (["01", "--csv", "/dev/stdin"], 1, "--csv /dev/stdin: it is a link"),
     (["01", "--png", "curves.xyz"], 1, "curves.xyz: the file's name must end in .png"),
+    (["01", "--markdown", "logs/1.txt"], 1, "logs/1.txt: the file's name must end in .md"),
     (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
     (["01:muon_lr=1,seed=2"], 2, "--set seed=2: the seed is chosen with --seed"),
     (["01:muon_lr=1,muon_lr=2"], 2, "muon_lr has two values"),
-    (["01", "--csv", "x", "--json", "./x"], 2, "--json x: this file is read, or another"),
     (["01", "--repeat", "1001"], 2, "--repeat: 1001 runs of each script; at most 1,000"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message):

@@ -463,7 +463,7 @@ def test_hub_without_the_file_or_the_hub(hub, tmp_path):
     assert_one_line(command("cached_fineweb10B.py", 1, "--out", tmp_path, **env), 1, "404")
     env["HF_ENDPOINT"] = "http://127.0.0.1:9"
     process = command("cached_fineweb10B.py", 1, "--out", tmp_path, **env)
-    assert_one_line(process, 1, "network", "again")
+    assert_one_line(process, 1, "network", "HF_ENDPOINT", "which you have set; run again")
 
 
 def test_one_writer_in_a_folder_at_a_time(hub, inputs, tmp_path):
@@ -664,6 +664,7 @@ def test_an_empty_folders_name_is_not_the_current_folder(script, monkeypatch, ca
     with pytest.raises(SystemExit, match="^2$"):
         script.main(*["", None, None][: 3 * (script is builtin_corpus)])
     assert "the folder's name is empty" in capsys.readouterr().err
+    assert shards.folder("~/data") == Path.home() / "data"
 
 
 def test_a_folder_is_no_input(tmp_path, monkeypatch):

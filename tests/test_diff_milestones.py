@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -678,8 +677,10 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
     (["03", "04", "--train-steps", "2"], 2, "--train-steps goes with --time"),
     (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
-    (["03", "04", "--html", "."], 1, "is not a regular file"),
-    (["a.py", "b.py", "--html", "b.py"], 1, "one of the files to compare"),
+    (["--html", "b.py", "04"], 1, "--html b.py: the file's name must end in .html"),
+    (["04", "--origin", "--html", "b.py"], 1, "--html b.py: the file's name must end in .html"),
+    (["03", "04", "--html", "folder.html"], 1, "is not a regular file"),
+    (["03", "04", "--html", "link.html"], 1, "--html link.html: it is a link to b.py"),
     (["03", "binary.py"], 1, "binary.py is not a text that can be read"),
     (["03", "a.py", "--time"], 1, "a.py has no class Hyperparameters"),
     (["a.py", "bad.py", "--blocks", "first"], 1, "no blocks to choose from: bad.py is not Python"),
@@ -688,24 +689,14 @@ def test_wrong_input_is_one_line(files, arguments, status, message):
     (files / "binary.py").write_bytes(b"\xff\xfe\0x")
     (files / "bad.py").write_text("def", encoding="utf-8")
     (files / "README.md").touch()
+    (files / "folder.html").mkdir()
+    (files / "link.html").symlink_to("b.py")
     before = (files / "b.py").read_bytes()
     ended = diff(*arguments, cwd=files)
     assert (ended.returncode, ended.stdout) == (status, "")
     assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
     assert message in ended.stderr
     assert (files / "b.py").read_bytes() == before
-
-
-def test_a_page_of_origins_replaces_no_script(tmp_path, monkeypatch):
-    manifest, page = load_manifest(), tmp_path / "page.py"
-    page.write_text("x = 1\n", encoding="utf-8")
-    scripts = tuple(replace(m, script=page) if m.id == "04" else m for m in manifest.milestones)
-    monkeypatch.setattr("speedrun.history.manifest.load_manifest",
-                        lambda: replace(manifest, milestones=scripts))
-    monkeypatch.setattr(sys, "argv", ["diff", "03", "--origin", "--html", str(page)])
-    with pytest.raises(UserError, match="page.py: that is one of the files to compare$"):
-        diff_milestones.main()
-    assert page.read_text(encoding="utf-8") == "x = 1\n"
 
 
 @pytest.mark.parametrize("module", ["diff_milestones", "make_figures"])

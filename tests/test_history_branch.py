@@ -89,11 +89,16 @@ def test_blame_names_the_milestone_of_a_line(clone):
     assert agree > 0.9 * len(titles)  # git knows no blocks, and sees re-indented lines as new
 
 
-def test_the_same_history_gives_the_same_commits(clone, tmp_path):
+def test_the_same_history_gives_the_same_commits(clone, tmp_path, monkeypatch):
     other = new_repository(tmp_path / "other")
+    hook = new_repository(tmp_path / "hook")
+    monkeypatch.setenv("GIT_DIR", str(hook / ".git"))  # as in a hook of another repository
+    monkeypatch.setenv("GIT_INDEX_FILE", str(hook / ".git" / "index"))
     for _ in range(2):  # the second replaces the first
         assert write_branch(MANIFEST, CHAIN[0].chain, "history", other) == len(CHAIN)
-        assert git(other, "rev-parse", "history") == git(clone, "rev-parse", "history")
+    monkeypatch.undo()
+    assert git(hook, "branch") == "* main\n"
+    assert git(other, "rev-parse", "history") == git(clone, "rev-parse", "history")
 
 
 def test_other_chains_have_branches_of_their_own(clone):
@@ -114,6 +119,11 @@ def test_a_branch_of_somebody_else_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="the branch mine holds commits that this command did not"):
         write_branch(MANIFEST, CHAIN[0].chain, "mine", other)
     assert git(other, "rev-parse", "mine") == before
+    git(other, "branch", "my/own")
+    with pytest.raises(UserError, match="my/own does not leave room for one called my; name"):
+        write_branch(MANIFEST, CHAIN[0].chain, "my", other)
+    with pytest.raises(UserError, match="'a b' is not a valid branch name"):
+        write_branch(MANIFEST, CHAIN[0].chain, "a b", other)
     write_branch(MANIFEST, CHAIN[0].chain, "history", other)
     git(other, "checkout", "-q", "history")
     with pytest.raises(UserError, match="^git branch: cannot force update the branch 'history'"):

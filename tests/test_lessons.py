@@ -104,6 +104,7 @@ def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
     (15, 16, "You guessed 15: close."), (9, 16, "You guessed 9: the right size."),
     (1.3, 548.2, "You guessed 1.3: a surprise."), (-30, -16, "You guessed -30: the right size."),
     (40, 16, "You guessed 40: a surprise."), ("Yes ", "yes", "You guessed Yes : right."),
+    ("abc", 16, "Your guess 'abc' is not a finite"), (float("nan"), 1, "guess nan is not a finite"),
     ("no", "yes", "You guessed no: a surprise."), (0.5, 0.50001, "measured: 0.5 rows."),
 ])
 def test_a_guess_is_scored(guess, measured, said, lesson, capsys, monkeypatch):
@@ -113,6 +114,15 @@ def test_a_guess_is_scored(guess, measured, said, lesson, capsys, monkeypatch):
     monkeypatch.setenv(lesson.OPENED, "1")
     lesson.reveal(guess, measured, "rows")
     assert ("You have not guessed" in capsys.readouterr().out) == (guess is ...)
+
+
+def test_an_exercise_or_a_level_that_does_not_exist(lesson, capsys):
+    assert not lesson.check("01.9", 1)
+    for exercise, level in (("01.9", 1), ("01.1", 0), ("01.1", 9)):
+        lesson.hint(exercise, level)
+    unknown = "There is no exercise 01.9; this lesson has 01.1, 01.2, 01.3"
+    assert capsys.readouterr().out.splitlines() == [
+        unknown, unknown, *(f"Hints have levels 1 to 4, not {level}" for level in (0, 9))]
 
 
 def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
@@ -387,7 +397,7 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
     faults = {
         "01_bad.ipynb": "ZeroDivisionError: division by zero", "02_dead.ipynb": "Kernel died",
         **dict.fromkeys(("03_cut.ipynb", "04_empty.ipynb", "05_list.ipynb"),
-                        "it is not a notebook; git restore it"),
+                        "it is not a notebook; git restore it, or remove it if it is yours"),
         "06_other.ipynb": "its kernel julia is not installed here; git restore it"}
     cells = ["1 / 0", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", *"1111"]
     paths = [write(name, cell) for name, cell in zip(faults, cells, strict=True)]
@@ -510,7 +520,7 @@ def test_a_copy_that_the_reader_changed_is_never_overwritten(copies, change):
 def test_a_lesson_that_is_damaged_leaves_nothing(tmp_path, copies, content):
     lessons, mine = tmp_path / "lessons", tmp_path / "new"
     (lessons / "01_b.ipynb").write_bytes(content)
-    with pytest.raises(open_lessons.UserError, match="01_b.ipynb is not a notebook; git restore"):
+    with pytest.raises(open_lessons.UserError, match="01_b.ipynb is not .*; git restore it, or re"):
         open_lessons.copy_lessons(lessons, mine)
     assert not mine.exists()
     (lessons / "01_b.ipynb").unlink()

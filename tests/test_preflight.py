@@ -165,6 +165,10 @@ def test_a_validation_on_training_text_is_refused(start, shards):
     refused(start, "x_train_000002.bin is in both train_files and val_files; validate on text",
             f"val_files={shards}/x_train_000002.bin")
     refused(start, "^no shards match val_files=; get some", "val_files=")
+    link = shards / "scratch"
+    link.symlink_to("/not/mounted")
+    refused(start, "/scratch is a broken link to /not/mounted; make that", data=link / "fineweb")
+    link.unlink()
 
 
 def test_a_script_that_ignores_its_options_is_refused(start, tmp_path):

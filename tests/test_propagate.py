@@ -208,6 +208,10 @@ def test_wrong_input_is_one_line(clone):
         ended = propagate(clone, *arguments)
         assert ended.returncode != 0 and message in ended.stderr
         assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+    head = subprocess.check_output(["git", "-C", str(clone), "rev-parse", "HEAD"])
+    (clone / ".git" / "shallow").write_bytes(head)  # as git clone --depth 1 writes it
+    assert propagate(clone, "00", "--since", "HEAD~3").stderr.endswith(
+        "; older commits are missing in this clone: git fetch --unshallow\n")
 
 
 def test_without_git(clone, monkeypatch):

@@ -347,6 +347,8 @@ def test_a_broken_nvidia_smi_names_no_gpu(monkeypatch, tmp_path, command, fault)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
     assert (gpus.visible_gpus(), gpus.find_fault()) == ([], fault)
+    scale = make_plan("00", for_elsewhere=True).notes[0]
+    assert scale.startswith(f"scale: tiny ({fault or 'nvidia-smi shows no GPU here'}; --scale")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, positive, run_command
-from speedrun.base.files import replace_file
+from speedrun.base.files import check_output, replace_file
 from speedrun.base.text import visible
 
 ROUNDS, STEPS = 2, 40  # of each script for --time: runs, and steps of a run
@@ -45,9 +45,9 @@ def main() -> int:
     old, new = read_side(args.a), read_side(args.b)
     comparison = find_difference(old.text, new.text, (old.name, new.name)).only(args.blocks)
     if args.html:
-        from speedrun.diff.html import check_target, make_page
+        from speedrun.diff.html import make_page
 
-        check_target(args.html, (old.path, new.path))
+        check_output("--html", args.html, ".html")
     runs = train_in_turn(args) if args.time else None
     if args.view or not args.html:
         pairs = [(old, new, comparison)]
@@ -99,9 +99,9 @@ def follow(args: argparse.Namespace) -> int:
     milestone = None if args.life else manifest.get(args.a)
     found = block_life(manifest, args.life) if args.life else line_origins(manifest, milestone)
     if args.html:
-        from speedrun.diff.html import check_target, life_page, origin_page
+        from speedrun.diff.html import life_page, origin_page
 
-        check_target(args.html, (m.script for m in manifest.milestones))
+        check_output("--html", args.html, ".html")
         page = life_page(args.life, found) if args.life else origin_page(milestone, found)
         replace_file(args.html, page.encode())
         print("wrote", visible(str(args.html)))
@@ -204,7 +204,7 @@ def parse_args() -> argparse.Namespace:
     add("--nproc", type=positive, metavar="N", help="with --time: ranks (default: one per GPU)")
     add("--train-steps", type=positive, metavar="N",
         help=f"with --time: steps of a run (default: {STEPS})")
-    args = parser.parse_intermixed_args()
+    args = parser.parse_args()
     if args.life == "":
         parser.error("--life: the block's name is empty")
     if args.a is None and not args.life:

@@ -28,6 +28,8 @@ def main() -> int:
     """Parses, copies, says what it kept, and becomes JupyterLab."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
+    import jupyterlab  # noqa: F401  a broken one is named before anything is written
+
     for name in copy_lessons(LESSONS, COPIES):
         print(f"{name}: your copy is kept, but the lesson is newer; rename yours to get it")
     os.environ["LESSONS_OPENED"] = "1"  # lesson.py: somebody is there to guess and to move sliders
@@ -51,7 +53,8 @@ def copy_lessons(lessons: Path, copies: Path) -> list[str]:
             notebooks[path.name] = one = prepared(json.loads(path.read_bytes()))
             one["metadata"][MADE_FROM] = hash_of_cells(one)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise UserError(f"{path} is not a notebook; git restore it") from None
+            raise UserError(f"{path} is not a notebook; git restore it, or remove it if it is"
+                            " yours") from None
     if os.path.lexists(copies) and not copies.is_dir():
         raise UserError(f"{copies} is a file or a broken link, not a folder; rename or remove it")
     copies.mkdir(exist_ok=True)

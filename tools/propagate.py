@@ -12,14 +12,14 @@ learner's script, which starts as a copy of a root.
 """
 
 import argparse
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which PYTHONSAFEPATH leaves out
 from speedrun.base.cli import Parser, run_command
+from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
+from speedrun.base.git import git
 from speedrun.base.text import short
 from speedrun.history.blocks import DIFFERS, carry, repairs
 from speedrun.history.manifest import REPOSITORY, Manifest, Milestone, load_manifest
@@ -86,15 +86,14 @@ def committed(path: str, revision: str) -> str:
     """The text of a file of the repository in a commit; ValueError, one line, if git has none."""
     if not revision or revision.startswith("-"):  # the index, or an option
         raise ValueError(f"--since {revision!r} is not a commit; name one, such as HEAD~3")
-    if shutil.which("git") is None:
-        raise ValueError(f"no old text of {path}: git is not installed")
-    shown = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "show", f"{revision}:{path}"], capture_output=True,
-    )
-    if shown.returncode:
-        reason = " ".join(shown.stderr.decode(errors="replace").split())
-        raise ValueError(f"no old text of {path}: {reason}")
-    return shown.stdout.decode("utf-8").replace("\r\n", "\n")
+    try:
+        shown = git(REPOSITORY, "show", f"{revision}:{path}")
+    except UserError as error:
+        shallow = (REPOSITORY / ".git" / "shallow").exists()
+        raise ValueError(f"no old text of {path}: {error}" + (
+            "; older commits are missing in this clone: git fetch --unshallow" if shallow else "")
+        ) from None
+    return shown.decode("utf-8").replace("\r\n", "\n")
 
 
 if __name__ == "__main__":

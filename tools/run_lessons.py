@@ -49,7 +49,8 @@ def main() -> int:
             notebook = nbformat.reads(before.decode(), as_version=4)
         except (ValueError, AttributeError, nbformat.ValidationError):
             failed += 1
-            print(f"{path.name} failed: it is not a notebook; git restore it", file=sys.stderr)
+            print(f"{path.name} failed: it is not a notebook; git restore it, or remove it if it is"
+                  " yours", file=sys.stderr)
             continue
         start = time.perf_counter()
         client = NotebookClient(notebook, timeout=SECONDS, record_timing=False,

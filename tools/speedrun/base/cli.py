@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {visible(message)}; see --help\n")
 
     def parse_args(self, *arguments):
-        args = super().parse_args(*arguments)
+        args = self.parse_intermixed_args(*arguments)  # RUN --json RUN
         if getattr(args, "json", None) is True and getattr(sys.stdout, "name", None) == 1:
             raise UserError("stdout is closed, but --json prints there; open it")
         return args
@@ -50,10 +50,11 @@ def not_negative(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """The path of a folder, for argparse; an empty one would be the current folder."""
+    """The path of a folder, for argparse, also with the ~ that a shell leaves in --out=~/runs; an
+    empty one would be the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the folder's name is empty")
-    return Path(text)
+    return Path(os.path.expanduser(text))
 
 
 def run_command(main: Callable[[], int], *errors: type[Exception],

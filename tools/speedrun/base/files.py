@@ -15,9 +15,11 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def replace_file(file: Path, content: bytes, mode: int | None = None, to_disk: bool = True) -> None:
     """Gives the file its new content in one step, with permissions `mode` if that is not None.
 
+    Where it is a link, the file that it names gets the content.
     to_disk: waits until the disk has it, as for what cannot be made again within seconds.
     Raises UserError, one line, if that is impossible; the file is then as it was.
     """
+    file = Path(os.path.realpath(file))
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as out:
@@ -57,9 +59,10 @@ def locked(file: Path) -> Iterator[None]:
         lock.release()
 
 
-def check_output(option: str, file: Path, suffix: str = "") -> None:
+def check_output(option: str, file: Path, suffix: str) -> None:
     """Raises UserError, one line, if `replace_file` should not write: the name does not end in
-    `suffix`, its folder is missing, or it is a link, a folder or a device.
+    `suffix`, as where the option has swallowed a log or a script that was to be read; its folder is
+    missing, or it is a link, a folder or a device.
 
     option: names the file in the message, for example "--png".
     """

@@ -68,7 +68,7 @@ class Progress:
         self.file = file
         self.standings, damaged = self._read()
         if damaged:
-            print(f"note: in {file.name} {damaged} could not be read; the rest is known, and the"
+            print(f"note: {damaged} in {file.name} could not be read and counts as not done; the"
                   " file will be kept under a number", file=sys.stderr)
 
     def of(self, milestone: Milestone) -> Standing:

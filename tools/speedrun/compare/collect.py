@@ -49,7 +49,7 @@ def parse_target(text: str) -> Target:
         raise UserError(f"{text} is a folder of runs; name each of them, as in {path / '*'}")
     if path.is_file() and path.suffix != ".py":
         return Target(text, log=path)
-    if (path / "summary.json").exists():
+    if (path / "summary.json").exists() or any(path.glob("ranks*")):
         raise UserError(f"{text} is a run whose log.txt is missing; to train it again, name"
                         f" {path / SCRIPT}")
     if path.suffix in (".txt", ".log"):

@@ -38,7 +38,7 @@ from speedrun.run.data import (
     make_builtin_gpt2,
     make_builtin_ids,
 )
-from speedrun.run.gpus import gpu_facts, visible_gpus, visible_memory
+from speedrun.run.gpus import find_fault, gpu_facts, visible_gpus, visible_memory
 from speedrun.run.torchrun import stop_signals
 
 STEPS = 60  # of a timed run
@@ -104,8 +104,8 @@ def measure(
 def _check_gpus(gpus, scale):
     """Raises UserError for GPUs that cannot be measured."""
     if not gpus and scale == "record":
-        raise UserError("nvidia-smi shows no GPU, so there is nothing to measure;"
-                        " --scale tiny tries the command here")
+        raise UserError(f"{find_fault() or 'nvidia-smi shows no GPU'}, so there is nothing to"
+                        " measure; --scale tiny tries the command here")
     if len(set(gpus)) > 1:
         raise UserError(f"the GPUs differ ({', '.join(gpus)}); choose equal ones:"
                         " CUDA_VISIBLE_DEVICES=0")

@@ -1,19 +1,17 @@
 """Makes pages of HTML that need nothing else, no network either: a comparison, the origins of a
 script's lines, the life of a block. The templates in site/ are those of the whole site."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count, groupby, pairwise
 from operator import itemgetter
-from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
-from speedrun.base.errors import UserError
-from speedrun.base.files import REPOSITORY, check_output
+from speedrun.base.files import REPOSITORY
 from speedrun.base.text import number_ranges, visible
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import columns, notes
@@ -55,14 +53,6 @@ LOOKS = {
     SAME: (("same", ""), ("same", "")), CHANGED: (("old", "-"), ("new", "+")),
     INDENTED: (("same", ""), ("moved", INDENTED)),
 }
-
-
-def check_target(path: Path, sources: Iterable[Path]) -> None:
-    """Raises UserError, one line, if a page cannot be written to `path`, which must not be one of
-    the sources."""
-    check_output("--html", path)
-    if path.exists() and any(path.samefile(source) for source in sources):
-        raise UserError(f"--html {path}: that is one of the files to compare")
 
 
 def templates() -> Environment:

@@ -59,7 +59,7 @@ def examine(manifest: Manifest, asked: Milestone | None = None) -> Report:
     (None: the last of the first chain); takes as long as importing torch."""
     first, gpus = manifest.milestones[0], visible_gpus()
     asked = asked or [m for m in manifest.milestones if m.chain == first.chain][-1]
-    fault = cuda_fault() if gpus else None
+    fault = cuda_fault() if gpus else find_fault()
     capability = min(visible_capabilities(), default=None) if gpus else None
     scale, reason = choose_scale(
         None, None, [] if fault else gpus, capability=capability, fault=fault)

@@ -1,13 +1,12 @@
 """Writes a chain as a git branch, on which each milestone is one commit of one script, so that
 `git log -p`, `git blame` and `git bisect` walk through the history."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from speedrun.base.errors import UserError
+from speedrun.base.git import git
 from speedrun.base.text import number_ranges
 from speedrun.history.gains import gain_lines
 from speedrun.history.guide import whys
@@ -26,22 +25,25 @@ def write_branch(manifest: Manifest, chain: str, branch: str, repository: Path) 
     rises by at least a second from commit to commit. Raises UserError, one line, if there is no
     git, no repository, or a branch of this name that holds something else or is checked out.
     """
-    if shutil.which("git") is None:
-        raise UserError("git is not installed")
-    _git(repository, "rev-parse", "--git-dir")
-    tip = _git(repository, "for-each-ref", "--format=%(committername) <%(committeremail:trim)>",
-               f"refs/heads/{branch}")
-    if tip.strip() not in ("", PROJECT):
-        raise UserError(f"the branch {branch} holds commits that this command did not make; name"
-                        " another with --branch")
+    git(repository, "rev-parse", "--git-dir")
+    git(repository, "check-ref-format", "--branch", branch)
+    name = f"refs/heads/{branch}"
+    form = "--format=%(refname) %(committername) <%(committeremail:trim)>"
+    for taken in git(repository, "for-each-ref", form, name).decode().splitlines():
+        if taken.split()[0] != name:
+            raise UserError(f"the branch {taken.split()[0].removeprefix('refs/heads/')} does not"
+                            f" leave room for one called {branch}; name another with --branch")
+        if taken != f"{name} {PROJECT}":
+            raise UserError(f"the branch {branch} holds commits that this command did not make;"
+                            " name another with --branch")
     milestones = manifest.of_chain(chain).milestones
     made = f"{MADE}{branch}"
     stream = b"".join(_commits(milestones, made, manifest))
     try:
-        _git(repository, "fast-import", "--quiet", "--force", stdin=stream)
-        _git(repository, "branch", "--force", "--no-track", branch, made)
+        git(repository, "fast-import", "--quiet", "--force", stdin=stream)
+        git(repository, "branch", "--force", "--no-track", branch, made)
     finally:
-        _git(repository, "update-ref", "-d", made)
+        git(repository, "update-ref", "-d", made)
     return len(milestones)
 
 
@@ -76,13 +78,3 @@ def _commits(milestones, ref, manifest) -> Iterator[bytes]:
 
 def _data(content):
     return b"data %d\n%b\n" % (len(content), content)
-
-
-def _git(repository, *arguments, stdin=None):
-    """What a git command prints. Raises UserError with git's last line if it fails."""
-    ended = subprocess.run(["git", "-C", str(repository), *arguments], input=stdin,
-                           capture_output=True)
-    if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise UserError(f"git {arguments[0]}: {said[-1].removeprefix('fatal: ')}")
-    return ended.stdout.decode()

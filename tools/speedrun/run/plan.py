@@ -34,6 +34,7 @@ from speedrun.run.gpus import (
     BFLOAT16,
     cuda_fault,
     differing,
+    find_fault,
     taken_by_others,
     visible_capabilities,
     visible_gpus,
@@ -140,7 +141,7 @@ def make_plan(
     nodes = nodes or Nodes()
     check_nodes(nodes)
     gpus, notes = visible_gpus(), []
-    fault = cuda_fault() if gpus else None
+    fault = cuda_fault() if gpus else find_fault()
     gpus = [] if fault else gpus
     capability = min(visible_capabilities()[:nproc], default=None) if gpus else None
     chosen = dict(name_and_value(setting, script) for setting in settings)

@@ -153,7 +153,12 @@ def check_shards(
             try:
                 os.listdir(folder)
             except FileNotFoundError:
-                pass
+                existing = next(it for it in (folder, *folder.absolute().parents)
+                                if os.path.lexists(it))
+                if not existing.exists():  # a disk that is not mounted, say
+                    raise NotHere(f"{name}={pattern}: {existing} is a broken link to"
+                                  f" {os.readlink(existing)}; make that reachable, or remove the"
+                                  " link") from None
             except OSError as error:
                 raise UserError(f"{name}={pattern}: {folder} cannot be read as a folder:"
                                 f" {error.strerror}; change its permissions or choose another"
