@@ -554,6 +554,21 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     print(f"{said}. You guessed {guess}: {verdict}. Good so far: {good} of {len(_verdicts)}")
 
 
+def reveal_largest(guess, gains: dict[str, Sequence[float]]) -> None:
+    """Reveals the name with the largest mean of paired gains, {name: one per seed}, and grades the
+    guess, if `grade` calls them shown above 0 and above every other's; else says what is not."""
+    ranked = sorted(gains, key=lambda name: -np.mean(gains[name]))
+    best = ranked[0]
+    missing = [f"above {name}" for name in ranked[1:] if grade(gains[best], gains[name]) != "shown"]
+    if grade(gains[best], np.zeros(len(gains[best]))) != "shown":
+        missing.append("to be a gain")
+    if missing:
+        print(f"measured: {best} has the largest mean, but {len(gains[best])} seeds do not show it"
+              f" {' or '.join(missing)}. So they cannot say which is largest; no guess is graded")
+    else:
+        reveal(guess, best)
+
+
 def grade(change: Sequence[float], parent: Sequence[float]) -> str:
     """What paired losses show: "shown", if all seeds agree in sign and the mean difference exceeds
     two standard errors; "not shown", if only the sign agrees; else "no difference seen"."""

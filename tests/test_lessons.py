@@ -56,7 +56,8 @@ def test_exercise_tells_right_from_wrong(path, number, lesson, capsys):
     name = f"{path.stem.split('_')[0]}.{number}"
     assert not lesson.check(name, ...)
     assert "waits for your answer" in capsys.readouterr().out
-    assert lesson.check(name, exercise["solution"]), capsys.readouterr().out
+    for right in (exercise["solution"], *exercise.get("right", ())):
+        assert lesson.check(name, right), f"{right!r} must pass: {capsys.readouterr().out}"
     assert len(exercise["wrong"]) >= 2
     unbounded = () if callable(exercise["solution"]) else (float("nan"), "inf")
     for wrong in (*exercise["wrong"], *unbounded):
@@ -130,6 +131,21 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
     for guess in (16, 40, 12):
         lesson.reveal(guess, 16)
     assert capsys.readouterr().out.splitlines()[-1].endswith("Good so far: 2 of 3")
+
+
+@pytest.mark.parametrize("gains, said", [
+    ([0.03, 0.04, 0.035], "measured: first. You guessed first: right."),
+    ([0.01, 0.08, 0.02], "measured: first has the largest mean, but 3 seeds do not show it above"
+     " second. So they cannot say which is largest; no guess is graded\n"),
+    ([0.02, 0.2, -0.01], "measured: first has the largest mean, but 3 seeds do not show it above"
+     " second or above third or to be a gain. So"),
+])
+def test_a_guess_is_graded_only_where_the_seeds_decide(gains, said, lesson, capsys, monkeypatch):
+    monkeypatch.setattr(lesson, "_verdicts", [])
+    lesson.reveal_largest("first", {
+        "third": [0.01, -0.01, 0.0], "second": [0.02, 0.021, 0.022], "first": gains})
+    assert capsys.readouterr().out.startswith(said)
+    assert bool(lesson._verdicts) == said.startswith("measured: first.")
 
 
 @pytest.mark.parametrize("change, parent, said", [

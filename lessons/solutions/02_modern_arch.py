@@ -88,39 +88,48 @@ def _too_large(x):
     return x.size(-1) ** 0.5 * prepare(x)
 
 
+def _fits_one_width(x):
+    return 4 * by_length(x)
+
+
+def _only_shortens(x):
+    return x * (x.size(-1) ** 0.5 / x.norm(dim=-1, keepdim=True)).clamp(max=1)
+
+
+def _length_plus_one(x):
+    return x.size(-1) ** 0.5 * x / (1 + x.norm(dim=-1, keepdim=True))
+
+
+def _over_the_batch(x):
+    return x / x.square().mean((0, 3), keepdim=True).sqrt()
+
+
+def _reversed(x):
+    return -prepare(x)
+
+
+def _detached_length(x):
+    return x / x.square().mean(-1, keepdim=True).sqrt().detach()
+
+
+def _without_gradient(x):
+    return prepare(x).detach()
+
+
+def _in_place(x):
+    x /= x.square().mean(-1, keepdim=True).sqrt()
+    return x
+
+
+def _in_double_precision(x):
+    return prepare(x.double())
+
+
 def check_1(answer):
-    """Bounds on samples, then a training run against version 2."""
+    """Lengths, directions and gradients at two widths, then a training run against version 2."""
     assert callable(answer), f"a function is expected, not {answer!r}"
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 9, 3, 16, generator=generator)
-    x[0, 4, 1] *= 50  # one long vector among short ones
-    came = answer(x.clone())
-    assert torch.is_tensor(came) and came.shape == x.shape, (
-        f"{tuple(x.shape)} went in, {tuple(getattr(came, 'shape', ()))} came out; every vector"
-        " of width D becomes another of width D")
-    alone = torch.cat([answer(x[:, t : t + 1].clone()) for t in range(x.size(1))], dim=1)
-    assert torch.allclose(came, alone, atol=1e-4), (
-        "a vector changes when other positions are left out; a query may not depend on other"
-        " positions, least of all on later ones: use only the last dimension")
-    apart = torch.cat([answer(x[:, :, h : h + 1].clone()) for h in range(x.size(2))], dim=2)
-    assert torch.allclose(came, apart, atol=1e-4), (
-        "a vector changes when other heads are left out; each head's vector is treated for"
-        " itself: use only the last dimension")
-    bound = x.size(-1) ** 0.5
-    for factor in (1, 1000):
-        largest = (answer(factor * x).square().sum(-1).amax() / bound).item()
-        assert largest <= 1.01 * bound, (
-            f"vectors {factor} times the sample's give a score of {largest:.3g}; the bound is"
-            f" the square root of the width, here {bound:g}")
-    likeness = F.cosine_similarity(answer(1000 * x), x, dim=-1).min().item()
-    assert likeness > 0.999, (
-        f"a vector 1000 times the sample's comes out in another direction (cosine {likeness:.2f});"
-        " multiply the whole vector by one number: no function of single entries (such as tanh), no"
-        " subtracted mean (as in a layer norm)")
-    reach = answer(1000 * x).square().sum(-1) / bound
-    assert reach.amin() > 0.9 * bound, (
-        f"bounded, but a query and an equal key get the score {reach.amin():.3g}, not {bound:g}, so"
-        " no query can choose well; which length must every vector have?")
+    for width in (16, 48):
+        check_vectors(answer, width)
     import lesson
 
     losses, beaten = ([trained_loss(prepare, seed) for seed in range(3)]
@@ -128,6 +137,68 @@ def check_1(answer):
     lesson.must_end_lower(losses, beaten, "your version, bounded,", "version 2",
                           "Is `prepare` the same for every width? The model's heads are 32 wide",
                           0.1)
+
+
+def check_vectors(answer, width):
+    """Vectors of this width keep their direction, and all get the length sqrt(width)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 9, 3, width, generator=generator)
+    x[0, 4, 1] *= 50  # one long vector among short ones
+    given = x.clone()
+    came = answer(given)
+    assert torch.is_tensor(came) and came.shape == x.shape, (
+        f"{tuple(x.shape)} went in, {tuple(getattr(came, 'shape', ()))} came out; every vector"
+        " of width D becomes another of width D")
+    assert torch.equal(given, x), (
+        "your function overwrites the tensor that it gets, which the backward pass still needs;"
+        " make a new one (x / ..., not x /= ...)")
+    assert came.dtype == x.dtype, f"{x.dtype} went in, {came.dtype} came out; keep the dtype"
+    for axis, (name, meant) in enumerate((
+            ("sequences", "each sequence is treated for itself"),
+            ("positions", "a query may not depend on other positions, least of all on later ones"),
+            ("heads", "each head's vector is treated for itself"))):
+        parts = [answer(part.clone()) for part in x.split(1, dim=axis)]
+        assert torch.allclose(came, torch.cat(parts, dim=axis), atol=1e-4), (
+            f"a vector changes when other {name} are left out; {meant}: use only the last"
+            " dimension")
+    for factor in (0.1, 1, 1000):
+        came = answer(factor * x)
+        likeness = F.cosine_similarity(came, x, dim=-1).min().item()
+        assert likeness > 0.999, (
+            f"a vector {factor} times the sample's comes out in another direction (cosine"
+            f" {likeness:.2f}); multiply the whole vector by one positive number: no function of"
+            " single entries (such as tanh), no subtracted mean (as in a layer norm)")
+        check_lengths(came.norm(dim=-1), factor, width)
+    x.requires_grad_()
+    came = answer(1 * x)
+    assert came.requires_grad, (
+        "no gradient passes through your vectors, so queries and keys would never learn; leave out"
+        " detach() and no_grad()")
+    (gradient,) = torch.autograd.grad((came * torch.randn(x.shape, generator=generator)).sum(), x)
+    along = F.cosine_similarity(gradient, x, dim=-1).abs().max().item()
+    assert along < 0.01, (
+        "your values are right, their gradient is not: a longer x gives the same result, so the"
+        " gradient has no part along x, but yours does; do not detach the length")
+
+
+def check_lengths(lengths, factor, width):
+    """All are sqrt(width); if they are not, says which rule would give these."""
+    shortest, longest, wanted = lengths.min().item(), lengths.max().item(), width**0.5
+    if longest <= 1.005 * wanted and shortest >= 0.95 * wanted:
+        return
+    if longest > 1.01 * shortest:
+        why = ("a vector's length still depends on its length before, so a score can still be any"
+               " size, or can never reach the bound; divide by the length, or by the RMS")
+    elif width != 16:
+        why = "at width 16 your length is right, so it is a constant; compute it from x.size(-1)"
+    else:
+        why = ("two vectors of length L have a score of at most L² / sqrt(D), and that should be"
+               " sqrt(D); which length must every vector have?")
+    raise AssertionError(
+        f"vectors of width {width}, {factor} times the sample's, come out {shortest:.3g} to"
+        f" {longest:.3g} long, so equal ones have scores of {shortest**2 / wanted:.3g} to"
+        f" {longest**2 / wanted:.3g}; the bound is the square root of the width, here"
+        f" {wanted:.3g}: {why}")
 
 
 # ---- 2: the loss of an untrained model ----
@@ -142,19 +213,26 @@ WRONG_LOSSES = {
                         " logits are 0 on average",
     10.99: "that is near 01's at record scale, whose blocks are not the identity",
     math.log(257) + 1 / 6: "that leaves out the input token's own logit",
+    OWN + math.log(257): "the loss is not the sum of the large logit and an even guess's loss; put"
+                         " the logit into the softmax's sum",
+    math.log(math.exp(OWN / 2) + 256 * math.exp(1 / 24)): "that takes the entries' variance as"
+        " 1 / (12 · 256), as if they were spread over 1/16; they are spread over 2/16",
+    INITIAL_LOSS / math.log(2): "that is in bits; this loss is in nats",
+    8.0: "that is sqrt(64), the width of the micro models; here the width is 256",
 }
 
 
 def check_2(answer):
-    """The loss within 0.12, which covers the draws of the init too."""
+    """The loss to 0.1, as the exercise says."""
     try:
         value = float(answer)
-    except (TypeError, ValueError):
+        assert not isinstance(answer, bool)
+    except (TypeError, ValueError, AssertionError):
         raise AssertionError(f"a number is expected, not {answer!r}") from None
     for wrong, why in WRONG_LOSSES.items():
         assert abs(value - wrong) > 0.05, f"{value:g} is not it: {why}"
     side = "high" if value > INITIAL_LOSS else "low"
-    assert abs(value - INITIAL_LOSS) < 0.12, (
+    assert abs(value - INITIAL_LOSS) < 0.105, (
         f"{value:g} is too {side}; the blocks are the identity, so one logit stands out: find"
         " which (whose row is the stream?), and how large it is at width 256")
 
@@ -168,20 +246,35 @@ CASES = {
     ("attn.c_v",): {"attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj"},
     ("mlp.c_fc",): {"mlp.c_fc", "mlp.c_proj"},
     ("attn.c_q", "attn.c_k"): {"attn.c_q", "attn.c_k"},
+    ("attn.c_proj", "mlp.c_proj"): set(),
+    ("attn.c_v", "mlp.c_fc"): set(MATRICES),
+    ("attn.c_k", "attn.c_q", "mlp.c_fc"): {"attn.c_q", "attn.c_k", "mlp.c_fc", "mlp.c_proj"},
 }
 
 
-def stuck(names, steps=3):
-    """The block matrices that do not move in some steps, with `names` zeroed."""
+def micro_model():
     torch.manual_seed(0)
-    model = m02.GPT(m02.Hyperparameters(vocab_size=64, num_layers=2, num_heads=2, model_dim=32,
-                                        seq_len=16, compile=False, bf16=False))
-    weights = {name: [block.get_submodule(name).weight for block in model.blocks]
-               for name in MATRICES}
+    return m02.GPT(m02.Hyperparameters(vocab_size=64, num_layers=2, num_heads=2, model_dim=32,
+                                       seq_len=16, compile=False, bf16=False))
+
+
+def weights_of(model):
+    """{name: its weight in each block}."""
+    return {name: [block.get_submodule(name).weight for block in model.blocks]
+            for name in MATRICES}
+
+
+def zero(weights, names):
     for name in names:
         for weight in weights[name]:
             torch.nn.init.zeros_(weight)
-    before = {name: [weight.detach().clone() for weight in weights[name]] for name in MATRICES}
+
+
+def copies(weights):
+    return {name: [weight.detach().clone() for weight in those] for name, those in weights.items()}
+
+
+def train(model, steps):
     optimizers = [torch.optim.AdamW([model.embed.weight], lr=3e-3),
                   m02.Muon(list(model.blocks.parameters()), lr=1e-2, momentum=0.95, bf16=False,
                            compiled=False)]
@@ -191,8 +284,29 @@ def stuck(names, steps=3):
         model(tokens[:, :-1], tokens[:, 1:]).backward()
         for optimizer in optimizers:
             optimizer.step()
-    return {name for name in MATRICES
-            if all(map(torch.equal, weights[name], before[name]))}
+
+
+def unmoved(weights, before):
+    return {name for name in MATRICES if all(map(torch.equal, weights[name], before[name]))}
+
+
+def stuck(names, steps=3):
+    """The block matrices that do not move in some steps, with `names` zeroed."""
+    model = micro_model()
+    weights = weights_of(model)
+    zero(weights, names)
+    before = copies(weights)
+    train(model, steps)
+    return unmoved(weights, before)
+
+
+def by_gradients(names):
+    """Looks at the last step's gradients: Muon moves whatever has one."""
+    model = micro_model()
+    weights = weights_of(model)
+    zero(weights, names)
+    train(model, 4)
+    return sorted(name for name in MATRICES if not any(w.grad.any() for w in weights[name]))
 
 
 def one_step(names):
@@ -220,11 +334,73 @@ def never(names):
     return set()
 
 
+def from_memory(names):
+    """The sets for single names, without a model: those of several are not their union."""
+    known = {names[0]: found for names, found in CASES.items() if len(names) == 1}
+    return set().union(*(known.get(name, set()) for name in names))
+
+
+def single_names_only(names):
+    """The answers to the three examples and to no other set."""
+    return CASES[tuple(names)] if len(names) < 2 else {"attn.c_q", "attn.c_k"}
+
+
+def one_block(names):
+    """Zeroes the first block only."""
+    model = micro_model()
+    weights = weights_of(model)
+    zero({name: those[:1] for name, those in weights.items()}, names)
+    before = copies(weights)
+    train(model, 3)
+    return unmoved(weights, before)
+
+
+def zeroed_too_late(names):
+    """After the copy: the zeroing itself then counts as a move."""
+    model = micro_model()
+    weights = weights_of(model)
+    before = copies(weights)
+    zero(weights, names)
+    train(model, 3)
+    return unmoved(weights, before)
+
+
+def without_a_copy(names):
+    """Compares the weights with themselves."""
+    model = micro_model()
+    weights = weights_of(model)
+    zero(weights, names)
+    train(model, 3)
+    return unmoved(weights, weights)
+
+
+def the_same_model():
+    """Trains one model on and on: the later calls' matrices are zero behind one that is not."""
+    model = micro_model()
+
+    def stuck_again(names):
+        weights = weights_of(model)
+        zero(weights, names)
+        before = copies(weights)
+        train(model, 3)
+        return unmoved(weights, before)
+
+    return stuck_again
+
+
+def empties_its_argument(names):
+    """Takes the names out of the caller's set."""
+    return stuck([names.pop() for _ in range(len(names))])
+
+
 def check_3(answer):
-    """Five sets of names."""
+    """Sets of names: single ones, pairs that wait for each other, and pairs that do not."""
     assert callable(answer), f"a function is expected, not {answer!r}"
     for names, expected in CASES.items():
-        came = answer(set(names))
+        given = set(names)
+        came = answer(given)
+        assert given == set(names), (
+            f"your function changes the set that it gets: {set(names)} became {given or '{}'}")
         assert isinstance(came, set | frozenset | list | tuple), (
             f"a set of names is expected, not {came!r}")
         came = {str(name).removesuffix(".weight") for name in came}
@@ -237,12 +413,15 @@ def check_3(answer):
             assert more <= set(MATRICES), f"{names_more}; names are among {', '.join(MATRICES)}"
             raise AssertionError(
                 f"{names_more}, which {'moves' if len(more) == 1 else 'move'}: behind a zero matrix"
-                " one waits for an update or two: train three steps or more")
+                " one waits for an update or two: train three steps or more, and compare the"
+                " weights exactly, by torch.equal")
         less = sorted(expected - came)
         assert not less, (
             f"{asked} leaves out {', '.join(less)}, which never {'move' if less[1:] else 'moves'};"
-            f" zero {', '.join(sorted(names))} in every block, before the copy that you compare"
-            " with, and compare the weights exactly")
+            f" zero {', '.join(sorted(names))} in every block of a new model, before the copy that"
+            " you compare with" + (
+                ", and train: what several zeros do is not the union of what each does"
+                if len(names) > 1 else ", and compare the weights exactly"))
 
 
 EXERCISES = {
@@ -258,7 +437,9 @@ EXERCISES = {
         ],
         solution=prepare,
         wrong=[_as_it_is, by_length, _half_way, _by_largest_entry, _layer_norm, _over_heads,
-               _over_positions, _too_large, torch.tanh],
+               _over_positions, _over_the_batch, _too_large, torch.tanh, _fits_one_width,
+               _only_shortens, _length_plus_one, _reversed, _detached_length, _without_gradient,
+               _in_place, _in_double_precision],
     ),
     "2": dict(
         check=check_2,
@@ -272,7 +453,8 @@ EXERCISES = {
             "own = sqrt(256/3) = 9.24, and ln(e^9.24 + 302) is a little more.",
         ],
         solution=INITIAL_LOSS,
-        wrong=[math.log(257), 16.0, INITIAL_LOSS - OWN, 10.99, 5.7, 8.5],
+        wrong=[*WRONG_LOSSES, 5.7, 8.5, 9.36, -OWN, True],
+        right=[9.2, 9.3, "9.23"],
     ),
     "3": dict(
         check=check_3,
@@ -292,6 +474,9 @@ EXERCISES = {
             "return {name for name in MATRICES if ...}",
         ],
         solution=stuck,
-        wrong=[one_step, two_steps, those_that_moved, only_the_zeroed, never],
+        wrong=[one_step, two_steps, those_that_moved, only_the_zeroed, never, from_memory,
+               single_names_only, one_block, zeroed_too_late, without_a_copy, the_same_model(),
+               empties_its_argument],
+        right=[by_gradients],
     ),
 }
