@@ -135,7 +135,7 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
 
 @pytest.mark.parametrize("gains, said", [
     ([0.03, 0.04, 0.035], "measured: first. You guessed first: right."),
-    ([0.01, 0.08, 0.02], "measured: first has the largest mean, but 3 seeds do not show it above"
+    ([0.03, 0.08, 0.04], "measured: first has the largest mean, but 3 seeds do not show it above"
      " second. So they cannot say which is largest; no guess is graded\n"),
     ([0.02, 0.2, -0.01], "measured: first has the largest mean, but 3 seeds do not show it above"
      " second or above third or to be a gain. So"),
