@@ -203,7 +203,7 @@ def check_layers(answer, num_layers):
         assert torch.equal(x, before), f"the input has changed; {in_place}"
         assert given == layers, (
             f"your function takes layers out of the caller's list ({len(given)} of {num_layers} are"
-            " left), so a model could run once; go over the list and leave it as it is")
+            " left), so a model could run only once; go over the list and leave it as it is")
         assert torch.allclose(got, wanted, atol=1e-4), (
             f"expected {_rounded(wanted)} from {num_layers} layers with weights"
             f" {_rounded(weights)}, got {_rounded(got)}; the first half keeps its outputs, the"

@@ -355,6 +355,5 @@ EXERCISES = {
         solution=frequencies,
         wrong=[of_05e, of_05f, _none_rotates, _half(1.0), _half(1e-4), _half(6.283185),
                geometric(1, 1 / 512), _for_16_pairs, _drawn, _other_way, _a_quarter_rotates],
-        right=[geometric(1, 1 / 32)],
     ),
 }
