@@ -557,10 +557,10 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
 def reveal_largest(guess, gains: dict[str, Sequence[float]]) -> None:
     """Reveals the name with the largest mean of paired gains, {name: one per seed}, and grades the
     guess, if `grade` calls them shown above 0 and above every other's; else says what is not."""
-    ranked = sorted(gains, key=lambda name: -np.mean(gains[name]))
-    best = ranked[0]
-    missing = [f"above {name}" for name in ranked[1:] if grade(gains[best], gains[name]) != "shown"]
-    if grade(gains[best], np.zeros(len(gains[best]))) != "shown":
+    gains = {name: np.asarray(each, dtype=float) for name, each in gains.items()}
+    best, *ranked = sorted(gains, key=lambda name: -gains[name].mean())
+    missing = [f"above {name}" for name in ranked if grade(gains[best], gains[name]) != "shown"]
+    if grade(gains[best], np.zeros_like(gains[best])) != "shown":
         missing.append("to be a gain")
     if missing:
         print(f"measured: {best} has the largest mean, but {len(gains[best])} seeds do not show it"

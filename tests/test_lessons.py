@@ -143,7 +143,8 @@ def test_good_guesses_are_counted(lesson, monkeypatch, capsys):
 def test_a_guess_is_graded_only_where_the_seeds_decide(gains, said, lesson, capsys, monkeypatch):
     monkeypatch.setattr(lesson, "_verdicts", [])
     lesson.reveal_largest("first", {
-        "third": [0.01, -0.01, 0.0], "second": [0.02, 0.021, 0.022], "first": gains})
+        "third": [0.01, -0.01, 0.0], "second": [0.02, 0.021, 0.022],
+        "first": lesson.torch.tensor(gains, dtype=float)})
     assert capsys.readouterr().out.startswith(said)
     assert bool(lesson._verdicts) == said.startswith("measured: first.")
 
