@@ -272,8 +272,8 @@ def _for_one_row(first, last):
 
 
 def _from_document_0(first, last):
-    first -= first[0].clone()
     last -= first[0].clone()
+    first -= first[0].clone()
     return sort_tiles(first, last)
 
 
