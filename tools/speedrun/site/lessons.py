@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import nbformat
 from markupsafe import Markup
-from nbconvert import HTMLExporter
+from nbconvert import HTMLExporter, TemplateExporter
 from nbconvert.preprocessors import ExtractOutputPreprocessor
 
 from speedrun.figures.themed import PAPER_GROUP
@@ -22,6 +22,7 @@ WORDS, LINES = 100, 20  # of text and of code that a reader takes in per minute
 SHOWN = ("text/plain", "text/markdown", "image/png", "image/jpeg", "image/svg+xml")
 LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from relative ones
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
+ID, AT = re.compile(' id="([^"]+)"'), re.compile(r' id="|href="#|url\(#')
 SETUP = re.compile(r'(celltag_setup[^>]*>\s*)(<div class="input">.*?</pre>(?:\s*</div>){3})', re.S)
 
 
@@ -95,14 +96,21 @@ def claims_of(path: Path, id: str, is_own: bool) -> list[Claim]:
 
 def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     """The Lesson of a notebook; target: as for make_html."""
-    notebook = deepcopy(_read(path))
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+    notebook, taken = deepcopy(_read(path)), set()
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
+    for number, output in enumerate(outputs):
         if svg := output.get("data", {}).get("image/svg+xml"):
+            ids = set(ID.findall(svg))
+            if ids & taken:  # of a picture that is shown twice, or of its like
+                svg = AT.sub(rf"\g<0>o{number}-", svg)
+            taken |= ids
             kind = "drawn" if f'class="{PAPER_GROUP}"' in svg else "model"
             output.data = {"text/html": Markup('<div class="{}" tabindex="0">{}</div>').format(
                 kind, in_page(svg))}
-    body, resources = _exporter(target).from_notebook_node(
-        notebook, resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
+    # HTMLExporter's own method would parse the page again, for the texts that `picture` writes.
+    body, resources = TemplateExporter.from_notebook_node(
+        _exporter(target), notebook,
+        resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
     pictures = {Path(name).name: data for name, data in resources["outputs"].items()}
     sections = {}  # {picture: the heading above it}
     heading = lesson_title(path)
