@@ -128,6 +128,7 @@ def test_links_of_five_pages_lead_to_pages(five):
     assert sorted(pages) == sorted(FIVE)
     lesson = (five / "lessons/01_muon.html").read_text(encoding="utf-8")
     assert lesson.count('<div class="drawn"') >= 3  # it has its pictures
+    assert {"#build-it", "#does-it-work"} <= set(pages["lessons/01_muon.html"].links)
     figures = {path for path, page in pages.items() if "../figures/newton_schulz.js" in page.loads}
     assert figures == {"speedrun/muon.html", "lessons/01_muon.html"}
 

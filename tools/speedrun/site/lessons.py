@@ -22,6 +22,8 @@ WORDS, LINES = 100, 20  # of text and of code that a reader takes in per minute
 SHOWN = ("text/plain", "text/markdown", "image/png", "image/jpeg", "image/svg+xml")
 LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from relative ones
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
+HEADING = re.compile(r'<h2 id="([^"]+)">(.+?)</h2>')
+CONTENTS = re.compile(r"<p><strong>Contents</strong>.*?</p>", re.S)
 ID, AT = re.compile(' id="([^"]+)"'), re.compile(r' id="|href="#|url\(#')
 SETUP = re.compile(r'(celltag_setup[^>]*>\s*)(<div class="input">.*?</pre>(?:\s*</div>){3})', re.S)
 
@@ -132,7 +134,19 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
     body = SETUP.sub(r'\1<details class="setup"><summary>Set-up code</summary>\2</details>', body)
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
-    return Lesson(path.stem, lesson_title(path), Markup(body), pictures)
+    return Lesson(path.stem, lesson_title(path), Markup(_with_links(body)), pictures)
+
+
+def _with_links(body):
+    """A lesson whose list of contents leads to its headings."""
+    def linked(contents):
+        text = contents[0]
+        for at, heading in HEADING.findall(body):
+            words = r"\s+".join(map(re.escape, heading.split()))
+            text = re.sub(rf"(?<=[:·]\s){words}(?=\s\d)", rf'<a href="#{at}">\g<0></a>', text)
+        return text
+
+    return CONTENTS.sub(linked, body, count=1)
 
 
 @cache

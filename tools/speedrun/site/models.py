@@ -19,6 +19,7 @@ PLACES, DIGITS = re.compile(r' [dxy]="[^"]*"'), re.compile(r"(?<=\.\d\d)\d+")
 UNTURNED = re.compile(r' transform="rotate\(-0 [^"]*"')
 FEW = 2  # models that are traced sooner than processes start
 MOST = 4  # processes, each of which holds PyTorch
+PARTS = 4  # of a process's pictures, so that the first can be shown while the others are drawn
 
 
 def compared_with(manifest: Manifest, m: Milestone) -> Milestone | None:
@@ -46,7 +47,7 @@ def drawn(
         yield {m: partial(pictures.__getitem__, i) for i, m in enumerate(wanted)}
         return
     workers = max(1, min(MOST, (os.cpu_count() or 1) - 1))  # a core is left for the pages
-    size = -(-len(wanted) // workers)
+    size = -(-len(wanted) // (PARTS * workers))
     with ProcessPoolExecutor(workers, get_context("spawn"), _alone) as pool:
         jobs = [pool.submit(_draw, manifest.history, pairs[start : start + size])
                 for start in range(0, len(pairs), size)]
