@@ -349,7 +349,7 @@ def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
 def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     """What somebody else's notebook holds must not run in a reader's browser."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    still = f'{head}><a href="a.html"><rect id="r"/></a><use xlink:href="#r"/></svg>'
+    still = f'{head}><a href="b/a.py"><rect id="r"/></a><use xlink:href="#r"/></svg>'
     active = [f'{head} onload="EVIL"/>', f"{head}><script>EVIL</script></svg>",
               f"{head}><EVIL</svg>",
               f'{head}><a xlink:href="javascript:EVIL"/></svg>',
@@ -366,6 +366,7 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     nbformat.write(notebook, tmp_path / "a.ipynb")
     page = make_lesson(tmp_path / "a.ipynb", str).html
     assert '<rect id="r"/></a><use xlink:href="#r"/>' in page and "plain" in page
+    assert 'href="../history/b"' in page  # a picture of the history leads to its milestones
     assert '<rect id="o1-r"/></a><use xlink:href="#o1-r"/>' in page  # ids are a page's own
     assert not re.search(r"<(script|foreignobject|b>|EVIL)|<[^>]*(onload|javascript:)", page, re.I)
     assert page.count("EVIL") == len(active) + 2  # as text

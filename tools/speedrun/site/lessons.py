@@ -24,6 +24,7 @@ LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from rela
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
 HEADING = re.compile(r'<h2 id="([^"]+)">(.+?)</h2>')
 CONTENTS = re.compile(r"<p><strong>Contents</strong>.*?</p>", re.S)
+LINK = re.compile(r'<a href="([^"]+)">(.*?)</a>', re.S)
 ID, AT = re.compile(' id="([^"]+)"'), re.compile(r' id="|href="#|url\(#')
 SETUP = re.compile(r'(celltag_setup[^>]*>\s*)(<div class="input">.*?</pre>(?:\s*</div>){3})', re.S)
 
@@ -102,7 +103,7 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
     for number, output in enumerate(outputs):
         if svg := output.get("data", {}).get("image/svg+xml"):
-            ids = set(ID.findall(svg))
+            svg, ids = _with_pages(svg, target), set(ID.findall(svg))
             if ids & taken:  # of a picture that is shown twice, or of its like
                 svg = AT.sub(rf"\g<0>o{number}-", svg)
             taken |= ids
@@ -135,6 +136,16 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     body = SETUP.sub(r'\1<details class="setup"><summary>Set-up code</summary>\2</details>', body)
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
     return Lesson(path.stem, lesson_title(path), Markup(_with_links(body)), pictures)
+
+
+def _with_pages(svg, target):
+    """A picture whose links to scripts, relative to history/, lead to their milestones' pages; one
+    without a page is no link."""
+    def led(link):
+        page = target(f"../history/{re.sub('/[^/]+[.]py$', '', link[1])}")
+        return f'<a href="{page}">{link[2]}</a>' if page else link[2]
+
+    return LINK.sub(led, svg)
 
 
 def _with_links(body):
