@@ -58,7 +58,9 @@ for (const chart of all(".chart")) {
     next.setAttribute("tabindex", "0");
     next.focus();
   });
-  chart.addEventListener("focusin", (event) => event.target.closest("a") && say(event.target.closest("a")));
+  chart.parentElement.addEventListener("focusin", (event) => { // an svg that listens to it is a stop of its own
+    if (links.includes(event.target.closest("a"))) say(event.target.closest("a"));
+  });
   for (const kind of ["pointermove", "click"]) {
     chart.addEventListener(kind, (event) => {
       const away = (circle) => {

@@ -616,6 +616,9 @@ def walk(browser, address, width, scheme, five):
     page.goto(f"{address}index.html")
     is_at("index.html")
     page.locator(".chart:visible a").first.focus()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.localName") == "pre"
+    page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     assert page.locator(".chart:visible a:focus title").text_content().startswith("00b")
     page.keyboard.press("Tab")  # the dots are one stop of many
