@@ -46,7 +46,21 @@ function say(point) {
   says.replaceChildren(shown);
 }
 for (const chart of all(".chart")) {
-  chart.addEventListener("focusin", (event) => event.target.closest("a") && say(event.target.closest("a")));
+  const links = all("a", chart); // Tab stops at one of them, from which arrows go to the others
+  for (const link of links.slice(1)) link.setAttribute("tabindex", "-1");
+  chart.addEventListener("keydown", (event) => {
+    const at = links.indexOf(event.target.closest("a")), step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    if (at < 0 || !step || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = links[at + step] || links[at];
+    links[at].setAttribute("tabindex", "-1");
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  });
+  chart.parentElement.addEventListener("focusin", (event) => { // an svg that listens to it is a stop of its own
+    if (links.includes(event.target.closest("a"))) say(event.target.closest("a"));
+  });
   for (const kind of ["pointermove", "click"]) {
     chart.addEventListener(kind, (event) => {
       const away = (circle) => {
@@ -128,8 +142,9 @@ function search() {
 }
 const SMALL = new Set(("a an and are at by did do does for from how i in is it its many much of on or the to was were " +
   "what when where which who why with").split(" ")); // words of a question that name nothing
-function rankOf(word, title, text) { // 0 is best; text begins with the title
+function rankOf(word, title, text, best) { // 0 is best; text begins with the title
   if (title.split(/[^\p{L}\p{N}.#]+/u).includes(word)) return 0;
+  if (best.split(" ").includes(word)) return 0.4;
   if (title.includes(word)) return 1;
   if (` ${text} `.replace(/[^\p{L}\p{N}.#]+/gu, " ").includes(` ${word} `)) return 2;
   return text.includes(word) ? 3 : Infinity;
@@ -142,9 +157,10 @@ function show() {
   const found = [];
   (window.searchIndex || []).forEach(([name, kind, about, path, more], place) => {
     const title = name.toLowerCase(), text = `${title} ${kind} ${about} ${more}`.toLowerCase();
-    const ranks = words.map((word) => rankOf(word, title, text));
+    const best = (more.split(" | ")[1] || "").toLowerCase();
+    const ranks = words.map((word) => rankOf(word, title, text, best));
     const sum = ranks.reduce((total, one) => total + one, 0) / (ranks.length || 1);
-    const rank = kind === "milestone" ? sum / 4 : sum; // an idea counts like a title
+    const rank = kind === "milestone" ? sum / 4 : 0.15 + (kind === "person" ? sum / 2 : sum); // an idea counts like a title
     if (words.length && rank < Infinity) found.push({rank, place, name, kind, about, path});
     if (number && kind === "script" && typed.some((word) => word !== number && title === `lines of ${word}`)) {
       const line = number.replace("l", "");

@@ -128,6 +128,7 @@ def test_links_of_five_pages_lead_to_pages(five):
     assert sorted(pages) == sorted(FIVE)
     lesson = (five / "lessons/01_muon.html").read_text(encoding="utf-8")
     assert lesson.count('<div class="drawn"') >= 3  # it has its pictures
+    assert {"#build-it", "#does-it-work"} <= set(pages["lessons/01_muon.html"].links)
     figures = {path for path, page in pages.items() if "../figures/newton_schulz.js" in page.loads}
     assert figures == {"speedrun/muon.html", "lessons/01_muon.html"}
 
@@ -141,7 +142,7 @@ def test_a_milestones_page_says_what_its_folder_says(five):
     for name in ("newton_schulz", "Muon"):  # its blocks, and the way to their lives
         assert f"../blocks/{name}.html#v01" in page.links
     assert {"rotary.html", "modern_arch.html", "muon-script.html"} <= set(page.links)
-    assert "../lessons/01_muon.html" in page.links
+    assert "../lessons/01_muon.html" in page.links and "; dashed: 00b." in page.text
 
 
 def test_a_model_is_drawn_where_it_changes(five):
@@ -348,12 +349,12 @@ def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
 def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     """What somebody else's notebook holds must not run in a reader's browser."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    still = f'{head}><a href="a.html"><rect id="r"/></a><use xlink:href="#r"/></svg>'
+    still = f'{head}><a href="b/a.py"><rect id="r"/></a><use xlink:href="#r"/></svg>'
     active = [f'{head} onload="EVIL"/>', f"{head}><script>EVIL</script></svg>",
               f"{head}><EVIL</svg>",
               f'{head}><a xlink:href="javascript:EVIL"/></svg>',
               f"{head}><foreignObject>EVIL</foreignObject></svg>"]
-    outputs = [{"image/svg+xml": svg} for svg in (still, *active)]
+    outputs = [{"image/svg+xml": svg} for svg in (still, still, *active)]
     outputs += [{"text/html": "<script>EVIL</script>"}, {"application/javascript": "EVIL"},
                 {"text/html": "<b>EVIL</b>", "text/plain": "plain"},
                 {"text/markdown": "<script>EVIL</script>"}]
@@ -364,7 +365,9 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
             nbformat.v4.new_output("display_data", data=data) for data in outputs])])
     nbformat.write(notebook, tmp_path / "a.ipynb")
     page = make_lesson(tmp_path / "a.ipynb", str).html
-    assert '<rect id="r">' in page and "plain" in page
+    assert '<rect id="r"/></a><use xlink:href="#r"/>' in page and "plain" in page
+    assert 'href="../history/b"' in page  # a picture of the history leads to its milestones
+    assert '<rect id="o1-r"/></a><use xlink:href="#o1-r"/>' in page  # ids are a page's own
     assert not re.search(r"<(script|foreignobject|b>|EVIL)|<[^>]*(onload|javascript:)", page, re.I)
     assert page.count("EVIL") == len(active) + 2  # as text
 
@@ -612,6 +615,14 @@ def walk(browser, address, width, scheme, five):
 
     page.goto(f"{address}index.html")
     is_at("index.html")
+    page.locator(".chart:visible a").first.focus()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.localName") == "pre"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".chart:visible a:focus title").text_content().startswith("00b")
+    page.keyboard.press("Tab")  # the dots are one stop of many
+    assert page.evaluate("document.activeElement.closest('.chart')") is None
     page.click('table a[href="speedrun/muon.html"]')
     is_at("speedrun/muon.html")
     page.keyboard.press("ArrowLeft")
@@ -660,7 +671,12 @@ def walk(browser, address, width, scheme, five):
     ("how many GPUs for 07", "run.html#run-07"),
     ("which idea saved most", "saved.html"),
     ("download 09", "run.html#run-09"),
-    ("RoPE", "speedrun/rotary.html"), ("muon", "speedrun/muon.html")])
+    ("RoPE", "speedrun/rotary.html"), ("muon", "speedrun/muon.html"),
+    ("U-Net", "speedrun/skip_connections.html"), ("ZeRO", "speedrun/sharded_adam.html"),
+    ("GQA", "speedrun/paired_heads.html"), ("cu_seqlens", "speedrun/flash_attention_3.html"),
+    ("softcap", "speedrun/soft_cap.html"), ("Keller Jordan", "records.html#r2"),
+    ("record 21", "records.html#r21"), ("sliding window", "speedrun/flex_attention.html"),
+    ("bf16", "speedrun/bfloat16.html")])
 def test_a_question_has_its_answer_first(asked, question, path):
     asked.locator("dialog input").fill(question)
     assert asked.locator("dialog li a").first.get_attribute("href").endswith(f"/{path}")

@@ -61,6 +61,7 @@ def templates() -> Environment:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else visible(str(value)))
+    pages.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     pages.globals.update(passages=passages_of, runs=runs_of, number_ranges=number_ranges,
                          count_lines=count_lines, retuned=RETUNED)
     return pages

@@ -316,9 +316,9 @@ class Manifest:
 
     def lineage(self, milestone: Milestone) -> list[Milestone]:
         """Return the milestone and its ancestors, up to its root."""
-        by_id, line = {m.id: m for m in self.milestones}, [milestone]
+        line = [milestone]
         while line[-1].parent is not None:
-            line.append(by_id[line[-1].parent])
+            line.append(self._names[line[-1].parent])
         return line
 
     def descendants(self, milestone: Milestone) -> list[Milestone]:

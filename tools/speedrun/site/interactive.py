@@ -215,9 +215,15 @@ def pieces(values: list[float | None]) -> list[float] | None:
         slope = values[start + 1] - values[start] if i > start + 1 else 0
         if i == len(values) or i > start + 1 and not math.isclose(
                 values[i], values[start] + slope * (i - start), rel_tol=1e-7, abs_tol=1e-7):
-            found += [start, float(f"{values[start]:.7g}"), i - 1, float(f"{values[i - 1]:.7g}")]
+            found += [start, _short(values[start]), i - 1, _short(values[i - 1])]
             start = i
     return found
+
+
+def _short(value):
+    """A value in seven digits; a whole one without a point, as a page holds hundreds."""
+    value = float(f"{value:.7g}")
+    return int(value) if value.is_integer() else value
 
 
 def value_at(schedule: list[float], step: int) -> float:

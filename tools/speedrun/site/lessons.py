@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import nbformat
 from markupsafe import Markup
-from nbconvert import HTMLExporter
+from nbconvert import HTMLExporter, TemplateExporter
 from nbconvert.preprocessors import ExtractOutputPreprocessor
 
 from speedrun.figures.themed import PAPER_GROUP
@@ -22,6 +22,10 @@ WORDS, LINES = 100, 20  # of text and of code that a reader takes in per minute
 SHOWN = ("text/plain", "text/markdown", "image/png", "image/jpeg", "image/svg+xml")
 LINKS = ("data:image/png", "https:")  # of a picture's elements, apart from relative ones
 SIZE = re.compile(rb"IHDR(.{4})(.{4})", re.S)
+HEADING = re.compile(r'<h2 id="([^"]+)">(.+?)</h2>')
+CONTENTS = re.compile(r"<p><strong>Contents</strong>.*?</p>", re.S)
+LINK = re.compile(r'<a href="([^"]+)">(.*?)</a>', re.S)
+ID, AT = re.compile(' id="([^"]+)"'), re.compile(r' id="|href="#|url\(#')
 SETUP = re.compile(r'(celltag_setup[^>]*>\s*)(<div class="input">.*?</pre>(?:\s*</div>){3})', re.S)
 
 
@@ -95,14 +99,21 @@ def claims_of(path: Path, id: str, is_own: bool) -> list[Claim]:
 
 def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     """The Lesson of a notebook; target: as for make_html."""
-    notebook = deepcopy(_read(path))
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+    notebook, taken = deepcopy(_read(path)), set()
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
+    for number, output in enumerate(outputs):
         if svg := output.get("data", {}).get("image/svg+xml"):
+            svg, ids = _with_pages(svg, target), set(ID.findall(svg))
+            if ids & taken:  # of a picture that is shown twice, or of its like
+                svg = AT.sub(rf"\g<0>o{number}-", svg)
+            taken |= ids
             kind = "drawn" if f'class="{PAPER_GROUP}"' in svg else "model"
             output.data = {"text/html": Markup('<div class="{}" tabindex="0">{}</div>').format(
                 kind, in_page(svg))}
-    body, resources = _exporter(target).from_notebook_node(
-        notebook, resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
+    # HTMLExporter's own method would parse the page again, for the texts that `picture` writes.
+    body, resources = TemplateExporter.from_notebook_node(
+        _exporter(target), notebook,
+        resources={"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"})
     pictures = {Path(name).name: data for name, data in resources["outputs"].items()}
     sections = {}  # {picture: the heading above it}
     heading = lesson_title(path)
@@ -124,7 +135,29 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
     body = SETUP.sub(r'\1<details class="setup"><summary>Set-up code</summary>\2</details>', body)
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
-    return Lesson(path.stem, lesson_title(path), Markup(body), pictures)
+    return Lesson(path.stem, lesson_title(path), Markup(_with_links(body)), pictures)
+
+
+def _with_pages(svg, target):
+    """A picture whose links to scripts, relative to history/, lead to their milestones' pages; one
+    without a page is no link."""
+    def led(link):
+        page = target(f"../history/{re.sub('/[^/]+[.]py$', '', link[1])}")
+        return f'<a href="{page}">{link[2]}</a>' if page else link[2]
+
+    return LINK.sub(led, svg)
+
+
+def _with_links(body):
+    """A lesson whose list of contents leads to its headings."""
+    def linked(contents):
+        text = contents[0]
+        for at, heading in HEADING.findall(body):
+            words = r"\s+".join(map(re.escape, heading.split()))
+            text = re.sub(rf"(?<=[:·]\s){words}(?=\s\d)", rf'<a href="#{at}">\g<0></a>', text)
+        return text
+
+    return CONTENTS.sub(linked, body, count=1)
 
 
 @cache

@@ -1,6 +1,7 @@
 """The pictures of the milestones' models. A model is traced as it runs, which takes a second."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -14,8 +15,11 @@ from markupsafe import Markup
 from speedrun.anatomy import ACCENT
 from speedrun.history.manifest import Manifest, Milestone, load_manifest
 
+PLACES, DIGITS = re.compile(r' [dxy]="[^"]*"'), re.compile(r"(?<=\.\d\d)\d+")
+UNTURNED = re.compile(r' transform="rotate\(-0 [^"]*"')
 FEW = 2  # models that are traced sooner than processes start
 MOST = 4  # processes, each of which holds PyTorch
+PARTS = 4  # of a process's pictures, so that the first can be shown while the others are drawn
 
 
 def compared_with(manifest: Manifest, m: Milestone) -> Milestone | None:
@@ -42,8 +46,8 @@ def drawn(
         pictures = _draw(manifest.history, pairs)
         yield {m: partial(pictures.__getitem__, i) for i, m in enumerate(wanted)}
         return
-    workers = min(MOST, os.cpu_count() or 1)
-    size = -(-len(wanted) // workers)
+    workers = max(1, min(MOST, (os.cpu_count() or 1) - 1))  # a core is left for the pages
+    size = -(-len(wanted) // (PARTS * workers))
     with ProcessPoolExecutor(workers, get_context("spawn"), _alone) as pool:
         jobs = [pool.submit(_draw, manifest.history, pairs[start : start + size])
                 for start in range(0, len(pairs), size)]
@@ -51,7 +55,9 @@ def drawn(
 
 
 def in_page(svg: str) -> Markup:
-    """The picture of a model in the colours of the page that holds it."""
+    """A picture in the colours of the page that holds it, places to a hundredth of a point."""
+    svg = UNTURNED.sub("", svg)
+    svg = PLACES.sub(lambda place: DIGITS.sub("", place[0]).replace("  ", " "), svg)
     svg = svg.replace('height="100%" fill="white"', 'height="100%" fill="none"')
     return Markup(svg.replace(ACCENT, "var(--accent)"))
 

@@ -12,6 +12,7 @@ from speedrun.site.pages import Site, first_line
 from speedrun.site.text import HEADING, anchor
 
 TERMS = "search_terms.toml"  # in history/
+BEST = "|"  # before the words that mean an entry before all others; site.js looks for it
 Found = tuple[str, str, str, str, str]  # name, kind, about, path, words that are not shown
 
 
@@ -23,6 +24,7 @@ def search_index(site: Site, paths: set[str]) -> list[Found]:
 
 def load_terms(site: Site) -> dict[Milestone | str, list[str]]:
     """{milestone, or path of a page: the words that people type for it}; empty without a file.
+    Words that mean this milestone before all others come last, after a BEST.
 
     Raises ValueError, one line, for a milestone that there is not.
     """
@@ -31,12 +33,13 @@ def load_terms(site: Site) -> dict[Milestone | str, list[str]]:
         return {}
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     check_keys(f"{path.name}: ", table, ("milestones", "pages"), ("milestones", "pages"))
-    slugs, found = {m.slug: m for m in site.manifest.milestones}, {}
+    slugs, found, best = {m.slug: m for m in site.manifest.milestones}, {}, {}
     for word, names in table["milestones"].items():
-        for name in names:
+        for place, name in enumerate(names):
             if name not in slugs:
                 raise ValueError(f'{path.name}: {word}: there is no milestone "{name}"')
-            found.setdefault(slugs[name], []).append(word)
+            (found if place else best).setdefault(slugs[name], []).append(word)
+    found |= {m: [*found.get(m, ()), BEST, *words] for m, words in best.items()}
     return found | table["pages"]
 
 
@@ -44,13 +47,13 @@ def _all(site: Site) -> Iterator[Found]:
     terms = load_terms(site)
     for m in site.manifest.milestones:
         yield (f"{m.id} {m.title}", "milestone", m.idea, site.path_of(m), " ".join([
-            m.slug.replace("_", " "), "changed change diff script", *terms.get(m, ()), *m.authors]))
+            m.slug.replace("_", " "), "changed change diff script", *m.authors, *terms.get(m, ())]))
     for page in site.pages():
         if page.path in terms:
             yield page.title, "page", page.about, page.path, " ".join(terms[page.path])
     for thread in site.threads:
         steps = [site.manifest.get(step.milestone) for step in thread.step]
-        words = [word for m in steps for word in terms.get(m, ())]
+        words = [word for m in steps for word in terms.get(m, ()) if word != BEST]
         words += [m.title for m in steps]
         yield (thread.title, "thread", " → ".join(m.id for m in steps), site.thread_path(thread),
                " ".join(["evolution history idea", thread.about, *words]))

@@ -68,6 +68,7 @@ def make_html(text: str, target: Callable[[str], str | None]) -> Markup:
     markdown.renderer.register("block_math", lambda _, text: _formula(text, "block"))
     found = markdown(re.sub(r"<!-- (begin|end) [\w-]+ -->\n?", "", text))
     found = re.sub(r"<thead>\s*<tr>\s*(<th[^>]*></th>\s*)+</tr>\s*</thead>\n", "", found)
+    found = re.sub(r"<td>(\d{4}(?:-\d\d)+)</td>", r'<td class="value">\1</td>', found)  # a date
     found = re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', found,
                    flags=re.S)
     return Markup(found)
