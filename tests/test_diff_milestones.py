@@ -455,6 +455,8 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
+    own = changed_values(read_side("p6c"), read_side("p6d"))  # which no record has
+    assert own["figures"] and "official figures" not in own
     alone = changed_values(read_side("05h"), read_side("05i"))["official figures"]
     assert ("val loss", "—", "3.2770") in alone  # 05h was not measured
     assert ("minutes", "—", "3.142") in alone

@@ -148,7 +148,8 @@ def changed_values(old: Side, new: Side) -> dict[str, list[tuple[str, str | None
     both = old.milestone and new.milestone
     figures = [row for row in all_figures(old, new) if row[1] != row[2]
                and (both if UNKNOWN in row else row[0] not in hidden)]
-    title = "official figures" if both else "figures"
+    official = both and all(side.milestone.covered for side in (old, new))
+    title = "official figures" if official else "figures"
     found = {title: figures, "hyperparameters": changed_hyperparameters(old, new)}
     return {title: rows for title, rows in found.items() if rows}
 
