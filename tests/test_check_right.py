@@ -269,6 +269,17 @@ def test_few_numbers_that_differ_are_told_as_such():
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
 
 
+def test_the_longest_document_of_the_long_rows_comes_first():
+    import torch
+
+    from speedrun.check.trace_model import LONGER, _long_rows
+
+    inputs = torch.tensor([[9, 1, 2, 9, 1, 2, 3, 4]]).repeat(2, 1)  # 9 begins a document
+    longer, *_ = _long_rows(inputs, {"bos_id": 9, "seq_len": 8})
+    begins = (longer == 9).nonzero()[:, 1]
+    assert begins.min() >= 4 * LONGER - 1, "after half a row, or a number of starts is used up"
+
+
 @pytest.mark.parametrize("line, fault", [
     ("step:1/1 train_loss:5.1234 step_avg:3.50ms", None), ("step:1/1 train_loss:nan", None),
     ("step:1/1 train_loss:5.1235 step_avg:3.50ms", None),  # another machine's last digit

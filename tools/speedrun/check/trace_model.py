@@ -119,9 +119,10 @@ def _maker(module, values):
 def _long_rows(inputs, values):
     """Rows of long documents, a row of many, and the lengths that fit, {hyperparameter: tokens}."""
     # Documents begin within tiles and reach over more of them than a window; one fills a half; the
-    # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say.
+    # last tile is not full. They are long, as bfloat16 is too coarse for large angles, say; the
+    # longest comes first, because some scripts read no more than a number of starts.
     longer = inputs.repeat(1, LONGER).roll(3, 1)[:, :-1]
-    half = longer[:, longer.size(1) // 2 :]
+    half = longer[:, : longer.size(1) // 2]
     half[half == values.get("bos_id", -1)] = 2
     many = longer[:1].clone()  # documents, more than eight bits with a sign can count
     many[:, : many.size(1) * 2 // 3 : 2] = values.get("bos_id", 1)
