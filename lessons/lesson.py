@@ -539,15 +539,16 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
     if guess is UNSOLVED:
         print(said + (". You have not guessed" if os.environ.get(OPENED) else ""))
         return
-    if not isinstance(measured, str) and not _is_finite(guess):
+    number = _number(guess)
+    if not isinstance(measured, str) and (number is None or not math.isfinite(number)):
         print(f"Your guess {guess!r} is not a finite number: change it, run its cell and this one")
         return
     if isinstance(measured, str):
         verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
     else:
-        far = abs(guess - measured) / (abs(measured) or 1)
+        far = abs(number - measured) / (abs(measured) or 1)
         low, high = sorted((measured / 2, measured * 2))  # a factor of two
-        verdict = ("close" if far <= 0.2 else "the right size" if low <= guess <= high
+        verdict = ("close" if far <= 0.2 else "the right size" if low <= number <= high
                    else "a surprise")
     _verdicts.append(verdict)
     good = sum(verdict != "a surprise" for verdict in _verdicts)
@@ -647,7 +648,8 @@ def check(exercise: str, answer=MISSING):
         print(missing)
         return False
     try:
-        assert not _is_not_finite(answer), (
+        number = _number(answer)
+        assert number is None or math.isfinite(number), (
             f"{answer!r} is not a finite number; no comparison finds it too large or too small")
         its_check(answer)
     except Exception as problem:  # the learner's own code runs in there
@@ -661,20 +663,12 @@ def check(exercise: str, answer=MISSING):
     return True
 
 
-def _is_finite(guess):
-    """Whether a guess is a number, not in words, and neither infinite nor nan."""
+def _number(value) -> float | None:
+    """A value as a number, also one in quotes; None if it is none, or too large for one."""
     try:
-        return math.isfinite(guess)
+        return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        return False
-
-
-def _is_not_finite(answer) -> bool:
-    """Whether an answer is a number, also one in words, that is infinite or nan."""
-    try:
-        return not math.isfinite(float(answer))
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number: the check says so
-        return False
+        return None
 
 
 def _line_of(answer, problem: Exception) -> str:
@@ -722,7 +716,7 @@ def hint(exercise: str, level: int = 1) -> None:
 def _exercise(exercise: str) -> dict[str, Callable | list[str]]:
     """The entry {"check", "hints", "solution"} of an exercise in solutions/NN_slug.py.
 
-    Raises UserError if there is no such file or exercise.
+    Raises UserError if the file or the exercise does not exist.
     """
     lesson, _, number = str(exercise).partition(".")
     file = next((REPOSITORY / "lessons" / "solutions").glob(f"{lesson}_*.py"), None)

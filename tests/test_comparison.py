@@ -356,6 +356,7 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     without = tmp_path / "without"
     without.mkdir()
     (without / "summary.json").touch()
+    named = shutil.copy(logs[0], tmp_path / "log.json")
     killed = tmp_path / "killed"  # before its first line
     (killed / "ranks").mkdir(parents=True)
     (killed / "train_gpt.py").touch()
@@ -363,6 +364,7 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
                                ((without,), f"{without} is a run whose log.txt is missing"),
                                ((killed,), f"{killed} is a run whose log.txt is missing"),
                                ((runs, "--json", again), f"--json {again}: the file's name must"),
+                               ((named, "--json", named), f"--json {named}: this file is read"),
                                ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
         refused = compare(*arguments)
         assert refused.returncode and refused.stderr.startswith(f"error: {message}")

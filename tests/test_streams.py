@@ -180,7 +180,8 @@ def test_outputs_and_gradients_are_those_of_scaled_activations(milestone):
         y = formula(u, w, values)
         found.append([y, *torch.autograd.grad((y * towards).sum(), (u, w))])
     # Where queries and keys have the scalar, they feel it through the norm's epsilon.
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0][1:], found[1][1:], rtol=1e-5, atol=0)
     assert min(map(abs, found[0][1:])) > 0.1
 
 
@@ -195,9 +196,11 @@ def test_a_negative_scalar_turns_values_alone(milestone):
 
 
 @scalars_on_weights
-def test_without_value_embeddings_none_are_added(milestone):
-    attention = Attention(load_snapshot(milestone))
-    torch.testing.assert_close(attention(1.0, 1.0), attention(1.0, 1.0, 0 * attention.x))
+def test_scalars_of_one_are_plain_attention(milestone):
+    attention = Attention(module := load_snapshot(milestone))
+    expected = plain(module, attention, 1.0, 1.0, nothing := 0 * attention.x)
+    torch.testing.assert_close(attention(1.0, 1.0), expected)
+    torch.testing.assert_close(attention(1.0, 1.0, nothing), expected)
 
 
 # ---- 10f: keys of the previous token ----

@@ -46,7 +46,7 @@ def test_a_cause_is_fewer_tokens_times_faster_tokens(manifest):
     assert by_id["01"][1:] == pytest.approx((60 * (31.4 - 22.3), math.log(31.4 / 22.3), tokens,
                                              math.log(31.4 / 9536 * 6200 / 22.3)))
     assert by_id["01"].speed < 0 < by_id["01"].tokens
-    tokens = 393_216_000 / 372_113_408  # of 1,480 and of 1,415 steps, of which the last take most
+    tokens = 393_216_000 / 372_113_408  # of 1,480 and of 1,415 steps; the last steps take most
     assert by_id["14c"][1:] == pytest.approx(  # by the runs of its own folder
         (2.7893, math.log(84.7039 / 81.9146), math.log(tokens),
          math.log(84.7039 / 81.9146 / tokens)))

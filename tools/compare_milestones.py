@@ -27,7 +27,7 @@ from speedrun.base.cli import Parser, folder, natural, not_negative, positive, r
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.files import REPOSITORY, check_output, replace_file
 from speedrun.base.text import short
-from speedrun.compare.collect import add_mfu, collect, leave_one_out
+from speedrun.compare.collect import add_mfu, collect, leave_one_out, parse_target
 from speedrun.compare.generation import compare_generation, only_generate
 from speedrun.compare.results import Comparison
 from speedrun.compare.table import print_comparison, to_csv, to_markdown
@@ -44,9 +44,12 @@ def main() -> int:
     args = parse_args()
     if args.measure:
         return measure_milestones(args)
+    taken = {one.log.resolve() for one in map(parse_target, args.targets) if one.log}
     for name in (*WRITERS, "png"):
         if path := getattr(args, name):
             check_output(f"--{name}", path, ".md" if name == "markdown" else f".{name}")
+            if path.resolve() in taken:
+                raise UserError(f"--{name} {path}: this file is read", 2)
     options = dict(settings=args.set, scale=args.scale, data=args.data, steps=args.steps,
                    nproc=args.nproc, start=args.start)
     targets, anyway = args.targets, []

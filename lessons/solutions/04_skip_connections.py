@@ -180,7 +180,7 @@ def _rounded(tensor):
 
 
 def check_layers(answer, num_layers):
-    """The output of so many layers, its gradients, and that each layer runs once."""
+    """The output of num_layers layers, its gradients, and that each layer runs once."""
     calls = []
 
     def layer_number(k):

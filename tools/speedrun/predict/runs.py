@@ -156,8 +156,8 @@ def _apart(script, compiled, *arguments):
 
 
 def _answer(answer, script, longest, *arguments):
-    """Sends what fake_run.main gives and None, or None and the error to raise; is ended by SIGXCPU
-    after so many seconds of computing."""
+    """Sends what fake_run.main gives and None, or None and the error to raise; SIGXCPU ends it once
+    it has computed for `longest` seconds."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (longest, longest + 5))
