@@ -22,9 +22,9 @@ from test_updates import having, matrices_of, optimizers_of_main
 
 RUN = dict(bf16=True, total_batch_size=64, val_tokens=32, val_loss_every=1, train_steps=4)
 
-IN_BFLOAT16 = having("", "join", "GPT", "Muon", "make_optimizers")
+IN_BFLOAT16 = having("", "join_bits", "GPT", "Muon", "make_optimizers")
 in_bfloat16 = pytest.mark.parametrize("milestone", IN_BFLOAT16, ids=by_id)
-in_halves = where("join", "split", "cautious_update", known="bits")
+in_halves = where("join_bits", "split_bits", "cautious_update", known="bits")
 
 
 def hexadecimal(halves):
@@ -46,7 +46,7 @@ def test_known_bits(milestone):
     assert weights.data_ptr() == place and weights.dtype == torch.bfloat16  # in place
     assert hexadecimal(weights) == [f"{bits:04X}" for bits in known["weights_after"]]
     assert hexadecimal(remainders) == [f"{bits:04X}" for bits in known["remainders_after"]]
-    joined = module.join(weights, remainders)
+    joined = module.join_bits(weights, remainders)
     assert joined.dtype == torch.float32
     assert joined.flatten().tolist() == pytest.approx(known["after"], rel=1e-7, abs=5e-9)
 
@@ -57,9 +57,9 @@ def test_halves_join_to_the_same_bits(milestone):
     bits = torch.randint(-(2**31), 2**31, (4, 6, 50), generator=torch.Generator().manual_seed(0))
     some = [0.0, -0.0, 1e-45, -1e-45, 1.17e-38, 1.0, -1.0, 3.4e38, 1 + 2**-23, 1 - 2**-24, 2**-7]
     for numbers in (bits.int().view(torch.float32), torch.tensor(some)):
-        upper, lower = module.split(numbers)
+        upper, lower = module.split_bits(numbers)
         assert upper.dtype == torch.bfloat16 and lower.element_size() == 2
-        assert module.join(upper, lower).view(torch.int32).equal(numbers.view(torch.int32))
+        assert module.join_bits(upper, lower).view(torch.int32).equal(numbers.view(torch.int32))
         finite = numbers.isfinite()
         cut, exact = upper[finite].double(), numbers[finite].double()
         assert (cut.abs() <= exact.abs()).all()  # towards zero, by less than a unit
@@ -81,12 +81,13 @@ def test_a_thousand_small_updates_are_lost_in_bfloat16_alone(milestone):
         updates = torch.randn(2, 6, 9) + start.sign()
         module.cautious_update(exact, updates, 1e-4, 0.05)
         module.cautious_update(weights, updates, 1e-4, 0.05, remainders)
-        assert module.join(weights, remainders).view(torch.int32).equal(exact.view(torch.int32))
+        joined = module.join_bits(weights, remainders)
+        assert joined.view(torch.int32).equal(exact.view(torch.int32))
         moved = alone.float()
         module.cautious_update(moved, updates, 1e-4, 0.05)
         lost += (alone == moved.bfloat16())[large].sum().item()
         alone = moved.bfloat16()
-    assert exact.isfinite().all() and weights.equal(module.split(exact)[0])
+    assert exact.isfinite().all() and weights.equal(module.split_bits(exact)[0])
     assert lost == 1000 * large.sum()  # every update is below half a unit
     distance = (exact - start.float()).abs()[large]
     assert distance.min() > 0.08 and alone[large].equal(start[large])
@@ -122,7 +123,7 @@ def steps_of(module, muon, world, count):
             muon.step()
 
 
-@where("join", "split", "cautious_update", "Muon", known="bits")
+@where("join_bits", "split_bits", "cautious_update", "Muon", known="bits")
 def test_a_rank_has_the_weights_of_a_run_in_float32(milestone):
     module = load_snapshot(milestone)
     for rank, world_size in ((0, 1), (1, 3)):
@@ -138,7 +139,7 @@ def test_a_rank_has_the_weights_of_a_run_in_float32(milestone):
                 halves.param_groups, halves.weights, exact.weights, strict=True):
             own, expected = (whole.chunk(world_size)[rank] for whole in (weights, others))
             state = halves.state[group["params"][0]]
-            joined = module.join(own, state["remainders"])
+            joined = module.join_bits(own, state["remainders"])
             assert joined.view(torch.int32).equal(expected.view(torch.int32))
             assert not own.equal(expected.bfloat16()), "some are cut where they would be rounded"
             if world_size == 1:
@@ -146,7 +147,7 @@ def test_a_rank_has_the_weights_of_a_run_in_float32(milestone):
                 assert params.equal(weights.flatten())
 
 
-@where("join", "split", "cautious_update", "Muon", known="bits")
+@where("join_bits", "split_bits", "cautious_update", "Muon", known="bits")
 def test_momenta_and_means_stay_in_float32(milestone):
     module, world = load_snapshot(milestone), World()
     for dtype in (torch.bfloat16, torch.float32):
@@ -198,7 +199,7 @@ def test_after_the_warm_up_no_remainder_is_left(milestone, shards, tmp_path, mon
         assert param.equal(start) and param.dtype == start.dtype
 
 
-@pytest.mark.parametrize("milestone", declaring("join")[:1], ids=by_id)
+@pytest.mark.parametrize("milestone", declaring("join_bits")[:1], ids=by_id)
 def test_without_bfloat16_it_is_the_parent(milestone, shards, tmp_path):
     parent = MANIFEST.get(milestone.parent)
     sizes = dict(total_batch_size=128, val_tokens=64, val_loss_every=5)

@@ -14,7 +14,8 @@ from test_masks import documents
 from test_streams import Attention, record_model
 from test_updates import having
 
-RETURNING = having("without_own_value", "CausalSelfAttention", "without_own_value", "gate_layout")
+RETURNING = having("without_own_value", "CausalSelfAttention", "without_own_value",
+                   "coefficient_layout")
 returning = pytest.mark.parametrize("milestone", RETURNING, ids=by_id)
 composing = where("composed_heads")
 
@@ -61,7 +62,7 @@ class Heads(Attention):
         self.shares, gates = torch.randn(2, 2, 16, 4, dtype=torch.float64)
         self.gates, self.more = gates, {}
         if decided_by_the_stream(module):
-            self.more["c"] = dict(own_value=self.shares, gate=gates)
+            self.more["c"] = dict(own_value=self.shares, head_gates=gates)
             assert gates.min() < -1  # a linear gate may be negative
         else:
             self.shares, self.gate = self.shares[0, 0], torch.randn_like(self.gate)
@@ -213,9 +214,9 @@ def test_shares_of_the_mixture_are_added_before_the_own_value_is_subtracted(
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", attend)
     mix, share = torch.randn(2, 2, 16, 4, dtype=torch.float64)
     heads.attn.composes_heads = True
-    heads.more["c"] |= dict(composed=mix, composed_share=share)
+    heads.more["c"] |= dict(mixture=mix, composed=share)
     numbers = (documents(16, 0, 3, 11) == 1).cumsum(1).expand(2, -1)
-    found = heads(0.5, 0.7, heads.values, **heads.more, documents=numbers)
+    found = heads(0.5, 0.7, heads.values, **heads.more, document_ids=numbers)
     y += share[..., None] * dense(*seen, v, numbers, mix, heads.attn.rotary.scale, 5)
     part = heads.shares.tanh() * (y * v).sum(-1) / v.square().sum(-1)
     torch.testing.assert_close(found, heads.result(y - part[..., None] * v))
@@ -227,8 +228,8 @@ def test_without_a_share_it_is_the_parent(milestone):
     module, parent = load_snapshot(milestone), load_snapshot(MANIFEST.get(milestone.parent))
     model, plain = record_model(module, num_heads=4), record_model(parent, True, num_heads=4)
     weights, own = plain.state_dict(), model.state_dict()
-    sizes, before = model.late_gates.sizes, plain.late_gates.sizes
-    for key in ("late_gates.c_proj", "late_gates.bias"):  # a part of them is the parent's
+    sizes, before = model.late_net.sizes, plain.late_net.sizes
+    for key in ("late_net.c_proj", "late_net.bias"):  # a part of them is the parent's
         parts = dict(zip(before, weights[key].split([*before.values()]), strict=True))
         weights[key] = torch.cat([parts.get(name, part) for name, part in zip(
             sizes, own[key].split([*sizes.values()]), strict=True)])
@@ -236,8 +237,8 @@ def test_without_a_share_it_is_the_parent(milestone):
     tokens = torch.randint(60, (2, 30))
     before = plain(tokens)
     assert model(tokens).equal(before)
-    start = sum([*sizes.values()][: [*sizes].index(("composed_share", 10))])
+    start = sum([*sizes.values()][: [*sizes].index(("composed", 10))])
     for head in range(4):
-        model.late_gates.bias[start : start + 4] = 0
-        model.late_gates.bias[start + head] = 5.0
+        model.late_net.bias[start : start + 4] = 0
+        model.late_net.bias[start + head] = 5.0
         assert not torch.allclose(model(tokens), before, atol=1e-3)

@@ -222,7 +222,7 @@ def test_the_backward_pass_is_not_in_fp8(milestone, monkeypatch):
     mlp, x = fp8_mlp(module)
     x.requires_grad_()
     y, grad = mlp(x), torch.randn(SIZE, SIZE)
-    assert not mlp.post_max.requires_grad
+    assert not mlp.post_amax.requires_grad
     *_, post = y.grad_fn.next_functions[0][0].saved_tensors
     monkeypatch.setattr(module, "fp8_product", None)
     found = torch.autograd.grad(y, (x, mlp.c_fc, mlp.c_proj), grad)
@@ -260,7 +260,7 @@ def test_the_scale_of_activations_is_the_forward_befores(milestone, monkeypatch)
         assert errors[number] == pytest.approx(0.057, abs=0.005)
     mlp.eval()(100 * x)
     assert len(seen) == len(growths)  # validation neither has it nor moves it
-    assert module.fp8_scale(1.8 * mlp.post_max).item() == pytest.approx(scales[-1], rel=0.05)
+    assert module.fp8_scale(1.8 * mlp.post_amax).item() == pytest.approx(scales[-1], rel=0.05)
 
 
 @mlps
@@ -299,9 +299,9 @@ def test_a_run_in_fp8(milestone, shards, tmp_path, monkeypatch):
     quantize_weights, run = module.fp8_weights, partial(
         micro_args, milestone, shards, total_batch_size=256, val_tokens=256)
 
-    def noted(w_in, w_out, expected_max=None):
-        seen.append((expected_max, w_out.abs().max()))
-        return quantize_weights(w_in, w_out, expected_max)
+    def noted(w_in, w_out, expected_amax=None):
+        seen.append((expected_amax, w_out.abs().max()))
+        return quantize_weights(w_in, w_out, expected_amax)
 
     monkeypatch.setattr(module, "fp8_weights", noted)
     for warmup in (0, 3):
@@ -321,7 +321,7 @@ def test_a_run_in_fp8(milestone, shards, tmp_path, monkeypatch):
         else:  # those of the step before
             assert expected == 1.12 * steps[number - layers][1] > 0
     kept = torch.load(tmp_path / "3" / "checkpoint.pt", weights_only=True)["model"]
-    ranges = [value.item() for name, value in kept.items() if name.endswith("post_max")]
+    ranges = [value.item() for name, value in kept.items() if name.endswith("post_amax")]
     assert len(ranges) == layers and all(0 < value < 100 for value in ranges)
     # Without FP8 every loss is the parent's.
     parent = MANIFEST.get(milestone.parent)

@@ -221,10 +221,10 @@ def test_forms_fit(milestone, gpu, columns, warps, stages, depth, form):
         ("M", "N", "K", "k_stride", "j_stride"), "i32")
     if form == "fp8":
         types |= dict(a="*fp8e4nv", b="*fp8e4nv", out8="*fp8e4nv", factor="*fp32", scale="*fp32",
-                      largest="*fp32")
+                      amax="*fp32")
         sizes = sizes | dict(post=None, k_stride=1)
     else:
-        sizes = sizes | dict.fromkeys(("factor", "scale", "out8", "largest"))
+        sizes = sizes | dict.fromkeys(("factor", "scale", "out8", "amax"))
         sizes |= dict(j_stride=1) | ({} if form else dict(post=None))
     sizes = {name: size for name, size in sizes.items() if name in kernel.fn.arg_names}
 

@@ -196,19 +196,19 @@ def test_formats_are_those_of_the_snapshots():
         every = [[x, use["scale"], use["format"]] for x in numbers.tolist()]
         assert calls("number_formats", "quantize", every) == wanted
         assert [interactive.quantize(*values) for values in every] == wanted
-    upper, lower = later.split(numbers)
+    upper, lower = later.split_bits(numbers)
     upper = (upper.view(torch.int16).int() & 0xFFFF).tolist()
     found = calls("number_formats", "split", [[x] for x in numbers.tolist()])
     assert found == [list(both) for both in zip(upper, lower.tolist(), strict=True)]
     assert calls("number_formats", "join", found) == numbers.tolist()
     for update, count in ((1e-4, 100), (2e-3, 70), (1e-8, 400)):
         exact, [short], step = torch.ones(1), torch.ones(1).bfloat16(), torch.tensor(update)
-        weights, remainders = later.split(exact.clone())
+        weights, remainders = later.split_bits(exact.clone())
         for _ in range(count):
             exact = exact - step
             short = (short.float() - step).bfloat16()
             later.cautious_update(weights, torch.ones(1), step, 0.0, remainders)
-        assert later.join(weights, remainders) == exact
+        assert later.join_bits(weights, remainders) == exact
         wanted = [exact.item(), short.item(), exact.item()]
         assert calls("number_formats", "updated", [[update, count]]) == [wanted]
         assert interactive.updated(update, count) == wanted

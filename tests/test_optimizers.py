@@ -309,7 +309,7 @@ def test_rows_of_adam_are_dealt_to_all_ranks(milestone, monkeypatch):
         adam.step()
 
 
-@where("ShardedAdam", "Muon", "make_optimizers", "gate_layout", known="traffic")
+@where("ShardedAdam", "Muon", "make_optimizers", "coefficient_layout", known="traffic")
 def test_what_a_rank_of_eight_exchanges_and_keeps(milestone, monkeypatch):
     module, known = load_snapshot(milestone), known_values(milestone.id)["traffic"]
     args = module.Hyperparameters(bf16=True, compile=False)

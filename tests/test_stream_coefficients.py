@@ -15,10 +15,11 @@ from snapshots import MANIFEST, by_id, declaring, handles, known_values, load_sn
 from test_streams import record_model, silent_stream
 from test_updates import having
 
-WEIGHING = having("keep_weights", "GPT", "Block", "LastBlock", "gate_layout", "Coefficients")
+WEIGHING = having("keep_weights", "GPT", "Block", "LastBlock", "coefficient_layout",
+                  "CoefficientNet")
 weighing = pytest.mark.parametrize("milestone", WEIGHING, ids=by_id)
-MIXING = pytest.mark.parametrize("milestone", declaring("Coefficients", "LastBlock"), ids=by_id)
-LAYING_OUT = pytest.mark.parametrize("milestone", declaring("gate_layout"), ids=by_id)
+MIXING = pytest.mark.parametrize("milestone", declaring("CoefficientNet", "LastBlock"), ids=by_id)
+LAYING_OUT = pytest.mark.parametrize("milestone", declaring("coefficient_layout"), ids=by_id)
 CACHED, SKIP = 7, (3, 6)
 
 
@@ -83,10 +84,10 @@ def layer_gates(module, model, seen):
     """The factors {(name, layer): factor} of x0, bigrams and the skip."""
     skip = model.scalars[-1].sigmoid()
     if decided_by_the_stream(module):
-        early, late = model.early_gates, model.late_gates
-        found = by_name(early, seen.x0, model.gate_scale)
-        found |= by_name(late, seen.block[4][0], model.gate_scale)
-        return found | {("skip", 6): skip * found["skip_gate", 6]}
+        early, late = model.early_net, model.late_net
+        found = by_name(early, seen.x0, model.layer_net_scale)
+        found |= by_name(late, seen.block[4][0], model.layer_net_scale)
+        return found | {("skip", 6): skip * found["skip_factor", 6]}
     found = {("x0", i): weight for i, weight in enumerate(model.x0_weights)}
     found |= {("bigrams", i): weight for i, weight in enumerate(model.bigram_weights)}
     gate = 2 * (seen.x0[..., : model.skip_gate.size(1)] @ model.skip_gate.T).sigmoid()
@@ -119,7 +120,7 @@ def by_formula(module, model, seen):
     if not mixes:
         return x - model.scalars[-2] * cached
     before = x
-    m = coefficients(model.blocks[-1].mix, x, 0.1).split(1, dim=-1)
+    m = coefficients(model.blocks[-1].mix_net, x, 0.1).split(1, dim=-1)
     assert len(m) == 14
     read, values, *_, y = seen.attn[10]
     close(read, norm(cached))
@@ -132,7 +133,7 @@ def by_formula(module, model, seen):
     read, y = seen.mlp[10]
     close(read, norm(x))
     x = m[12] * x + m[13] * y
-    n = coefficients(model.final_mix, x, 0.1).split(1, dim=-1)
+    n = coefficients(model.final_mix_net, x, 0.1).split(1, dim=-1)
     assert len(n) == 5
     return (x + n[0] * start + n[1] * cached + n[2] * before + n[3] * seen.tables[1]
             + n[4] * outputs[SKIP[0]])
@@ -158,7 +159,7 @@ def test_the_stream_follows_the_formula_and_so_do_its_gradients(milestone, monke
             torch.testing.assert_close(one, other, msg=name)
     if decided_by_the_stream(module):  # each output of both networks is used
         grads = dict(zip(params, found, strict=True))
-        assert grads["early_gates.bias"].all() and grads["late_gates.bias"].all()
+        assert grads["early_net.bias"].all() and grads["late_net.bias"].all()
 
 
 # ---- 14c: coefficients from the stream ----
@@ -169,8 +170,8 @@ def test_the_stream_follows_the_formula_and_so_do_its_gradients(milestone, monke
 def test_what_the_last_layer_and_the_head_mix_at_first(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)["initial_mix"]
     model = record_model(module)
-    for network, expected in ((model.blocks[-1].mix, known["last_layer"]),
-                              (model.final_mix, known["final"])):
+    for network, expected in ((model.blocks[-1].mix_net, known["last_layer"]),
+                              (model.final_mix_net, known["final"])):
         assert not network.c_proj.any()
         limit = model.args.model_dim**-0.5
         assert 0.9 * limit < network.c_fc.abs().max() <= limit
@@ -179,7 +180,7 @@ def test_what_the_last_layer_and_the_head_mix_at_first(milestone):
             found, torch.tensor(expected).float().expand_as(found), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("milestone", declaring("Coefficients")[:1], ids=by_id)
+@pytest.mark.parametrize("milestone", declaring("CoefficientNet")[:1], ids=by_id)
 @torch.no_grad()
 def test_with_a_value_gate_of_one_it_is_the_parent(milestone):
     module, parent = load_snapshot(milestone), load_snapshot(MANIFEST.get(milestone.parent))
@@ -194,7 +195,7 @@ def test_with_a_value_gate_of_one_it_is_the_parent(milestone):
     assert {name.split(".")[-1] for name in missing} == {"c_fc", "c_proj", "bias"}
     tokens = torch.randint(60, (2, 16))
     assert not torch.allclose(model(tokens), plain(tokens), atol=1e-3)
-    model.blocks[-1].mix.bias[6:8] = 10  # at first 20, so 2
+    model.blocks[-1].mix_net.bias[6:8] = 10  # at first 20, so 2
     torch.testing.assert_close(model(tokens), plain(tokens), rtol=0, atol=2e-5)
 
 
@@ -207,24 +208,24 @@ def test_which_coefficients_there_are_and_what_they_are_at_first(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)["stream_gates"]
     args, found = module.Hyperparameters(), {}
     for part, layers in (("early", range(4)), ("late", range(4, 11))):
-        layout = module.gate_layout(args, layers)
+        layout = module.coefficient_layout(args, layers)
         assert sum(map(len, layout.values())) == known[part]
         assert {layer for _, layer in layout} <= {*layers}
         for (name, layer), values in layout.items():
             found.setdefault(name, []).append(layer)
-            heads = name in ("own_value", "gate", "composed", "composed_share")
+            heads = name in ("own_value", "head_gates", "mixture", "composed")
             assert values == [known["initial"][name]] * (6 if heads else 1)
-    expected = dict(own_value=[1, 3, 4, 7], gate=[3, 10], skip_gate=[6])
+    expected = dict(own_value=[1, 3, 4, 7], head_gates=[3, 10], skip_factor=[6])
     expected |= dict.fromkeys(("x0", "bigrams"), [0, 1, 2, 3, 4, 5, 7, 8, 9])
     if "composed" in known["initial"]:
-        expected |= dict(composed=[10], composed_share=[10])
+        expected |= dict(mixture=[10], composed=[10])
     assert found == expected
     model = record_model(module, num_heads=6, model_dim=48)
-    assert model.gate_scale.item() == pytest.approx(0.1)
-    for network in (model.early_gates, model.late_gates):
+    assert model.layer_net_scale.item() == pytest.approx(0.1)
+    for network in (model.early_net, model.late_net):
         assert not network.c_proj.any() and network.sizes.keys() <= {
             (name, layer) for name, layers in expected.items() for layer in layers}
-        for (name, _), values in network(torch.randn(2, 5, 48), model.gate_scale).items():
+        for (name, _), values in network(torch.randn(2, 5, 48), model.layer_net_scale).items():
             torch.testing.assert_close(values, torch.full_like(values, known["initial"][name]))
 
 
@@ -233,7 +234,7 @@ def test_which_coefficients_there_are_and_what_they_are_at_first(milestone):
 def test_heads_have_gates_in_two_layers_only(milestone):
     module = load_snapshot(milestone)
     model, sizes = record_model(module, random=True, num_heads=4), {}
-    for network in (model.early_gates, model.late_gates):
+    for network in (model.early_net, model.late_net):
         network.c_proj.zero_()
         network.bias.zero_()  # closes what has a gate
     for layer, block in enumerate(model.blocks):

@@ -116,7 +116,7 @@ def test_a_closed_skip_is_no_skip(milestone):
 
 # ---- 10e: scalars on weights ----
 
-SCALED = having('c["qkv"]', "CausalSelfAttention", "Block")
+SCALED = having('F.linear(x, c["value"]', "CausalSelfAttention", "Block")
 scalars_on_weights = pytest.mark.parametrize("milestone", SCALED, ids=by_id)
 
 
@@ -146,25 +146,26 @@ class Attention:
         self.mask = torch.ones(16, 16, dtype=torch.bool).tril()
         self.gate = torch.zeros(args.num_heads, args.gate_channels, dtype=torch.float64)
 
-    def __call__(self, qkv, output, values=None, **more):
+    def __call__(self, value, output, values=None, **more):
         """Its output; values: value embeddings (B, T, C); more: other arguments."""
         if values is not None:
             values = values.unflatten(-1, (self.attn.num_heads, -1))
         gates = torch.full((*self.x.shape[:2], self.attn.num_heads), 0.5, dtype=torch.float64)
-        gate = gates if handles(self.attn).PER_TOKEN else self.gate
-        coefficients = self.given | dict(qkv=qkv, output=output, gate=gate) | more.pop("c", {})
-        named = dict(x=self.x, values=values, c=coefficients, mask=self.mask, documents=None) | more
+        gated = dict(head_gates=gates) if handles(self.attn).PER_TOKEN else dict(gate=self.gate)
+        coefficients = self.given | dict(value=value, output=output) | gated | more.pop("c", {})
+        named = dict(x=self.x, values=values, c=coefficients, mask=self.mask, document_ids=None)
+        named |= more
         return self.attn(*(named[name] for name in handles(self.attn).ATTENTION))
 
 
-def plain(module, attention, qkv, output, values):
+def plain(module, attention, value, output, values):
     """The formula: scalars on values and outputs, since queries and keys have a norm or a bound."""
     attn = attention.attn
     parts, weights = handles(attn), handles(attn).matrices(attn)
     q, k, v = ((attention.x @ weight.T).unflatten(-1, (attn.num_heads, -1))
                for weight in weights[:3])
     q, k = (attn.rotary(t) for t in parts.comparable(module, q, k, attention.given))
-    v = qkv * v + values.view_as(v)
+    v = value * v + values.view_as(v)
     y = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True,
                                        scale=attn.rotary.scale)
     return 0.5 * output * y.transpose(1, 2).flatten(2) @ weights[3].T  # gates are half open

@@ -187,7 +187,7 @@ def test_which_memory_rate_and_decay_a_parameter_has(milestone, monkeypatch):
             decay = 0 if last == "bias" else decay
             assert found == (rate, tuple(betas), pytest.approx(decay)), name
             assert group["replicated"] == ("embed" not in first and first != "lm_head")
-    assert seen == {name for name in names.values() if "blocks." not in name or ".mix." in name}
+    assert seen == {name for name in names.values() if "blocks." not in name or ".mix_net." in name}
     assert {name.split(".")[0] for name in seen} == expected.keys()
 
 

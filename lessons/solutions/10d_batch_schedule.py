@@ -247,7 +247,7 @@ def error_with(offset):
             tokens = torch.stack((names, NAMES + fillers, 2 * NAMES + numbers), 2).flatten(1)
             again = (names[:, :, None] == names[:, None]).tril(-1).any(-1)
             x = m10f.norm(embed(tokens))
-            x = x + attention(m10f.norm(x), None, dict(qkv=1.0, output=1.0), mask)
+            x = x + attention(m10f.norm(x), None, dict(value=1.0, output=1.0), mask)
             logits = (m10f.norm(x) @ head.weight.T)[:, ::3][again]
             loss = F.cross_entropy(logits, 2 * NAMES + numbers[again])
             adam.param_groups[0]["lr"] = 0.03 * min(1, 2 * (STEPS - step) / STEPS)

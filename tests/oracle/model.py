@@ -7,6 +7,8 @@ import torch
 from oracle import mathematics as m
 from oracle import schedules
 
+LAYER_NETS = "early_net", "late_net"
+
 TOKENS = torch.tensor([(5 * i * i + 3 * i + 1) % 64 for i in range(17)])
 INPUTS, TARGETS = TOKENS[:-1].view(2, 8), TOKENS[1:].view(2, 8)
 PREFIXES = torch.tensor([v // 2 if v > 1 and v % 3 else -1 for v in range(64)])
@@ -77,11 +79,11 @@ class Model:
         """{network: [(output's name, width, initial value)]} of records #81 and #85."""
         f, H, found = self.f, self.H, {}
         if f.mixes:
-            found[f"blocks.{self.last}.mix"] = [(f"mu{k}", 1, first) for k, first in enumerate(
+            found[f"blocks.{self.last}.mix_net"] = [(f"mu{k}", 1, first) for k, first in enumerate(
                 [0, 0, 0, 0, 0, 0, 2, 2, 1.1**0.5, 1, 0, 0.05, 1.1**0.5, 1])]
-            found["final_mix"] = [(f"nu{k}", 1, -0.5 * (k == 1)) for k in range(5)]
-        for name in ("early_gates", "late_gates") if f.stream_gates else ():
-            late = name == "late_gates"
+            found["final_mix_net"] = [(f"nu{k}", 1, -0.5 * (k == 1)) for k in range(5)]
+        for name in LAYER_NETS if f.stream_gates else ():
+            late = name == "late_net"
             here = [i for i in range(self.L) if (i >= f.late_layer) == late]
             mixed = [i for i in here if i in self.attending and i != self.last]
             found[name] = [
@@ -115,9 +117,9 @@ class Model:
         if f.sublayers:
             found |= {"keep_weights": [[1.1**0.5] * 2] * L, "add_weights": [[1.0] * 2] * L}
         for name, outputs in self.networks.items():
-            scale = f.gate_scale if name.endswith("gates") else f.mix_scale
+            scale = f.layer_net_scale if name in LAYER_NETS else f.mix_scale
             found[f"{name}.bias"] = [v / scale for _, width, v in outputs for _ in range(width)]
-        return found | ({"gate_scale": f.gate_scale} if f.stream_gates else {})
+        return found | ({"layer_net_scale": f.layer_net_scale} if f.stream_gates else {})
 
     def filled(self, amplitude, moved=None):
         """Tensor k holds amplitude * sin(0.37 i + k), and 1 more in norms; scalars have their first
@@ -195,11 +197,11 @@ class Model:
         if f.signs:
             signs = (2.2 * torch.arange(f.sign_rows * self.C).double()).cos().sign()
             self.B = self.B * signs.view(-1, self.C)[m.sign_rows(ids, f.sign_rows)]
-        self.gates = self.coefficients("early_gates", x) if f.stream_gates else {}
+        self.gates = self.coefficients("early_net", x) if f.stream_gates else {}
         self.h0 = x = x + self.injected(0, "bigram") * self.B if f.sublayers else x
         for i in range(self.L):
             if f.stream_gates and i == f.late_layer:
-                self.gates |= self.coefficients("late_gates", x)
+                self.gates |= self.coefficients("late_net", x)
             layer = (self.last_layer if f.mixes and i == self.last
                      else self.sublayers if f.sublayers else self.layer)
             x = layer(i, x)
@@ -256,7 +258,7 @@ class Model:
     def coefficients(self, name, x):
         """{output: (B, T, width)} of scale * (W2 gelu(W1 x) + b). Record #81."""
         P, widths = self.P, [width for _, width, _ in self.networks[name]]
-        scale = P["gate_scale"] if name.endswith("gates") else self.f.mix_scale
+        scale = P["layer_net_scale"] if name in LAYER_NETS else self.f.mix_scale
         found = m.gelu(x @ P[f"{name}.c_fc"].T) @ P[f"{name}.c_proj"].T + P[f"{name}.bias"]
         names = [output for output, _, _ in self.networks[name]]
         return dict(zip(names, (scale * found).split(widths, -1), strict=True))
@@ -265,14 +267,14 @@ class Model:
         """The last layer and what follows it, mixed by coefficients of the stream. MUDDFormer,
         arXiv 2502.12170, in the form of record #81."""
         f, h0, cached, source = self.f, self.h0, self.outputs[self.f.cached_layer], x
-        mu = [*self.coefficients(f"blocks.{i}.mix", x).values()]
+        mu = [*self.coefficients(f"blocks.{i}.mix_net", x).values()]
         values = mu[0] * h0 + mu[1] * cached + mu[2] * x
         gate = torch.cat([mu[6], mu[7]], -1).repeat_interleave(self.H // 2, -1)
         x = (1 + mu[5]) * x + mu[3] * h0 + mu[4] * cached
         y = self.attention(i, self.normed(cached), values, gate)
         x = mu[8] * x + mu[9] * y + mu[10] * h0 + mu[11] * self.B
         x = mu[12] * x + mu[13] * self.mlp(i, self.normed(x))
-        nu = [*self.coefficients("final_mix", x).values()]
+        nu = [*self.coefficients("final_mix_net", x).values()]
         return (x + nu[0] * h0 + nu[1] * cached + nu[2] * source + nu[3] * self.table(0)
                 + nu[4] * self.outputs[f.skip_from])
 

@@ -7,7 +7,7 @@ import torch
 
 from oracle import mathematics as m
 from oracle import schedules
-from oracle.model import Model
+from oracle.model import LAYER_NETS, Model
 
 HIDDEN = re.compile(r"\.attn\.c_\w+$|\.mlp\.c_\w+$")  # the matrices of layers
 
@@ -128,10 +128,10 @@ class Training:
         if name.startswith(("value_embeds", "bigram_embed")):
             rate = f.value_embed_lr if f.tied_at_first else f.embed_lr
             return rate, table, f.value_embed_decay_factor or 1
-        if "mix." in name:
+        if "mix_net." in name:
             return f.mix_lr, small, ndim > 1
-        if name.startswith(("early_gates", "late_gates", "gate_scale")):
-            return f.stream_gate_lr, small, ndim > 1
+        if name.startswith((*LAYER_NETS, "layer_net_scale")):
+            return f.layer_net_lr, small, ndim > 1
         if f.attention_gates in (None, "blocks"):
             return f.scalar_lr, usual, 0
         return dict(  # records #52, #55, #77 and #82

@@ -279,7 +279,7 @@ class Muon(torch.optim.Optimizer):
             params = group["params"]
             sizes = [param.numel() for param in params]
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)  # all updates
-            slots = dict(zip(params, flat.split(sizes), strict=True))
+            update_of = dict(zip(params, flat.split(sizes), strict=True))
             matrices_of_shape = defaultdict(list)  # one batch per shape
             # Rank i mod world_size owns matrix i: it keeps the momentum and computes the update.
             for matrix in params[dist.get_rank() :: dist.get_world_size()]:
@@ -294,9 +294,9 @@ class Muon(torch.optim.Optimizer):
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.orthogonalise(momenta, self.dtype)
                 for matrix, update in zip(matrices, updates, strict=True):
-                    slots[matrix].copy_(update.flatten())
+                    update_of[matrix].copy_(update.flatten())
             dist.all_reduce(flat)  # exact, because all terms but the owner's are zero
-            for param, update in slots.items():
+            for param, update in update_of.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
 

@@ -187,11 +187,11 @@ def attention_mask(inputs, window, args):
     B, T = inputs.shape
     assert T <= 16_384 or (args.use_flex_attention and args.compile), (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
-    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers (B, T)
+    document_ids = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # (B, T)
 
     def visible(b, h, q_idx, k_idx):
         q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
-        same_document = documents[b, q_idx] == documents[b, k_idx]
+        same_document = document_ids[b, q_idx] == document_ids[b, k_idx]
         return (q_idx >= k_idx) & same_document & (q_idx - k_idx < window)
 
     if args.use_flex_attention:
@@ -346,7 +346,7 @@ class Muon(torch.optim.Optimizer):
             params = group["params"]
             sizes = [param.numel() for param in params]
             flat = torch.zeros(sum(sizes), dtype=self.dtype, device=params[0].device)  # all updates
-            slots = dict(zip(params, flat.split(sizes), strict=True))
+            update_of = dict(zip(params, flat.split(sizes), strict=True))
             matrices_of_shape = defaultdict(list)  # one batch per shape
             # Rank i mod world_size owns matrix i: it keeps the momentum and computes the update.
             for matrix in params[dist.get_rank() :: dist.get_world_size()]:
@@ -361,9 +361,9 @@ class Muon(torch.optim.Optimizer):
                 scale = max(1, rows / cols) ** 0.5
                 updates = scale * self.orthogonalise(momenta, self.dtype)
                 for matrix, update in zip(matrices, updates, strict=True):
-                    slots[matrix].copy_(update.flatten())
+                    update_of[matrix].copy_(update.flatten())
             dist.all_reduce(flat)  # exact, because all terms but the owner's are zero
-            for param, update in slots.items():
+            for param, update in update_of.items():
                 param.add_(update.view_as(param), alpha=-group["lr"])
 
 

@@ -187,11 +187,11 @@ def attention_mask(inputs, window, args):
     B, T = inputs.shape
     assert T <= 16_384 or (args.use_flex_attention and args.compile), (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
-    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers (B, T)
+    document_ids = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # (B, T)
 
     def visible(b, h, q_idx, k_idx):
         q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
-        same_document = documents[b, q_idx] == documents[b, k_idx]
+        same_document = document_ids[b, q_idx] == document_ids[b, k_idx]
         return (q_idx >= k_idx) & same_document & (q_idx - k_idx < window)
 
     if args.use_flex_attention:

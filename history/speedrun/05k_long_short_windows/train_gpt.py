@@ -261,15 +261,15 @@ def attention_mask(inputs, window, args):
     assert args.use_flex_attention or T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower seq_len")
     inputs = F.pad(inputs, (0, -T % tile))  # (B, N * tile), N whole tiles
-    documents = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # document numbers
+    document_ids = (inputs == args.bos_id).cumsum(1, dtype=torch.int32)  # (B, T)
 
     def visible(b, h, q_idx, k_idx):
         q_idx, k_idx = q_idx.int(), k_idx.int()  # 64-bit comparisons are slower
-        return (q_idx >= k_idx) & (documents[b, q_idx] == documents[b, k_idx])
+        return (q_idx >= k_idx) & (document_ids[b, q_idx] == document_ids[b, k_idx])
 
     # Testing all T x T pairs is slow. Document numbers never decrease, so those at the ends of two
     # tiles show whether any of their pairs of tokens, or all pairs, share a document.
-    first, last = documents[:, ::tile], documents[:, tile - 1 :: tile]  # (B, N)
+    first, last = document_ids[:, ::tile], document_ids[:, tile - 1 :: tile]  # (B, N)
     k_tile = torch.arange(first.size(1), dtype=torch.int32, device=inputs.device)
     q_tile = k_tile[:, None]
     any_pair = (q_tile >= k_tile) & (first[:, :, None] <= last[:, None])  # (B, N, N)

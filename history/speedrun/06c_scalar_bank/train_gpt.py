@@ -373,10 +373,10 @@ def attention_masks(inputs, windows, training, args):
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
+    document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 

@@ -399,10 +399,10 @@ def attention_masks(inputs, windows, training, args):
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
+    document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
@@ -454,10 +454,10 @@ class MLP(nn.Module):
         return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
 
 
-def smear(x, weight, gate):
-    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
+def smear(x, scale, gate):
+    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
     gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
-    return torch.cat((x[:, :1], x[:, 1:] + weight * gates * x[:, :-1]), dim=1)
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates * x[:, :-1]), dim=1)
 
 
 class Block(nn.Module):
@@ -656,9 +656,9 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            attentions = len(group["params"][: group["num_attentions"]][share])
+            num_owned = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
-            parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
+            parts = [(tensor[:num_owned].view(-1, tensor.size(1), n), tensor[num_owned:])
                      for tensor in (grads, state["momentum_buffer"])]
             updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
                        for part in zip(*parts, strict=True) if len(part[0])]

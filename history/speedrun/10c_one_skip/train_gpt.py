@@ -407,10 +407,10 @@ def attention_masks(inputs, windows, training, args):
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
+    document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
@@ -462,10 +462,10 @@ class MLP(nn.Module):
         return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
 
 
-def smear(x, weight, gate):
-    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
+def smear(x, scale, gate):
+    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
     gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
-    return torch.cat((x[:, :1], x[:, 1:] + weight * gates * x[:, :-1]), dim=1)
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates * x[:, :-1]), dim=1)
 
 
 class Block(nn.Module):
@@ -585,17 +585,17 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def even_out(updates, running, beta):
+def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
-    squares. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
+    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean, updated in
+    place. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
     """
-    current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
-    running.lerp_(current, 1 - beta)
-    scale = running.clamp(min=1e-10).rsqrt()
-    norm, norm_after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
-    norm_ratio = (norm / norm_after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
+    current = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
+    mean_square.lerp_(current, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    before, after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
+    norm_ratio = (before / after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
     return updates * (scale * norm_ratio).to(updates.dtype)
 
 
@@ -683,14 +683,14 @@ class Muon(torch.optim.Optimizer):
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
             stacks = padded(stacks, dist.get_world_size())
             weights = torch.cat(stacks)
-            places = weights.split([len(stack) for stack in stacks])
-            for param, place in zip(group["params"], places, strict=False):  # all but the padding
-                param.data = place.view_as(param)
+            views = weights.split([len(stack) for stack in stacks])
+            for param, view in zip(group["params"], views, strict=False):  # all but the padding
+                param.data = view.view_as(param)
             self.weights.append(weights)
             factors = [*group["lr_factors"], 1.0]
             self.lr_factors.append(torch.cat([
-                torch.full((len(place), 1, 1), factor, device=place.device)
-                for place, factor in zip(places, factors, strict=True)]))
+                torch.full((len(view), 1, 1), factor, device=view.device)
+                for view, factor in zip(views, factors, strict=True)]))
 
     @torch.no_grad()
     def step(self):
@@ -711,9 +711,9 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            attentions = len(group["params"][: group["num_attentions"]][share])
+            num_owned = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
-            parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
+            parts = [(tensor[:num_owned].view(-1, tensor.size(1), n), tensor[num_owned:])
                      for tensor in (grads, state["momentum_buffer"], state["mean_square"])]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:])

@@ -6,7 +6,7 @@ WEIGHT = 1.0115
 
 
 def draw(picture):
-    upper, lower = picture.snapshot.split(torch.tensor([WEIGHT]))
+    upper, lower = picture.snapshot.split_bits(torch.tensor([WEIGHT]))
     halves = [f"{half.view(torch.int16).item() & 0xFFFF:016b}" for half in (upper, lower)]
     wide = picture.width / 32
     picture.title(f"The 32 bits of one weight, {WEIGHT}")

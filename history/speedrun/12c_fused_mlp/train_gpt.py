@@ -157,8 +157,8 @@ class Stage(NamedTuple):
     seq_len: int  # tokens per training sequence
     peak_lr: float  # lr_multiplier before the cooldown
     window: int  # previous tokens that a token sees
-    weights_start: list  # targets' weights in the loss at the stage's start, the next token's first
-    weights_end: list  # targets' weights at the stage's end
+    target_weights_start: list  # in the loss, as the stage starts; the next token's first
+    target_weights_end: list  # as the stage ends
 
 
 def stages(args):
@@ -193,7 +193,7 @@ def target_weights(step, args):
     progress = len(scheduled) * step / args.scheduled_steps % 1  # share of the stage that is over
     row = stage(step, args)
     return [start + (end - start) * progress
-            for start, end in zip(row.weights_start, row.weights_end, strict=True)]
+            for start, end in zip(row.target_weights_start, row.target_weights_end, strict=True)]
 
 
 def last_tied_step(args):
@@ -396,18 +396,18 @@ if find_spec("triton"):
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
-            rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
-            columns = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
-            total = tl.dot(rows, columns, total, input_precision="ieee")
+            a_tile = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            b_tile = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
+            total = tl.dot(a_tile, b_tile, total, input_precision="ieee")
 
         inside = (i < M) & (j < N)
-        place = i.to(tl.int64) * N + j  # M N may exceed 2^31
+        offset = i.to(tl.int64) * N + j  # M N may exceed 2^31
         if post is None:
             total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
             total *= total
         else:
-            total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+            total *= 2 * tl.sqrt(tl.load(post + offset, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 
 def relu2_product(a, b, post=None, use_triton=False):
@@ -515,11 +515,11 @@ def attention_masks(inputs, windows, training, args, slots=1):
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
-    documents = documents.repeat_interleave(slots, dim=1)
+    document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
+    document_ids = document_ids.repeat_interleave(slots, dim=1)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
@@ -565,7 +565,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, extra_values, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, c["qkv"] * weights[:3].flatten(0, 1))  # only scales v: q, k are normed
+        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # only scales v: q, k are normed
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
@@ -620,9 +620,9 @@ class MLP(nn.Module):
         return y.view_as(x)
 
 
-def smear(x, weight, gate):
-    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
-    return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
+def smear(x, scale, gate):
+    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
 class Block(nn.Module):
@@ -642,8 +642,8 @@ class Block(nn.Module):
             extra_values = None
             if self.value_table != ".":
                 value_embed = value_embeds[self.value_table]
-                value_gates = 2 * gates(normed, c["value_gate"])[..., None]  # initially 1
-                extra_values = value_gates * value_embed.unflatten(2, (self.attn.num_heads, -1))
+                factors = 2 * gates(normed, c["value_gate"])[..., None]  # initially 1
+                extra_values = factors * value_embed.unflatten(2, (self.attn.num_heads, -1))
             x = x + self.attn(normed, extra_values, c, masks[self.window_kind])
         x = x + self.mlp(norm(x))
         return x
@@ -698,7 +698,7 @@ class GPT(nn.Module):
         self.value_gates = nn.Parameter(torch.zeros(
             len(self.value_layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        self.layer_scalars = dict(x=1.1, qkv=0.5, output=1.0)
+        self.layer_scalars = dict(x=1.1, value=0.5, output=1.0)
         self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
         scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
@@ -779,28 +779,28 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def even_out(updates, running, beta):
+def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
-    squares. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
+    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean, updated in
+    place. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
     """
-    current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
-    running.lerp_(current, 1 - beta)
-    scale = running.clamp(min=1e-10).rsqrt()
-    norm, norm_after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
-    norm_ratio = (norm / norm_after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
+    current = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
+    mean_square.lerp_(current, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    before, after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
+    norm_ratio = (before / after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
     return updates * (scale * norm_ratio).to(updates.dtype)
 
 
-def join(weights, remainders):
+def join_bits(weights, remainders):
     """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
     upper = weights.view(torch.int16).int() << 16
     return (upper | remainders.int() & 0xFFFF).view(torch.float32)
 
 
-def split(numbers):
-    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
+def split_bits(numbers):
+    """Inverse of `join_bits`: weights are truncated, not rounded; remainders are the lost bits."""
     bits = numbers.view(torch.int32)
     return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
@@ -809,13 +809,13 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
     """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
 
     Where they agree, the update moves the weight towards zero anyway (arXiv 2510.12402).
-    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
+    bfloat16 weights have remainders: the update is that of float32 weights, see `join_bits`.
     """
-    exact = weights if remainders is None else join(weights, remainders)
+    exact = weights if remainders is None else join_bits(weights, remainders)
     agree = updates * exact >= 0  # >= here and > in Adam: as in the record
     exact.sub_(rates * (updates + decay * exact * agree))
     if remainders is not None:
-        upper, lower = split(exact)
+        upper, lower = split_bits(exact)
         weights.copy_(upper)
         remainders.copy_(lower)
 
@@ -838,7 +838,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; unless replicated, each rank gets only its rows' gradient
+        reductions = []  # in flight; unless replicated, each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -847,14 +847,14 @@ class ShardedAdam(torch.optim.Optimizer):
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 if group["replicated"]:
                     grad = param.grad
-                    reduced = dist.all_reduce(grad, async_op=True)
+                    reduction = dist.all_reduce(grad, async_op=True)
                 else:
                     grad = torch.empty_like(param.grad[: len(param) // world_size])
-                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
-                sums.append((group, param, grad, reduced))
-        gathers = []  # in flight, like sums, while other parameters are updated
-        for group, param, grad, reduced in sums:
-            reduced.wait()
+                    reduction = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                reductions.append((group, param, grad, reduction))
+        gathers = []  # in flight, like reductions, while other parameters are updated
+        for group, param, grad, reduction in reductions:
+            reduction.wait()
             rows = param if group["replicated"] else param.chunk(world_size)[rank]
             state = self.state[param]
             if not state:
@@ -910,14 +910,14 @@ class Muon(torch.optim.Optimizer):
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
             stacks = padded(stacks, dist.get_world_size())
             weights = torch.cat(stacks)
-            places = weights.split([len(stack) for stack in stacks])
-            for param, place in zip(group["params"], places, strict=False):  # all but the padding
-                param.data = place.view_as(param)
+            views = weights.split([len(stack) for stack in stacks])
+            for param, view in zip(group["params"], views, strict=False):  # all but the padding
+                param.data = view.view_as(param)
             self.weights.append(weights)
             factors = [*group["lr_factors"], 1.0]
             self.lr_factors.append(torch.cat([
-                torch.full((len(place), 1, 1), factor, device=place.device)
-                for place, factor in zip(places, factors, strict=True)]))
+                torch.full((len(view), 1, 1), factor, device=view.device)
+                for view, factor in zip(views, factors, strict=True)]))
 
     @torch.no_grad()
     def step(self):
@@ -941,9 +941,9 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            attentions = len(group["params"][: group["num_attentions"]][share])
+            num_owned = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
-            parts = [(tensor[:attentions].view(-1, tensor.size(1), n), tensor[attentions:])
+            parts = [(tensor[:num_owned].view(-1, tensor.size(1), n), tensor[num_owned:])
                      for tensor in (grads, state["momentum_buffer"], state["mean_square"])]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:])
@@ -1024,12 +1024,12 @@ def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
     value_params = [*model.value_embeds.parameters()]
-    table_params = [model.lm_head.weight, model.embed.weight]
+    tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
         dict(params=value_params, lr=args.value_embed_lr,
              betas=(args.value_embed_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
-        dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+        dict(params=tied_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.head_decay_factor),
         dict(params=[model.x0_weights], lr=args.scalar_lr, replicated=True),
         dict(params=[model.scalars], lr=args.scalar_lr, **small),
@@ -1102,8 +1102,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     device = next(model.parameters()).device
-    weights = [torch.tensor(target_weights(step, args)).to(device)  # before the clock starts
-               for step in range(args.train_steps)]
+    target_weights_of = [torch.tensor(target_weights(step, args)).to(device)
+                         for step in range(args.train_steps)]  # before the clock starts
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
@@ -1120,7 +1120,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            loss = model(inputs, targets, tied, weights[step])
+            loss = model(inputs, targets, tied, target_weights_of[step])
             # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
             (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
             train_loss += loss.detach() / grad_accum_steps

@@ -163,20 +163,20 @@ class Stage(NamedTuple):
     document_len: int  # tokens kept of a document
     peak_lr: float  # lr_multiplier before the cooldown
     window: int  # previous tokens that a token sees
-    weights_start: list  # targets' weights in the loss at the stage's start, the next token's first
-    weights_end: list  # targets' weights at the stage's end
+    target_weights_start: list  # in the loss, as the stage starts; the next token's first
+    target_weights_end: list  # as the stage ends
 
 
 def stages(args):
     """Three equal parts of scheduled_steps, then the steps after them."""
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
-    first, later = args.first_document_len, args.max_document_len
+    short, full = args.first_document_len, args.max_document_len
     second, third = args.second_target_weight, args.third_target_weight
     return [
-        Stage(1 * T, first, 1.0, start, [1, second, third], [1, second, 0]),
-        Stage(2 * T, later, args.second_stage_lr, start + growth, [1, second], [1, 0]),
-        Stage(3 * T, later, args.third_stage_lr, start + 2 * growth, [1], [1]),
-        Stage(3 * T, later, args.final_lr_multiplier, args.window_end, [1], [1]),
+        Stage(1 * T, short, 1.0, start, [1, second, third], [1, second, 0]),
+        Stage(2 * T, full, args.second_stage_lr, start + growth, [1, second], [1, 0]),
+        Stage(3 * T, full, args.third_stage_lr, start + 2 * growth, [1], [1]),
+        Stage(3 * T, full, args.final_lr_multiplier, args.window_end, [1], [1]),
     ]
 
 
@@ -200,7 +200,7 @@ def target_weights(step, args):
     progress = len(scheduled) * step / args.scheduled_steps % 1  # share of the stage that is over
     row = stage(step, args)
     return [start + (end - start) * progress
-            for start, end in zip(row.weights_start, row.weights_end, strict=True)]
+            for start, end in zip(row.target_weights_start, row.target_weights_end, strict=True)]
 
 
 def last_tied_step(args):
@@ -405,18 +405,18 @@ if find_spec("triton"):
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
-            rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
-            columns = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
-            total = tl.dot(rows, columns, total, input_precision="ieee")
+            a_tile = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            b_tile = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
+            total = tl.dot(a_tile, b_tile, total, input_precision="ieee")
 
         inside = (i < M) & (j < N)
-        place = i.to(tl.int64) * N + j  # M N may exceed 2^31
+        offset = i.to(tl.int64) * N + j  # M N may exceed 2^31
         if post is None:
             total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
             total *= total
         else:
-            total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+            total *= 2 * tl.sqrt(tl.load(post + offset, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 
 def relu2_product(a, b, post=None, use_triton=False):
@@ -457,8 +457,8 @@ if find_spec("triton"):
         for k in tl.static_range(K):
             target = tl.load(targets + k)  # -1 = no target
             weight = tl.where(target >= 0, tl.load(weights + k), 0.0)
-            picked = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
-            loss += weight * (log_sum - height * tl.sigmoid((picked + shift) / width))
+            target_logit = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+            loss += weight * (log_sum - height * tl.sigmoid((target_logit + shift) / width))
             total_weight += weight
         tl.store(losses + row, loss)
 
@@ -466,11 +466,11 @@ if find_spec("triton"):
             for start in range(0, V, COLUMNS):  # the row may still be in the cache
                 column = start + tl.arange(0, COLUMNS)
                 logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
-                share = tl.sigmoid((logit + shift) / width)
-                grad = total_weight * tl.exp(height * share - log_sum)
+                sigmoid = tl.sigmoid((logit + shift) / width)
+                grad = total_weight * tl.exp(height * sigmoid - log_sum)
                 for k in tl.static_range(K):
                     grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
-                grad *= grad_scale * height / width * share * (1 - share)  # the cap's slope
+                grad *= grad_scale * height / width * sigmoid * (1 - sigmoid)  # the cap's slope
                 # No clamp: GPUs with FP8 clamp in the cast, and wider dtypes hold every gradient.
                 tl.store(grads + row * V + column, grad, mask=column < V)
 
@@ -492,15 +492,15 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
             shift=shift, width=width, grad_scale=grad_scale, K=targets.size(1))
         return losses, grads
     dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
-    share = torch.sigmoid((logits.to(dtype) + shift) / width)
+    sigmoid = torch.sigmoid((logits.to(dtype) + shift) / width)
     weights = weights.to(dtype) * (targets >= 0)  # (N, K)
     targets = targets.clamp(min=0)
-    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # the cap rules out overflow
-    losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
+    log_sums = (height * sigmoid).exp().sum(-1, keepdim=True).log()  # the cap rules out overflow
+    losses = (weights * (log_sums - height * sigmoid.gather(1, targets))).sum(-1)
     if not grad_dtype:
         return losses, None
-    grads = weights.sum(-1, keepdim=True) * (height * share - log_sums).exp()
-    grads = grads.scatter_add(1, targets, -weights) * height / width * share * (1 - share)
+    grads = weights.sum(-1, keepdim=True) * (height * sigmoid - log_sums).exp()
+    grads = grads.scatter_add(1, targets, -weights) * height / width * sigmoid * (1 - sigmoid)
     return losses, quantize(grads, grad_scale, grad_dtype)
 
 
@@ -555,16 +555,16 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = slots * document_starts(inputs, args)
-        kept = {row.seq_len: row.document_len for row in stages(args)}  # as packed_rows cuts
-        longest = slots * kept.get(inputs.size(1), args.max_document_len) if training else T
+        lens = {row.seq_len: row.document_len for row in stages(args)}  # the length shows the stage
+        longest = slots * lens.get(inputs.size(1), args.max_document_len) if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
-    documents = documents.repeat_interleave(slots, dim=1)
+    document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
+    document_ids = document_ids.repeat_interleave(slots, dim=1)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
@@ -613,7 +613,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         qk = F.linear(x, self.c_qk.flatten(0, 1))  # without the scalar, which the norm would undo
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
-        v = F.linear(x, c["qkv"] * self.c_vo[0]).view_as(q)
+        v = F.linear(x, c["value"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
             v = v + extra_values
         q, k = norm(q), norm(k)  # unit RMS, which bounds scores
@@ -667,9 +667,9 @@ class MLP(nn.Module):
         return y.view_as(x)
 
 
-def smear(x, weight, gate):
-    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
-    return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
+def smear(x, scale, gate):
+    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
 class ValueEmbeds(nn.Module):
@@ -724,10 +724,10 @@ class Block(nn.Module):
             if self.has_value_embed:
                 half = c["value_gate"].size(1) // 2  # the other half comes from the table
                 channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
-                value_gates = 2 * gates(channels, c["value_gate"])[..., None]  # initially 1
-                extra_values = value_gates * value_embed.unflatten(2, (self.attn.num_heads, -1))
+                factors = 2 * gates(channels, c["value_gate"])[..., None]  # initially 1
+                extra_values = factors * value_embed.unflatten(2, (self.attn.num_heads, -1))
             y = self.attn(normed, extra_values, c, masks[self.window_kind])
-            x = c["keep"] * x + c["add"] * y
+            x = c["keep_attn"] * x + c["add_attn"] * y
         # Added after attention, so that only the MLP and later layers read these tensors.
         x = x + sum(c[name] * sources[name] for name in self.injected)
         return c["keep_mlp"] * x + c["add_mlp"] * self.mlp(norm(x))
@@ -745,7 +745,7 @@ class CappedLoss(torch.autograd.Function):
     FP8: arXiv 2209.05433. The gradients of the logits are computed with the losses.
     """
     @staticmethod
-    def forward(ctx, x, weight, targets, target_weights, loss, scales):
+    def forward(ctx, x, weight, targets, target_weights, loss_fn, scales):
         ctx.scales, ctx.dtype = scales, x.dtype
         if scales is None:
             logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
@@ -756,7 +756,7 @@ class CappedLoss(torch.autograd.Function):
             logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
             # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
             grad_dtype = torch.float8_e5m2
-        losses, grads = loss(
+        losses, grads = loss_fn(
             logits, targets, target_weights, grad_dtype=grad_dtype, grad_scale=grad_scale)
         ctx.save_for_backward(x, weight, grads)
         return losses.sum()
@@ -804,7 +804,7 @@ class GPT(nn.Module):
         self.value_gates = nn.Parameter(torch.zeros(
             len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        self.layer_scalars = dict(qkv=0.5, output=1.0)
+        self.layer_scalars = dict(value=0.5, output=1.0)
         self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
         scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
@@ -829,8 +829,8 @@ class GPT(nn.Module):
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
         for i, c in enumerate(layers):
-            c["keep"], c["keep_mlp"] = self.keep_weights[i]
-            c["add"], c["add_mlp"] = self.add_weights[i]
+            c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
+            c["add_attn"], c["add_mlp"] = self.add_weights[i]
             c["x0"], c["bigrams"] = self.x0_weights[i], self.bigram_weights[i]
         for i, gate in zip(self.attention_layers, self.attention_gates, strict=True):
             layers[i]["gate"] = gate
@@ -870,12 +870,12 @@ class GPT(nn.Module):
         weights = torch.ones(1, device=x.device) if target_weights is None else target_weights
         targets = next_targets(targets, len(weights))
         x = x.flatten(0, 1)  # (B T, C)
-        loss = partial(loss_and_grads, cap=self.cap, use_triton=self.args.use_triton)
+        loss_fn = partial(loss_and_grads, cap=self.cap, use_triton=self.args.use_triton)
         if self.training:
             total = CappedLoss.apply(
-                x, self.lm_head.weight, targets, weights, loss, self.fp8_scales)
+                x, self.lm_head.weight, targets, weights, loss_fn, self.fp8_scales)
             return total / len(x)
-        losses, _ = loss(self.lm_head(x), targets, weights)
+        losses, _ = loss_fn(self.lm_head(x), targets, weights)
         return losses.mean()
 
 
@@ -905,28 +905,28 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def even_out(updates, running, beta):
+def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
-    squares. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
+    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean, updated in
+    place. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
     """
-    current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
-    running.lerp_(current, 1 - beta)
-    scale = running.clamp(min=1e-10).rsqrt()
-    norm, norm_after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
-    norm_ratio = (norm / norm_after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
+    current = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
+    mean_square.lerp_(current, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    before, after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
+    norm_ratio = (before / after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
     return updates * (scale * norm_ratio).to(updates.dtype)
 
 
-def join(weights, remainders):
+def join_bits(weights, remainders):
     """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
     upper = weights.view(torch.int16).int() << 16
     return (upper | remainders.int() & 0xFFFF).view(torch.float32)
 
 
-def split(numbers):
-    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
+def split_bits(numbers):
+    """Inverse of `join_bits`: weights are truncated, not rounded; remainders are the lost bits."""
     bits = numbers.view(torch.int32)
     return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
@@ -935,13 +935,13 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
     """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
 
     Where they agree, the update moves the weight towards zero anyway (arXiv 2510.12402).
-    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
+    bfloat16 weights have remainders: the update is that of float32 weights, see `join_bits`.
     """
-    exact = weights if remainders is None else join(weights, remainders)
+    exact = weights if remainders is None else join_bits(weights, remainders)
     agree = updates * exact >= 0  # >= here and > in Adam: as in the record
     exact.sub_(rates * (updates + decay * exact * agree))
     if remainders is not None:
-        upper, lower = split(exact)
+        upper, lower = split_bits(exact)
         weights.copy_(upper)
         remainders.copy_(lower)
 
@@ -964,7 +964,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; unless replicated, each rank gets only its rows' gradient
+        reductions = []  # in flight; unless replicated, each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -973,14 +973,14 @@ class ShardedAdam(torch.optim.Optimizer):
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 if group["replicated"]:
                     grad = param.grad
-                    reduced = dist.all_reduce(grad, async_op=True)
+                    reduction = dist.all_reduce(grad, async_op=True)
                 else:
                     grad = torch.empty_like(param.grad[: len(param) // world_size])
-                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
-                sums.append((group, param, grad, reduced))
-        gathers = []  # in flight, like sums, while other parameters are updated
-        for group, param, grad, reduced in sums:
-            reduced.wait()
+                    reduction = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                reductions.append((group, param, grad, reduction))
+        gathers = []  # in flight, like reductions, while other parameters are updated
+        for group, param, grad, reduction in reductions:
+            reduction.wait()
             rows = param if group["replicated"] else param.chunk(world_size)[rank]
             state = self.state[param]
             if not state:
@@ -1035,14 +1035,14 @@ class Muon(torch.optim.Optimizer):
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
             stacks = padded(stacks, dist.get_world_size())
             weights = torch.cat(stacks)
-            places = weights.split([len(stack) for stack in stacks])
-            for param, place in zip(group["params"], places, strict=False):  # all but the padding
-                param.data = place.view_as(param)
+            views = weights.split([len(stack) for stack in stacks])
+            for param, view in zip(group["params"], views, strict=False):  # all but the padding
+                param.data = view.view_as(param)
             self.weights.append(weights)
             factors = [*group["lr_factors"], 1.0]
             self.lr_factors.append(torch.cat([
-                torch.full((len(place), 1, 1), factor, device=place.device)
-                for place, factor in zip(places, factors, strict=True)]))
+                torch.full((len(view), 1, 1), factor, device=view.device)
+                for view, factor in zip(views, factors, strict=True)]))
 
     @torch.no_grad()
     def step(self):
@@ -1140,12 +1140,12 @@ def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
-    table_params = [model.lm_head.weight, model.embed.weight]
+    tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
         dict(params=lookup_params, lr=args.value_embed_lr,
              betas=(args.value_embed_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
-        dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+        dict(params=tied_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.head_decay_factor),
         dict(params=[model.keep_weights], lr=args.scalar_lr, replicated=True),
         dict(params=[model.add_weights, model.x0_weights, model.bigram_weights], lr=args.add_lr,
@@ -1220,8 +1220,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     device = next(model.parameters()).device
-    weights = [torch.tensor(target_weights(step, args)).to(device)  # before the clock starts
-               for step in range(args.train_steps)]
+    target_weights_of = [torch.tensor(target_weights(step, args)).to(device)
+                         for step in range(args.train_steps)]  # before the clock starts
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
@@ -1238,7 +1238,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            loss = model(inputs, targets, tied, weights[step])
+            loss = model(inputs, targets, tied, target_weights_of[step])
             # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
             (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
             train_loss += loss.detach() / grad_accum_steps

@@ -1,6 +1,6 @@
 """How to get hold of the parts that are new in 14g: heads that are composed."""
 
-ATTENTION = ("x", "values", "c", "mask", "documents")
+ATTENTION = ("x", "values", "c", "mask", "document_ids")
 
 FEATURES = {
     "the mixture of heads sees less than a block and a document": lambda module, args: (

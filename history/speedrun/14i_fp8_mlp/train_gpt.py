@@ -77,12 +77,12 @@ class Hyperparameters:
     gate_init: float = 0.25  # initial gates of heads; without a sigmoid, so any value is possible
     skip_init: float = 0.5  # initial coefficient of the skip, times sigmoid(-1.5)
     late_layer: int = 4  # coefficients come from this layer's input from here on, before from x0
-    gate_scale: float = 0.1  # initial value of the learned factor of early_gates and late_gates
+    layer_net_scale: float = 0.1  # initial value of the learned factor of early_net and late_net
     composed_window: int = 112  # tokens that a query of composed_heads sees, its own included
     composed_block: int = 128  # queries that are computed together
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer to whose input the skip is added
-    cached_layer: int = 7  # read by later layers' attention, mix and final_mix
+    cached_layer: int = 7  # read by later layers' attention, mix_net and final_mix_net
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
@@ -118,7 +118,7 @@ class Hyperparameters:
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
     mix_lr: float = 0.002  # for the coefficients of the last layer and of the head's input
-    stream_gate_lr: float = 8e-4  # for the networks that compute gates from the stream
+    layer_net_lr: float = 8e-4  # for early_net and late_net
     value_embed_beta1: float = 0.75  # shared with the bigrams' table
     head_beta1: float = 0.5  # shared with the embedding; low, or rare tokens' rows keep moving
     adam_beta2: float = 0.95  # for the tables, keep_weights and add_weights
@@ -181,21 +181,21 @@ class Stage(NamedTuple):
     document_len: int  # tokens kept of a document
     peak_lr: float  # lr_multiplier before the cooldown
     window: int  # previous tokens that a token sees
-    weights_start: list  # targets' weights in the loss at the stage's start, the next token's first
-    weights_end: list  # targets' weights at the stage's end
+    target_weights_start: list  # in the loss, as the stage starts; the next token's first
+    target_weights_end: list  # as the stage ends
 
 
 def stages(args):
     """Three equal parts of scheduled_steps, then the steps after them."""
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
-    first, later = args.first_document_len, args.max_document_len
+    short, full = args.first_document_len, args.max_document_len
     second, third = args.second_target_weight, args.third_target_weight
     prefix = args.prefix_weight  # reaches 0 at the second stage's end, a target until then
     return [
-        Stage(1 * T, first, 1.0, start, [1, second, third, prefix], [1, second, 0, prefix]),
-        Stage(2 * T, later, args.second_stage_lr, start + growth, [1, second, prefix], [1, 0, 0]),
-        Stage(3 * T, later, args.third_stage_lr, start + 2 * growth, [1, 0], [1, 0]),
-        Stage(3 * T, later, args.final_lr_multiplier, args.window_end, [1, 0], [1, 0]),
+        Stage(1 * T, short, 1.0, start, [1, second, third, prefix], [1, second, 0, prefix]),
+        Stage(2 * T, full, args.second_stage_lr, start + growth, [1, second, prefix], [1, 0, 0]),
+        Stage(3 * T, full, args.third_stage_lr, start + 2 * growth, [1, 0], [1, 0]),
+        Stage(3 * T, full, args.final_lr_multiplier, args.window_end, [1, 0], [1, 0]),
     ]
 
 
@@ -219,7 +219,7 @@ def target_weights(step, args):
     progress = len(scheduled) * step / args.scheduled_steps % 1  # share of the stage that is over
     row = stage(step, args)
     return [start + (end - start) * progress
-            for start, end in zip(row.weights_start, row.weights_end, strict=True)]
+            for start, end in zip(row.target_weights_start, row.target_weights_end, strict=True)]
 
 
 def last_tied_step(args):
@@ -355,9 +355,9 @@ def quantize(x, scale, dtype):
     return (scale * x).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
 
-def fp8_scale(largest):
-    """The scale, a tensor, that maps `largest` to the largest number of e4m3, 448."""
-    return 1 / (largest.float() / 448).clamp(min=1e-12)
+def fp8_scale(amax):
+    """The scale, a tensor, that maps `amax` to the largest number of e4m3, 448."""
+    return 1 / (amax.float() / 448).clamp(min=1e-12)
 
 
 def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
@@ -429,11 +429,11 @@ if find_spec("triton"):
         for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)
         for depth in (64, 128)])  # 64 bfloat16 or 128 FP8 numbers are 128 bytes
     @triton.jit
-    def relu2_kernel(a, b, post, out, factor, scale, out8, largest, M, N, K, k_stride, j_stride,
+    def relu2_kernel(a, b, post, out, factor, scale, out8, amax, M, N, K, k_stride, j_stride,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
         """Stores a tile (ROWS, COLUMNS) of relu(a b)^2; given post = relu(c)^2, 2 a b relu(c).
 
-        FP8: out = relu(factor a b)^2, out8 = min(scale out, 448), largest = the maximum of out.
+        FP8: out = relu(factor a b)^2, out8 = min(scale out, 448), amax = the maximum of out.
         """
         # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is a transposed view.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
@@ -444,25 +444,25 @@ if find_spec("triton"):
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
-            rows = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
-            columns = tl.load(
+            a_tile = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
+            b_tile = tl.load(
                 b + k[:, None] * k_stride + j % N * j_stride, mask=k[:, None] < K, other=0.0)
-            total = tl.dot(rows, columns, total, input_precision="ieee")  # FP8 sums keep fewer bits
+            total = tl.dot(a_tile, b_tile, total, input_precision="ieee")  # FP8 keeps fewer bits
 
         inside = (i < M) & (j < N)
-        place = i.to(tl.int64) * N + j  # M N may exceed 2^31
+        offset = i.to(tl.int64) * N + j  # M N may exceed 2^31
         if out8 is not None:
             total *= tl.load(factor)
         if post is None:
             total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
             total *= total
         else:
-            total *= 2 * tl.sqrt(tl.load(post + place, mask=inside, other=0.0).to(tl.float32))
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+            total *= 2 * tl.sqrt(tl.load(post + offset, mask=inside, other=0.0).to(tl.float32))
+        tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
         if out8 is not None:
-            tl.atomic_max(largest, tl.max(total), sem="relaxed")  # beyond the edges, values repeat
+            tl.atomic_max(amax, tl.max(total), sem="relaxed")  # beyond the edges, values repeat
             total = tl.minimum(tl.load(scale) * total, 448.0, propagate_nan=tl.PropagateNan.ALL)
-            tl.store(out8 + place, total.to(out8.dtype.element_ty), mask=inside)
+            tl.store(out8 + offset, total.to(out8.dtype.element_ty), mask=inside)
 
 
 def relu2_product(a, b, post=None, use_triton=False):
@@ -475,7 +475,7 @@ def relu2_product(a, b, post=None, use_triton=False):
     def grid(tile):
         return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
     relu2_kernel[grid](
-        a.contiguous(), b, post, out, factor=None, scale=None, out8=None, largest=None,
+        a.contiguous(), b, post, out, factor=None, scale=None, out8=None, amax=None,
         M=M, N=N, K=K, k_stride=b.stride(0), j_stride=b.stride(1))
     return out
 
@@ -487,13 +487,13 @@ def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
         return out, quantize(out, scale, a.dtype), out.amax()
     (M, K), N = a.shape, len(b)
     out, out8 = a.new_empty(M, N, dtype=dtype), a.new_empty(M, N)
-    largest = a.new_zeros((), dtype=torch.float32)  # the maximum over all tiles
+    amax = a.new_zeros((), dtype=torch.float32)  # the maximum over all tiles
     def grid(tile):
         return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
     relu2_kernel[grid](
         a, b, post=None, out=out, factor=1 / (a_scale * b_scale), scale=scale, out8=out8,
-        largest=largest, M=M, N=N, K=K, k_stride=1, j_stride=K)  # b is read transposed
-    return out, out8, largest
+        amax=amax, M=M, N=N, K=K, k_stride=1, j_stride=K)  # b is read transposed
+    return out, out8, amax
 
 
 if find_spec("triton"):
@@ -521,8 +521,8 @@ if find_spec("triton"):
         for k in tl.static_range(K):
             target = tl.load(targets + k)  # -1 = no target
             weight = tl.where(target >= 0, tl.load(weights + k), 0.0)
-            picked = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
-            loss += weight * (log_sum - height * tl.sigmoid((picked + shift) / width))
+            target_logit = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+            loss += weight * (log_sum - height * tl.sigmoid((target_logit + shift) / width))
             total_weight += weight
         tl.store(losses + row, loss)
 
@@ -530,11 +530,11 @@ if find_spec("triton"):
             for start in range(0, V, COLUMNS):  # the row may still be in the cache
                 column = start + tl.arange(0, COLUMNS)
                 logit = tl.load(logits + column, mask=column < V, other=0.0).to(tl.float32)
-                share = tl.sigmoid((logit + shift) / width)
-                grad = total_weight * tl.exp(height * share - log_sum)
+                sigmoid = tl.sigmoid((logit + shift) / width)
+                grad = total_weight * tl.exp(height * sigmoid - log_sum)
                 for k in tl.static_range(K):
                     grad -= tl.where(column == tl.load(targets + k), tl.load(weights + k), 0.0)
-                grad *= grad_scale * height / width * share * (1 - share)  # the cap's slope
+                grad *= grad_scale * height / width * sigmoid * (1 - sigmoid)  # the cap's slope
                 # No clamp: GPUs with FP8 clamp in the cast, and wider dtypes hold every gradient.
                 tl.store(grads + row * V + column, grad, mask=column < V)
 
@@ -556,15 +556,15 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
             shift=shift, width=width, grad_scale=grad_scale, K=targets.size(1))
         return losses, grads
     dtype = torch.promote_types(logits.dtype, torch.float32)  # at least float32
-    share = torch.sigmoid((logits.to(dtype) + shift) / width)
+    sigmoid = torch.sigmoid((logits.to(dtype) + shift) / width)
     weights = weights.to(dtype) * (targets >= 0)  # (N, K)
     targets = targets.clamp(min=0)
-    log_sums = (height * share).exp().sum(-1, keepdim=True).log()  # the cap rules out overflow
-    losses = (weights * (log_sums - height * share.gather(1, targets))).sum(-1)
+    log_sums = (height * sigmoid).exp().sum(-1, keepdim=True).log()  # the cap rules out overflow
+    losses = (weights * (log_sums - height * sigmoid.gather(1, targets))).sum(-1)
     if not grad_dtype:
         return losses, None
-    grads = weights.sum(-1, keepdim=True) * (height * share - log_sums).exp()
-    grads = grads.scatter_add(1, targets, -weights) * height / width * share * (1 - share)
+    grads = weights.sum(-1, keepdim=True) * (height * sigmoid - log_sums).exp()
+    grads = grads.scatter_add(1, targets, -weights) * height / width * sigmoid * (1 - sigmoid)
     return losses, quantize(grads, grad_scale, grad_dtype)
 
 
@@ -619,16 +619,16 @@ def attention_masks(inputs, windows, training, args, slots=1):
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = slots * document_starts(inputs, args)
-        kept = {row.seq_len: row.document_len for row in stages(args)}  # as packed_rows cuts
-        longest = slots * kept.get(inputs.size(1), args.max_document_len) if training else T
+        lens = {row.seq_len: row.document_len for row in stages(args)}  # the length shows the stage
+        longest = slots * lens.get(inputs.size(1), args.max_document_len) if training else T
         return {kind: (starts, longest, window) for kind, window in windows.items()}
     assert T <= 16_384, (
         f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
-    documents = (inputs == args.bos_id).cumsum(1)  # document numbers (B, T)
-    documents = documents.repeat_interleave(slots, dim=1)
+    document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
+    document_ids = document_ids.repeat_interleave(slots, dim=1)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
-    visible = (documents[:, None, :, None] == documents[:, None, None]) & (distance >= 0)
+    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
@@ -665,10 +665,10 @@ def without_own_value(y, v, shares):
     return y - shares[..., None] * projections * v
 
 
-def composed_heads(q, k, v, documents, mix, scale, window, block):
+def composed_heads(q, k, v, document_ids, mixture, scale, window, block):
     """Values v (B, T, H, D), all heads weighted by one attention map, a mixture of their own.
 
-    DCMHA (arXiv 2405.08553): mix (B, T, H) weighs the heads' probabilities, each a softmax over the
+    DCMHA (arXiv 2405.08553): mixture (B, T, H) weighs heads' probabilities, each a softmax over the
     last `window` tokens of the query's document. Queries see their own block and the previous one.
     """
     T = q.size(1)
@@ -682,14 +682,14 @@ def composed_heads(q, k, v, documents, mix, scale, window, block):
 
     i, j = torch.arange(block, device=q.device), torch.arange(-block, block, device=q.device)
     distance = i[:, None] - j
-    documents = documents + 1  # padding is document 0
-    visible = blocks(documents)[..., None] == with_previous(documents)[:, :, None]
+    document_ids = document_ids + 1  # padding is document 0
+    visible = blocks(document_ids)[..., None] == with_previous(document_ids)[:, :, None]
     visible = visible & (distance >= 0) & (distance < window)  # (B, N, block, 2 block)
     scores = scale * torch.einsum("bnihd,bnjhd->bnhij", blocks(q), with_previous(k))
     scores = scores.masked_fill(~visible[:, :, None], -math.inf)
     attention = scores.softmax(-1, dtype=torch.float32)
-    mix = F.rms_norm(mix.float(), mix.shape[-1:], eps=1e-6)  # drops its length
-    attention = (attention * blocks(mix).mT[..., None]).sum(2).to(q.dtype)  # (B, N, block, 2 block)
+    mixture = F.rms_norm(mixture.float(), mixture.shape[-1:], eps=1e-6)  # drops its length
+    attention = (attention * blocks(mixture).mT[..., None]).sum(2).to(q.dtype)  # (B, N, i, j)
     y = torch.einsum("bnij,bnjhd->bnihd", attention, with_previous(v))
     return y.flatten(1, 2)[:, :T]
 
@@ -716,11 +716,11 @@ class CausalSelfAttention(nn.Module):
         assert args.composed_window <= args.composed_block, "composed_window exceeds its block"
         self.composed_sizes = args.composed_window, args.composed_block
 
-    def forward(self, x, extra_values, c, mask, documents):
+    def forward(self, x, extra_values, c, mask, document_ids):
         B, T, C = x.shape
         qk = F.linear(x, self.c_qk.flatten(0, 1))  # without the scalar, which the norm would undo
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
-        v = F.linear(x, c["qkv"] * self.c_vo[0]).view_as(q)
+        v = F.linear(x, c["value"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
             v = v + extra_values
         own_values = v
@@ -731,7 +731,7 @@ class CausalSelfAttention(nn.Module):
         if self.has_key_offset:
             k = offset_keys(k)
         if self.composes_heads:
-            composed = composed_heads(q, k, v, documents, c["composed"], self.rotary.scale,
+            composed = composed_heads(q, k, v, document_ids, c["mixture"], self.rotary.scale,
                                       *self.composed_sizes)
         if self.attention_kernel == "dense":
             heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
@@ -743,11 +743,11 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         y = y.reshape(B, T, self.num_heads, -1)
         if self.composes_heads:
-            y = y + c["composed_share"][..., None] * composed
+            y = y + c["composed"][..., None] * composed
         if self.excludes_own_value:
             y = without_own_value(y, own_values, c["own_value"].tanh())
         if self.has_gates:  # a gate can switch a head off for a token, or invert it
-            y = y * c["gate"][..., None]
+            y = y * c["head_gates"][..., None]
         return F.linear(y.reshape(B, T, C), c["output"] * self.c_vo[1])
 
 
@@ -760,19 +760,19 @@ class SquaredReLUMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w_in, w_out, use_triton, weights8=None, post_scale=None):
         if weights8 is None:
-            post, post_max = relu2_product(x, w_in, use_triton=use_triton), None  # (N, 4C)
+            post, post_amax = relu2_product(x, w_in, use_triton=use_triton), None  # (N, 4C)
             y = post @ w_out.T
         else:
             w_in8, in_scale, w_out8, out_scale = weights8
             x_scale = fp8_scale(x.abs().amax())  # cheap: a quarter of post's numbers
             x8 = quantize(x, x_scale, torch.float8_e4m3fn)
-            post, post8, post_max = fp8_relu2_product(
+            post, post8, post_amax = fp8_relu2_product(
                 x8, x_scale, w_in8, in_scale, post_scale, x.dtype, use_triton)
             y = fp8_product(post8, post_scale, w_out8, out_scale, x.dtype, fast=True)
-            ctx.mark_non_differentiable(post_max)
+            ctx.mark_non_differentiable(post_amax)
         ctx.save_for_backward(x, w_in, w_out, post)
         ctx.use_triton = use_triton
-        return y, post_max
+        return y, post_amax
 
     @staticmethod
     def backward(ctx, grad, _):
@@ -782,16 +782,16 @@ class SquaredReLUMLP(torch.autograd.Function):
         return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None, None, None
 
 
-def fp8_weights(w_in, w_out, expected_max=None):
+def fp8_weights(w_in, w_out, expected_amax=None):
     """w_in transposed and w_out in FP8, each with its scale; then the largest weight of w_out.
 
-    Given expected_max, w_out is quantised in one pass, which need not wait for its maximum.
+    Given expected_amax, w_out is quantised in one pass, which need not wait for its maximum.
     """
     in_scale = fp8_scale(w_in.abs().amax())
-    out_max = w_out.abs().amax()
-    out_scale = fp8_scale(out_max if expected_max is None else expected_max)
+    out_amax = w_out.abs().amax()
+    out_scale = fp8_scale(out_amax if expected_amax is None else expected_amax)
     w_in8 = quantize(w_in, in_scale, torch.float8_e4m3fn).T.contiguous()  # (4C, C)
-    return (w_in8, in_scale, quantize(w_out, out_scale, torch.float8_e4m3fn), out_scale), out_max
+    return (w_in8, in_scale, quantize(w_out, out_scale, torch.float8_e4m3fn), out_scale), out_amax
 
 
 class MLP(nn.Module):
@@ -804,31 +804,34 @@ class MLP(nn.Module):
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
         self.use_triton, self.use_fp8 = args.use_triton, args.use_fp8
         self.act_headroom, self.weight_headroom = args.fp8_act_headroom, args.fp8_weight_headroom
-        self.register_buffer("post_max", torch.tensor(448 / self.act_headroom))  # first scale: 1
-        self.weights8 = self.out_max = None
+        self.reset_post_amax()
+        self.weights8 = self.out_amax = None
         self.fp8_weights = torch.compile(fp8_weights, dynamic=False, disable=not args.compile)
+
+    def reset_post_amax(self):  # makes the first scale 1
+        self.register_buffer("post_amax", torch.tensor(448 / self.act_headroom))
 
     @torch.no_grad()
     def quantize_weights(self, delayed=False):
         """Renews the FP8 weights; if `delayed`, c_proj's scale follows from its last maximum."""
-        expected_max = self.weight_headroom * self.out_max if delayed else None
-        self.weights8, self.out_max = self.fp8_weights(self.c_fc, self.c_proj, expected_max)
+        expected_amax = self.weight_headroom * self.out_amax if delayed else None
+        self.weights8, self.out_amax = self.fp8_weights(self.c_fc, self.c_proj, expected_amax)
 
     def forward(self, x):
-        inputs = x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton
+        operands = x.flatten(0, -2), self.c_fc, self.c_proj, self.use_triton
         if not (self.use_fp8 and self.training):
-            return SquaredReLUMLP.apply(*inputs)[0].view_as(x)
+            return SquaredReLUMLP.apply(*operands)[0].view_as(x)
         if self.weights8 is None:  # `train` renews them per step
             self.quantize_weights()
-        post_scale = fp8_scale(self.act_headroom * self.post_max)
-        y, post_max = SquaredReLUMLP.apply(*inputs, self.weights8, post_scale)
-        self.post_max.copy_(post_max)  # for this rank's next forward pass
+        post_scale = fp8_scale(self.act_headroom * self.post_amax)
+        y, post_amax = SquaredReLUMLP.apply(*operands, self.weights8, post_scale)
+        self.post_amax.copy_(post_amax)  # for this rank's next forward pass
         return y.view_as(x)
 
 
-def smear(x, weight, gate):
-    """Adds weight * gate * the previous token's x to x (B, T, C), even across documents."""
-    return torch.cat((x[:, :1], x[:, 1:] + weight * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
+def smear(x, scale, gate):
+    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
 
 
 class ValueEmbeds(nn.Module):
@@ -872,7 +875,7 @@ class BigramEmbed(nn.Module):
         return vectors * self.signs[sign_hashes(inputs, len(self.signs))]
 
 
-class Coefficients(nn.Module):
+class CoefficientNet(nn.Module):
     """Coefficients per token from a small network on its vector; initially equal for all tokens.
 
     layout: {name: initial values}; forward returns {name: (B, T, number of values)}.
@@ -899,22 +902,22 @@ def weighted_sum(weights, tensors):
     return sum(weight * tensor for weight, tensor in zip(columns, tensors, strict=True))
 
 
-def gate_layout(args, layers):
+def coefficient_layout(args, layers):
     """{(name, layer): initial values} of these layers' coefficients from the stream."""
-    injecting = set(range(args.num_layers - 1)) - {args.skip_to}
-    own_value = [i for i, letter in enumerate(args.own_value_pattern) if letter == "V"]
-    gate = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
+    injected_layers = set(range(args.num_layers - 1)) - {args.skip_to}
+    own_value_layers = [i for i, letter in enumerate(args.own_value_pattern) if letter == "V"]
+    gated_layers = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
     layout = [  # name, its layers, number of values, their initial value
-        ("own_value", own_value, args.num_heads, 0.0),
-        ("gate", gate, args.num_heads, args.gate_init),
-        ("composed", [args.num_layers - 1], args.num_heads, 1.0),
-        ("composed_share", [args.num_layers - 1], args.num_heads, 0.0),
-        ("x0", injecting, 1, 0.0),
-        ("bigrams", injecting, 1, args.bigram_scale),
-        ("skip_gate", [args.skip_to], 1, args.skip_init),
+        ("own_value", own_value_layers, args.num_heads, 0.0),
+        ("head_gates", gated_layers, args.num_heads, args.gate_init),
+        ("mixture", [args.num_layers - 1], args.num_heads, 1.0),
+        ("composed", [args.num_layers - 1], args.num_heads, 0.0),
+        ("x0", injected_layers, 1, 0.0),
+        ("bigrams", injected_layers, 1, args.bigram_scale),
+        ("skip_factor", [args.skip_to], 1, args.skip_init),
     ]
-    return {(name, layer): count * [value] for name, having, count, value in layout
-            for layer in layers if layer in having}
+    return {(name, layer): count * [value] for name, where, count, value in layout
+            for layer in layers if layer in where}
 
 
 class Block(nn.Module):
@@ -931,17 +934,17 @@ class Block(nn.Module):
         self.injected = ["skip"] if layer == args.skip_to else names
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embed, sources, c, masks, documents):  # c: coefficients by name
+    def forward(self, x, value_embed, sources, c, masks, document_ids):  # c: coefficients by name
         if self.attn is not None:
             normed = norm(sources["cached"] if self.reads_cached else x)
             extra_values = None
             if self.has_value_embed:
                 half = c["value_gate"].size(1) // 2  # the other half comes from the table
                 channels = torch.cat((normed[..., :half], value_embed[..., :half]), dim=-1)
-                value_gates = 2 * gates(channels, c["value_gate"])[..., None]  # initially 1
-                extra_values = value_gates * value_embed.unflatten(2, (self.attn.num_heads, -1))
-            y = self.attn(normed, extra_values, c, masks[self.window_kind], documents)
-            x = c["keep"] * x + c["add"] * y
+                factors = 2 * gates(channels, c["value_gate"])[..., None]  # initially 1
+                extra_values = factors * value_embed.unflatten(2, (self.attn.num_heads, -1))
+            y = self.attn(normed, extra_values, c, masks[self.window_kind], document_ids)
+            x = c["keep_attn"] * x + c["add_attn"] * y
         # Added after attention, so that only the MLP and later layers read these tensors.
         x = x + sum(c[name] * sources[name] for name in self.injected)
         return c["keep_mlp"] * x + c["add_mlp"] * self.mlp(norm(x))
@@ -957,23 +960,23 @@ class LastBlock(Block):
         assert self.window_kind != "P", "the last layer composes heads, so it cannot pair them"
         assert self.attn and args.skip_to < layer and args.value_embed_pattern[layer] != ".", (
             "the last layer needs attention and a value table, and no skip may lead to it")
-        self.scale = args.mix_scale
-        self.mix = Coefficients(args, dict(
+        self.mix_scale = args.mix_scale
+        self.mix_net = CoefficientNet(args, dict(
             values=[0, 0, 0], stream=[0, 0, 0],  # start, cached, the stream itself
             value_gates=[2, 2],  # each half of the heads; in other layers gates start at 1
-            keep=[1.1 ** 0.5], add=[1], injected=[0, args.bigram_scale],  # start, bigrams
-            keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.scale)
+            keep_attn=[1.1 ** 0.5], add_attn=[1], injected=[0, args.bigram_scale],  # start, bigrams
+            keep_mlp=[1.1 ** 0.5], add_mlp=[1]), self.mix_scale)
 
-    def forward(self, x, value_embed, sources, c, masks, documents):
+    def forward(self, x, value_embed, sources, c, masks, document_ids):
         start, cached, bigrams = (sources[name] for name in ("start", "cached", "bigrams"))
-        mix, H = self.mix(x, self.scale), self.attn.num_heads
+        mix, H = self.mix_net(x, self.mix_scale), self.attn.num_heads
         values = weighted_sum(mix["values"], (start, cached, x)).unflatten(2, (H, -1))
-        value_gates = mix["value_gates"].repeat_interleave(H // 2, dim=-1)[..., None]
-        values = values + value_gates * value_embed.unflatten(2, (H, -1))
+        factors = mix["value_gates"].repeat_interleave(H // 2, dim=-1)[..., None]
+        values = values + factors * value_embed.unflatten(2, (H, -1))
         x = x + weighted_sum(mix["stream"], (start, cached, x))
-        y = self.attn(norm(cached), values, c, masks[self.window_kind], documents)
+        y = self.attn(norm(cached), values, c, masks[self.window_kind], document_ids)
         injected = weighted_sum(mix["injected"], (start, bigrams))
-        x = mix["keep"] * x + mix["add"] * y + injected
+        x = mix["keep_attn"] * x + mix["add_attn"] * y + injected
         return mix["keep_mlp"] * x + mix["add_mlp"] * self.mlp(norm(x))
 
 
@@ -989,7 +992,7 @@ class CappedLoss(torch.autograd.Function):
     FP8: arXiv 2209.05433. The gradients of the logits are computed with the losses.
     """
     @staticmethod
-    def forward(ctx, x, weight, targets, target_weights, loss, scales):
+    def forward(ctx, x, weight, targets, target_weights, loss_fn, scales):
         ctx.scales, ctx.dtype = scales, x.dtype
         if scales is None:
             logits, grad_dtype, grad_scale = x @ weight.T, x.dtype, 1.0
@@ -1000,7 +1003,7 @@ class CappedLoss(torch.autograd.Function):
             logits = fp8_product(x, x_scale, weight, weight_scale, ctx.dtype, fast=True)  # (N, V)
             # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
             grad_dtype = torch.float8_e5m2
-        losses, grads = loss(
+        losses, grads = loss_fn(
             logits, targets, target_weights, grad_dtype=grad_dtype, grad_scale=grad_scale)
         ctx.save_for_backward(x, weight, grads)
         return losses.sum()
@@ -1043,17 +1046,17 @@ class GPT(nn.Module):
         last = args.num_layers - 1
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(last))
         self.blocks.append(LastBlock(args, self.rotary, last))
-        self.final_mix = Coefficients(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
+        self.final_mix_net = CoefficientNet(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
         assert 0 < args.late_layer < last, "late_layer should lie between first and last layer"
         early, late = range(args.late_layer), range(args.late_layer, args.num_layers)
-        self.early_gates = Coefficients(args, gate_layout(args, early), args.gate_scale)
-        self.late_gates = Coefficients(args, gate_layout(args, late), args.gate_scale)
+        self.early_net = CoefficientNet(args, coefficient_layout(args, early), args.layer_net_scale)
+        self.late_net = CoefficientNet(args, coefficient_layout(args, late), args.layer_net_scale)
         # The networks' factor is a parameter of the model itself, so that it stays float32.
-        self.gate_scale = nn.Parameter(torch.tensor(args.gate_scale))
+        self.layer_net_scale = nn.Parameter(torch.tensor(args.layer_net_scale))
         assert args.gate_channels % 2 == 0, "gate_channels should be even: a value table gives half"
         self.value_gates = nn.Parameter(torch.zeros(
             len(self.value_embeds.layers), args.num_heads, args.gate_channels))
-        self.layer_scalars = dict(qkv=0.5, output=1.0)
+        self.layer_scalars = dict(value=0.5, output=1.0)
         self.model_scalars = dict(smear=0.0, skip=-1.5)
         scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
@@ -1062,8 +1065,8 @@ class GPT(nn.Module):
         if args.bf16:
             for module in self.children():  # the residual stream takes embed's dtype
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
-            for block in self.blocks:  # post_max stays float32 for an exact first scale of 1
-                block.mlp.post_max = torch.tensor(448 / args.fp8_act_headroom)
+            for block in self.blocks:  # post_amax stays float32 for an exact first scale of 1
+                block.mlp.reset_post_amax()
         self.set_window(args.window_end, args.long_window_end)
 
     def set_window(self, window, long_window):
@@ -1083,8 +1086,8 @@ class GPT(nn.Module):
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
         for i, c in enumerate(layers):
-            c["keep"], c["keep_mlp"] = self.keep_weights[i]
-            c["add"], c["add_mlp"] = self.add_weights[i]
+            c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
+            c["add_attn"], c["add_mlp"] = self.add_weights[i]
         for i, gate in zip(self.value_embeds.layers, self.value_gates, strict=True):
             layers[i]["value_gate"] = gate
         return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=True))
@@ -1094,30 +1097,30 @@ class GPT(nn.Module):
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        documents = (inputs == self.args.bos_id).cumsum(1)  # document numbers, (B, T)
+        document_ids = (inputs == self.args.bos_id).cumsum(1)  # (B, T)
         coefficients, scalars = self.named_coefficients()
         embed_weight = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, embed_weight)  # (B, T, C)
         x = x0 = norm(smear(x, scalars["smear"], self.smear_gate))
         value_embeds = self.value_embeds(inputs)
-        stream_gates = self.early_gates(x0, self.gate_scale)
+        per_token = self.early_net(x0, self.layer_net_scale)  # {(name, layer): (B, T, size)}
         sources = dict(x0=x0, bigrams=self.bigram_embed(inputs))
-        x = sources["start"] = x + stream_gates["bigrams", 0] * sources["bigrams"]
+        x = sources["start"] = x + per_token["bigrams", 0] * sources["bigrams"]
         outputs = []  # one per layer
         for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
             if i == self.args.late_layer:
-                stream_gates |= self.late_gates(x, self.gate_scale)
-            c.update({name: gate for (name, layer), gate in stream_gates.items() if layer == i})
+                per_token |= self.late_net(x, self.layer_net_scale)
+            c.update({name: value for (name, layer), value in per_token.items() if layer == i})
             if i == self.args.skip_to:
                 c["skip"] = scalars["skip"].sigmoid()
-                sources["skip"] = c["skip_gate"] * outputs[self.args.skip_from]
-            x = block(x, value_embeds.get(i), sources, c, masks, documents)
+                sources["skip"] = c["skip_factor"] * outputs[self.args.skip_from]
+            x = block(x, value_embeds.get(i), sources, c, masks, document_ids)
             outputs.append(x)
             if i == self.args.cached_layer:
                 sources["cached"] = x
         first_values = value_embeds[self.value_embeds.layers[0]]
         # The cached output served attention, so half of it is subtracted initially.
-        x = x + weighted_sum(self.final_mix(x, self.args.mix_scale)["outputs"], (
+        x = x + weighted_sum(self.final_mix_net(x, self.args.mix_scale)["outputs"], (
             sources["start"], sources["cached"], outputs[-2], first_values,
             outputs[self.args.skip_from]))
         return self.logits_or_loss(norm(x), targets, target_weights, prefixes)
@@ -1133,12 +1136,12 @@ class GPT(nn.Module):
             targets = next_targets(targets, len(weights) - 1)
             targets = torch.cat((targets, prefixes.reshape(-1, 1)), dim=1)
         x = x.flatten(0, 1)  # (B T, C)
-        loss = partial(loss_and_grads, cap=self.cap, use_triton=self.args.use_triton)
+        loss_fn = partial(loss_and_grads, cap=self.cap, use_triton=self.args.use_triton)
         if self.training:
             total = CappedLoss.apply(
-                x, self.lm_head.weight, targets, weights, loss, self.fp8_scales)
+                x, self.lm_head.weight, targets, weights, loss_fn, self.fp8_scales)
             return total / len(x)
-        losses, _ = loss(self.lm_head(x), targets, weights)
+        losses, _ = loss_fn(self.lm_head(x), targets, weights)
         return losses.mean()
 
 
@@ -1168,28 +1171,28 @@ def polar_express(matrices, dtype, use_triton=False):
     return X.view_as(matrices)
 
 
-def even_out(updates, running, beta):
+def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): `running` (N, 1, n), updated in place, is a column's running mean of
-    squares. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
+    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean, updated in
+    place. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
     """
-    current = updates.to(running.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
-    running.lerp_(current, 1 - beta)
-    scale = running.clamp(min=1e-10).rsqrt()
-    norm, norm_after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
-    norm_ratio = (norm / norm_after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
+    current = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
+    mean_square.lerp_(current, 1 - beta)
+    scale = mean_square.clamp(min=1e-10).rsqrt()
+    before, after = current.sum(2, keepdim=True), (current * scale.square()).sum(2, keepdim=True)
+    norm_ratio = (before / after.clamp(min=1e-20)).sqrt()  # (N, 1, 1); a norm of 0 stays 0
     return updates * (scale * norm_ratio).to(updates.dtype)
 
 
-def join(weights, remainders):
+def join_bits(weights, remainders):
     """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
     upper = weights.view(torch.int16).int() << 16
     return (upper | remainders.int() & 0xFFFF).view(torch.float32)
 
 
-def split(numbers):
-    """The inverse of `join`: weights are truncated, not rounded; remainders are the lost bits."""
+def split_bits(numbers):
+    """Inverse of `join_bits`: weights are truncated, not rounded; remainders are the lost bits."""
     bits = numbers.view(torch.int32)
     return (bits >> 16).short().view(torch.bfloat16), bits.short()
 
@@ -1198,13 +1201,13 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
     """Subtracts rates * (updates + decay * weights), in place; decays only where signs agree.
 
     Where they agree, the update moves the weight towards zero anyway (arXiv 2510.12402).
-    bfloat16 weights have remainders: the update is that of float32 weights, see `join`.
+    bfloat16 weights have remainders: the update is that of float32 weights, see `join_bits`.
     """
-    exact = weights if remainders is None else join(weights, remainders)
+    exact = weights if remainders is None else join_bits(weights, remainders)
     agree = updates * exact >= 0  # >= here and > in Adam: as in the record
     exact.sub_(rates * (updates + decay * exact * agree))
     if remainders is not None:
-        upper, lower = split(exact)
+        upper, lower = split_bits(exact)
         weights.copy_(upper)
         remainders.copy_(lower)
 
@@ -1227,7 +1230,7 @@ class ShardedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        sums = []  # in flight; unless replicated, each rank gets only its rows' gradient
+        reductions = []  # in flight; unless replicated, each rank gets only its rows' gradient
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -1236,14 +1239,14 @@ class ShardedAdam(torch.optim.Optimizer):
                     f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 if group["replicated"]:
                     grad = param.grad
-                    reduced = dist.all_reduce(grad, async_op=True)
+                    reduction = dist.all_reduce(grad, async_op=True)
                 else:
                     grad = torch.empty_like(param.grad[: len(param) // world_size])
-                    reduced = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
-                sums.append((group, param, grad, reduced))
-        gathers = []  # in flight, like sums, while other parameters are updated
-        for group, param, grad, reduced in sums:
-            reduced.wait()
+                    reduction = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
+                reductions.append((group, param, grad, reduction))
+        gathers = []  # in flight, like reductions, while other parameters are updated
+        for group, param, grad, reduction in reductions:
+            reduction.wait()
             rows = param if group["replicated"] else param.chunk(world_size)[rank]
             state = self.state[param]
             if not state:
@@ -1298,14 +1301,14 @@ class Muon(torch.optim.Optimizer):
             stacks = [param.detach().view(-1, *param.shape[-2:]) for param in group["params"]]
             stacks = padded(stacks, dist.get_world_size())
             weights = torch.cat(stacks)
-            places = weights.split([len(stack) for stack in stacks])
-            for param, place in zip(group["params"], places, strict=False):  # all but the padding
-                param.data = place.view_as(param)
+            views = weights.split([len(stack) for stack in stacks])
+            for param, view in zip(group["params"], views, strict=False):  # all but the padding
+                param.data = view.view_as(param)
             self.weights.append(weights)
             factors = [*group["lr_factors"], 1.0]
             self.lr_factors.append(torch.cat([
-                torch.full((len(place), 1, 1), factor, device=place.device)
-                for place, factor in zip(places, factors, strict=True)]))
+                torch.full((len(view), 1, 1), factor, device=view.device)
+                for view, factor in zip(views, factors, strict=True)]))
 
     @torch.no_grad()
     def step(self):
@@ -1401,28 +1404,28 @@ def muon_groups(model, args):
 
 def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
-    mixes = [model.blocks[-1].mix, model.final_mix]
-    networks = [model.early_gates, model.late_gates]
+    mix_nets = [model.blocks[-1].mix_net, model.final_mix_net]
+    layer_nets = [model.early_net, model.late_net]
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
-    table_params = [model.lm_head.weight, model.embed.weight]
+    tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
         dict(params=lookup_params, lr=args.value_embed_lr,
              betas=(args.value_embed_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
-        dict(params=table_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+        dict(params=tied_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.head_decay_factor),
         dict(params=[model.keep_weights], lr=args.scalar_lr, replicated=True),
         dict(params=[model.add_weights], lr=args.add_lr, replicated=True),
         dict(params=[model.scalars], lr=args.scalar_lr, **small),
         dict(params=[model.smear_gate], lr=args.smear_gate_lr, **small),
-        dict(params=[weight for mix in mixes for weight in (mix.c_fc, mix.c_proj)], lr=args.mix_lr,
-             **small, weight_decay=args.adam_weight_decay),
-        dict(params=[mix.bias for mix in mixes], lr=args.mix_lr, **small),
-        dict(params=[weight for network in networks for weight in (network.c_fc, network.c_proj)],
-             lr=args.stream_gate_lr, **small, weight_decay=args.adam_weight_decay),
-        dict(params=[model.gate_scale, *(network.bias for network in networks)],
-             lr=args.stream_gate_lr, **small),
+        dict(params=[weight for net in mix_nets for weight in (net.c_fc, net.c_proj)],
+             lr=args.mix_lr, **small, weight_decay=args.adam_weight_decay),
+        dict(params=[net.bias for net in mix_nets], lr=args.mix_lr, **small),
+        dict(params=[weight for net in layer_nets for weight in (net.c_fc, net.c_proj)],
+             lr=args.layer_net_lr, **small, weight_decay=args.adam_weight_decay),
+        dict(params=[model.layer_net_scale, *(net.bias for net in layer_nets)],
+             lr=args.layer_net_lr, **small),
         dict(params=[model.value_gates], lr=args.gate_lr, **small,
              weight_decay=args.adam_weight_decay),
     ]
@@ -1492,8 +1495,8 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, clock, args
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens
     device = next(model.parameters()).device
-    weights = [torch.tensor(target_weights(step, args)).to(device)  # before the clock starts
-               for step in range(args.train_steps)]
+    target_weights_of = [torch.tensor(target_weights(step, args)).to(device)
+                         for step in range(args.train_steps)]  # before the clock starts
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
@@ -1511,7 +1514,7 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, clock, args
         train_loss = 0.0
         model.quantize_weights(delayed=step > args.fp8_settle_steps)  # once for all micro-batches
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            loss = model(inputs, targets, tied, weights[step], prefixes[targets])
+            loss = model(inputs, targets, tied, target_weights_of[step], prefixes[targets])
             # Logit gradients are at most 2 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.53.
             (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
             train_loss += loss.detach() / grad_accum_steps
