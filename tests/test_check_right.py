@@ -5,6 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_check_right.py
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -278,6 +279,55 @@ def test_the_longest_document_of_the_long_rows_comes_first():
     longer, *_ = _long_rows(inputs, {"bos_id": 9, "seq_len": 8})
     begins = (longer == 9).nonzero()[:, 1]
     assert begins.min() >= 4 * LONGER - 1, "after half a row, or a number of starts is used up"
+
+
+def test_what_follows_the_last_start_is_not_read():
+    import torch
+
+    from speedrun.check.kernels import varlen_attn
+
+    starts, x = torch.tensor([0, 3, 7], dtype=torch.int32), torch.ones(9, 1, 2)
+    read = varlen_attn(x, x, x, starts, starts, 4, 4)[:, 0, 0]
+    assert read.tolist() == [1] * 7 + [0] * 2
+
+
+def test_messages_that_no_step_waits_for_are_counted_over_optimizers():
+    from speedrun.check.spy import Spy
+
+    (spy := Spy()).weights = lambda optimizer: ()
+    for optimizer, sent in (("adam", {"message 1", "message 2"}), ("muon", set())):
+        spy.before_step(optimizer)
+        spy.under_way |= sent
+        spy.after_step(optimizer)
+    assert spy.forgotten == 2
+
+
+def test_of_an_error_the_last_line_of_the_script_is_told(tmp_path, monkeypatch):
+    from speedrun.check.trace import explain
+
+    script = tmp_path / "train_gpt.py"
+    script.write_text("import math\n\ndef f():\n    math.sqrt('4')\n\nf()\n")
+    monkeypatch.setenv("CHECKED_SCRIPT", str(script))
+    with pytest.raises(TypeError) as error:
+        runpy.run_path(str(script))
+    assert explain(error.value)[1:] == (4, "math.sqrt('4')")
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_same_seed_is_tried_twice(seeded, monkeypatch):
+    import torch
+
+    from speedrun.check import trace_runs
+    from speedrun.check.trace import Observations
+
+    def run(module, values, folder, spy):
+        torch.manual_seed(values["seed"]) if seeded else torch.seed()
+        spy.initial = {"weight": torch.randn(8)}
+
+    monkeypatch.setattr(trace_runs, "run_watched", run)
+    trace_runs.beginnings(None, {}, note := Observations(), "run")
+    assert note["the same seed gives the same weights"][1] == str(seeded)
+    assert note["another seed gives other weights"][1] == "True"
 
 
 @pytest.mark.parametrize("line, fault", [
