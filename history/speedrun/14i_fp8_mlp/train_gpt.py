@@ -1188,7 +1188,7 @@ def even_out(updates, mean_square, beta):
 def join_bits(weights, remainders):
     """float32 numbers from their upper 16 bits, as bfloat16, and their lower 16 bits, as int16."""
     upper = weights.view(torch.int16).int() << 16
-    return (upper | remainders.int() & 0xFFFF).view(torch.float32)
+    return (upper | (remainders.int() & 0xFFFF)).view(torch.float32)
 
 
 def split_bits(numbers):
@@ -1214,7 +1214,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
     """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction."""
-    grad = grad.to(mean.dtype)  # means stay float32: bfloat16 rounds their small steps away
+    grad = grad.to(mean.dtype)  # means are float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)  # eps is added to the uncorrected root
