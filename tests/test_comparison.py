@@ -140,6 +140,9 @@ def test_a_run_that_diverged_says_so(loss):
     comparison = Comparison([diverged], target, reason)
     assert columns(comparison)["val loss"] == ["diverged"]
     assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
+    for run in comparison.entries[0].runs:
+        run.seed = None  # a log that states none
+    assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
     found = json.loads(comparison.to_json(), parse_constant=pytest.fail)  # JSON has no NaN
     assert found["entries"][0]["runs"][0]["val_curve"] == [[0, 6.0], [100, None]]
 
@@ -204,6 +207,14 @@ def test_picture(tmp_path):
     assert len(drawn) == 2 and all(png.startswith(b"\x89PNG") for png in drawn)
     assert curves_of(comparison.entries[0])["tokens"][0] == [(0, 6.0), (0.1, 4.0), (0.2, 3.0)]
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
+
+
+def test_an_entry_looks_alike_in_all_panels():
+    figure = draw_comparison(Comparison([entry("a", SLOW), entry("b", FAST)], None, "as asked"), {})
+    first, *others = ({line.get_label(): (line.get_color(), line.get_marker())
+                       for line in panel.lines if line.get_label() in "ab"}
+                      for panel in figure.axes)
+    assert len(others) == 2 and len(set(first.values())) == 2 and others == [first, first]
 
 
 def test_official_curves_are_over_the_tokens_of_the_record():

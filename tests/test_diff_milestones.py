@@ -362,15 +362,19 @@ def test_a_spilled_line_goes_on_indented_on_a_terminal():
 
 
 def test_retunes_are_folded_on_a_terminal_only():
+    def printed(a, b, is_terminal):
+        console = Console(file=(stream := io.StringIO()), force_terminal=is_terminal, width=90,
+                          soft_wrap=True, color_system=None)
+        print_arranged(console, arranged(a, b))
+        return stream.getvalue()
+
     for is_terminal in (True, False):
-        stream = io.StringIO()
-        console = Console(file=stream, force_terminal=is_terminal, width=90, soft_wrap=True,
-                          color_system=None)
-        print_arranged(console, arranged("03e", "04"))
-        assert ("not shown: Hyperparameters (+6 -6), card (+5 -5)" in stream.getvalue()
-                ) is is_terminal
-        assert ("── Hyperparameters" in stream.getvalue()) is not is_terminal
-        assert not is_terminal or "--blocks Hyperparameters card shows them" in stream.getvalue()
+        text = printed("03e", "04", is_terminal)
+        assert ("not shown: Hyperparameters (+6 -6), card (+5 -5)" in text) is is_terminal
+        assert ("── Hyperparameters" in text) is not is_terminal
+        assert not is_terminal or "--blocks Hyperparameters card shows them" in text
+    assert '--blocks Hyperparameters "heading: Kernels" card shows them' in printed(
+        "05h", "05i", True)
 
 
 def test_steps_are_the_diffs_one_by_one():

@@ -681,6 +681,8 @@ MALFORMED = {
     'message 2 has no text as its "content"': GOOD.replace(b'"b"', b"7"),
     "message 2 is of the system; here it is the assistant's turn": json.dumps(
         {"messages": [*turns("a"), dict(role="system", content="s")]}).encode(),
+    "message 3 is of the user; here it is the assistant's turn": json.dumps({"messages": [
+        *turns("a", system="S"), *turns("b")]}).encode(),
     "message 2 holds half of a surrogate pair, which is no text": GOOD.replace(
         b'"b"', b'"\\ud800"'),
     "not JSON: nested too deeply": b"[" * 100_000,
