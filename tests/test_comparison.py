@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from bisect import bisect
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -140,9 +140,6 @@ def test_a_run_that_diverged_says_so(loss):
     comparison = Comparison([diverged], target, reason)
     assert columns(comparison)["val loss"] == ["diverged"]
     assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
-    for run in comparison.entries[0].runs:
-        run.seed = None  # a log that states none
-    assert notes(comparison) == ["no target: 00 diverged", "diverged: 00, 000"]
     found = json.loads(comparison.to_json(), parse_constant=pytest.fail)  # JSON has no NaN
     assert found["entries"][0]["runs"][0]["val_curve"] == [[0, 6.0], [100, None]]
 
@@ -207,6 +204,13 @@ def test_picture(tmp_path):
     assert len(drawn) == 2 and all(png.startswith(b"\x89PNG") for png in drawn)
     assert curves_of(comparison.entries[0])["tokens"][0] == [(0, 6.0), (0.1, 4.0), (0.2, 3.0)]
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
+
+
+def test_runs_without_a_seed_are_no_copies():
+    for seed, told in ((7, 1), (None, 0)):
+        (some := entry("a", SLOW)).runs[:] = 2 * [replace(some.runs[0], seed=seed)]
+        found = notes(Comparison([some], None, "as asked"))
+        assert sum("one is a copy" in line for line in found) == told
 
 
 def test_an_entry_looks_alike_in_all_panels():

@@ -8,7 +8,7 @@ Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record
 Changed: against llm.c's GPT-2, no biases; RMSNorm without parameters; exact GELU; a constant factor
          on the attention branch instead of a special init; half the batch; 2.5x the learning rate,
          decayed linearly; every gradient tensor at unit norm
-Record:  commit 4a452a2 and the gradient normalisation after it, by @kellerjordan0, 2024-06-01:
+Record:  commit 4a452a2 of modded-nanogpt and unit-norm gradients, by @kellerjordan0, 2024-06-01:
          val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
@@ -59,13 +59,13 @@ class Hyperparameters:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
-    weight_decay: float = 0.1  # applied to every tensor: none is a bias or a norm's weight
+    weight_decay: float = 0.1  # every tensor decays; there are no biases or norm weights to exempt
     train_steps: int = 24_576
     warmup_steps: int = 256
     final_lr_multiplier: float = 1 / 11
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -119,7 +119,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; last target: shard[end]
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -205,7 +205,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on g / (|g| + 1e-6) for each gradient tensor g: steps weigh the same in its means."""
+    """AdamW on g / (|g| + 1e-6) for each gradient tensor g: Adam's means weigh all steps alike."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -355,7 +355,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
     optimizers = make_optimizers(raw_model, args)
@@ -364,7 +364,7 @@ def main(args):
     load_val = partial(load, args.val_files, args.val_tokens)
     warm_up(model, optimizers, load_train(), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, load_train(), load_val, log, clock, args)
@@ -377,7 +377,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -56,7 +56,7 @@ class Hyperparameters:
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     # optimizer and schedules
-    muon_lr: float = 0.02  # roughly the singular values of an update, doubled for the tall c_fc
+    muon_lr: float = 0.02  # roughly an update's singular values; twice that for c_fc, which is tall
     muon_momentum: float = 0.95
     embed_lr: float = 0.3
     head_lr: float = 0.002
@@ -67,7 +67,7 @@ class Hyperparameters:
     cooldown_steps: int = 1308
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -118,7 +118,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; last target: shard[end]
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -431,17 +431,17 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # they are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # buffers are equal on all ranks (deprecated as an argument)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
     load_val = partial(load, args.val_files, args.val_tokens)
     warm_up(model, optimizers, load_train(), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, load_train(), load_val, log, clock, args)
@@ -454,7 +454,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -59,7 +59,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
     # optimizer and schedules
-    muon_lr: float = 0.04  # roughly the singular values of an update, doubled for the tall c_fc
+    muon_lr: float = 0.04  # roughly an update's singular values; twice that for c_fc, which is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -73,7 +73,7 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -131,7 +131,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; last target: shard[end]
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -283,11 +283,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30), faster by tanh(u) = 2 sigmoid(2u) - 1.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a faster tanh(u).
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
+        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -506,17 +506,17 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # they are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # buffers are equal on all ranks (deprecated as an argument)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
     load_val = partial(load, args.val_files, args.val_tokens)
     warm_up(model, optimizers, load_train(), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, load_train(), load_val, log, clock, args)
@@ -529,7 +529,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
     dist.destroy_process_group()
 
 

@@ -54,7 +54,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: it helps little
+    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: little to gain
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     fp8_x_scale: float = 2.0  # scales the head's inputs into FP8's range
     fp8_weight_scale: float = 2.0**5  # scales the head's weights
@@ -63,7 +63,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly the singular values of an update, doubled for the tall c_fc
+    muon_lr: float = 0.05  # roughly an update's singular values; twice that for c_fc, which is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -81,7 +81,7 @@ class Hyperparameters:
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -148,7 +148,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert max(map(len, shards), default=0) > step_tokens, (
         f"no file {pattern} has more than {step_tokens} tokens")
     for shard in itertools.cycle(shards):
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; last target: shard[end]
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1].astype(np.int64))
             assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -390,11 +390,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15), faster by tanh(u) = 2 sigmoid(2u) - 1.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a faster tanh(u).
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
+        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -633,7 +633,7 @@ def main(args):
     load_val = partial(load, args.val_files, args.val_tokens)
     warm_up(model, optimizers, load_train(), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, load_train(), load_val, log, clock, args)

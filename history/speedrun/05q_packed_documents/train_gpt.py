@@ -46,7 +46,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # per step, all ranks; with small steps runs need fewer tokens
+    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in all
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -56,7 +56,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: it helps little
+    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: little to gain
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
@@ -74,7 +74,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-10  # 8 times the record's: its gradients are means of 8 ranks, not sums
+    adam_eps: float = 8e-10  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
     train_steps: int = 1670
     scheduled_steps: int = 1670  # the step at which the schedules of rate and window end
     cooldown_frac: float = 0.45  # share of scheduled_steps, so the cooldown scales with the run
@@ -84,7 +84,7 @@ class Hyperparameters:
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -205,7 +205,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
     @triton.jit
     def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of out, a symmetric_product of x, and its mirror image."""
+        """Stores a (ROWS, COLUMNS) tile of x's symmetric_product, and its mirror image, in out."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; factors are alpha and beta.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
@@ -216,7 +216,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K
+        x += matrix * M * K  # below, rows beyond M wrap around; they are not stored
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -464,11 +464,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15), faster by tanh(u) = 2 sigmoid(2u) - 1.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a faster tanh(u).
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
+        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -702,7 +702,7 @@ def main(args):
     load_val = partial(load, args.val_files, args.val_tokens, args.val_seq_len, packed=False)
     warm_up(model, optimizers, load_train(), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, load_train(), load_val, log, clock, args)

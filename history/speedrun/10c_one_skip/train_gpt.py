@@ -52,7 +52,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 262_144  # per step, all ranks; with small steps runs need fewer tokens
+    total_batch_size: int = 262_144  # tokens per step, all ranks; small batches need fewer in all
     train_seq_len: int = 32_768  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -63,7 +63,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: it helps little
+    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: little to gain
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer to whose input the skip is added
     backout_layer: int = 7  # a share of its output is subtracted before the head
@@ -76,12 +76,12 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.03  # times a factor below, roughly an update's singular values
+    muon_lr: float = 0.03  # an update's singular values are about this times a factor below
     attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
     mlp_out_lr_factor: float = 1.0  # the rate's factor for the second matrix of each MLP
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes rate^2 x factor x this share of a weight
+    muon_weight_decay: float = 1.2  # a step removes this x rate^2 x factor of a weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -89,7 +89,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-8  # 8 times the record's: its gradients are means of 8 ranks, not sums
+    adam_eps: float = 8e-8  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
     adam_weight_decay: float = 0.0  # a step removes rate^2 x this share; 0 for scalars
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     train_steps: int = 2225
@@ -106,7 +106,7 @@ class Hyperparameters:
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -227,13 +227,13 @@ def prefetched(batches, args, device):
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless; a generator would submit nothing before its first use
+    return iter(next_batch, None)  # endless; a generator would start only at its first use
 
 
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: at most 1 per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -273,7 +273,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
     @triton.jit
     def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of out, a symmetric_product of x, and its mirror image."""
+        """Stores a (ROWS, COLUMNS) tile of x's symmetric_product, and its mirror image, in out."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; factors are alpha and beta.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
@@ -284,7 +284,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K
+        x += matrix * M * K  # below, rows beyond M wrap around; they are not stored
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -380,7 +380,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and softmax scale for `window`: a YaRN step (arXiv 2309.00071) per growth."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -399,7 +399,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask, or (starts, longest, window)}: tokens see `window` tokens back in a document."""
+    """{kind: dense mask or (starts, longest, window)}: `window` tokens back within a document."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -422,7 +422,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # shaped like c_fc, for Muon
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
@@ -529,7 +529,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_scalars)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
-        # The entries after the model's scalars are padding.
+        # The last entries are padding: 8 ranks get equal shares.
         return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=False))
 
     def forward(self, inputs, targets=None):
@@ -549,11 +549,11 @@ class GPT(nn.Module):
         x = x - scalars["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15), faster by tanh(u) = 2 sigmoid(2u) - 1.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a faster tanh(u).
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
+        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)  # (B, T)
         return (logits.float().exp().sum(-1).log() - target_logits).mean()
@@ -588,8 +588,8 @@ def polar_express(matrices, dtype, use_triton=False):
 def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean, updated in
-    place. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
+    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean square,
+    updated in place. Orthogonal updates have equally long rows; where m < n, columns differ.
     """
     current = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
     mean_square.lerp_(current, 1 - beta)
@@ -669,7 +669,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group is one batch; its first num_attentions matrices are (4, n, n), stored as (n, 4n).
+        # A group's matrices share a shape; its first num_attentions are four (n, n), as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -780,7 +780,7 @@ def muon_groups(model, args):
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
-    # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
+    # 10 attention and 22 MLP matrices make two groups of 16: no padding, 2 per rank on 8 ranks.
     # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     return [  # smallest first, because the wait for the first scatter is idle time
@@ -919,7 +919,7 @@ def main(args):
     load_val = partial(load, args.val_files, args.val_tokens, args.val_seq_len, packed=False)
     warm_up(model, optimizers, load_train(), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, prefetched(load_train(), args, device), load_val, log, clock, args)

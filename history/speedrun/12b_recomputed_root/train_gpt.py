@@ -64,7 +64,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: it helps little
+    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: little to gain
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer to whose input the skip is added
     backout_layer: int = 7  # a share of its output is subtracted before the head
@@ -81,12 +81,12 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale in the first window
     # optimizer and schedules
-    muon_lr: float = 0.023  # times a factor below, roughly an update's singular values
+    muon_lr: float = 0.023  # an update's singular values are about this times a factor below
     attention_lr_factor: float = 2.0  # the rate's factor for attention's matrices
     mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # the rate's factor for the second matrix of each MLP
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes rate^2 x factor x this share of a weight
+    muon_weight_decay: float = 1.2  # a step removes this x rate^2 x factor of a weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6
@@ -102,8 +102,8 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for the tables and x0_weights
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
     small_beta2: float = 0.99
-    adam_eps: float = 8e-10  # 8 times the record's: its gradients are means of 8 ranks, not sums
-    adam_weight_decay: float = 0.005  # a step removes rate^2 x this share of a weight
+    adam_eps: float = 8e-10  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
+    adam_weight_decay: float = 0.005  # a step removes this x rate^2 of a weight
     value_embed_decay_factor: float = 5.0
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
@@ -124,7 +124,7 @@ class Hyperparameters:
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -197,7 +197,7 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step in which embedding and head are one table: Adam's first after tied_frac."""
+    """The last step with one table for embedding and head: Adam's first step after tied_frac."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
     while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
@@ -247,8 +247,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows come from `packed_rows`, start at the length of step `first` and grow with the
-    stages; step_tokens and seq_len are step 0's. Else a row starts where the previous one ends.
+    If packed, `packed_rows` makes rows of each step's length, from step `first` on; step_tokens
+    and seq_len are step 0's. If not, a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -288,13 +288,13 @@ def prefetched(batches, args, device):
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
 
-    return iter(next_batch, None)  # endless; a generator would submit nothing before its first use
+    return iter(next_batch, None)  # endless; a generator would start only at its first use
 
 
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: at most 1 per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -334,7 +334,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
     @triton.jit
     def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a tile (ROWS, COLUMNS) of out, a symmetric_product of x, and its mirror image."""
+        """Stores a (ROWS, COLUMNS) tile of x's symmetric_product, and its mirror image, in out."""
         # x (N, M, K), addend and out (N, M, M) are contiguous; factors are alpha and beta.
         tile_rows, tile_columns = tl.cdiv(M, ROWS), tl.cdiv(M, COLUMNS)
         tile, matrix = tl.program_id(0), tl.program_id(1)
@@ -345,7 +345,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K
+        x += matrix * M * K  # below, rows beyond M wrap around; they are not stored
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -441,7 +441,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and softmax scale for `window`: a YaRN step (arXiv 2309.00071) per growth."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) for each growth."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -460,9 +460,9 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: mask, or (starts, longest, window)}; a token takes `slots` places in a row.
+    """{kind: dense mask or (starts, longest, window)}; each token takes `slots` places.
 
-    A slot sees its document, at most `window` slots back: with two slots, window / 2 tokens.
+    A slot sees `window` slots back in its document: window / 2 tokens if a token takes two.
     """
     T = slots * inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
@@ -482,8 +482,8 @@ def attention_masks(inputs, windows, training, args, slots=1):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before the key's token: one layer can be an induction head, which
-    predicts what followed the same token earlier. The shift crosses the starts of documents.
+    A query can match the token before the key's. So one layer can be an induction head: it finds
+    its own token earlier and copies what followed. The shift crosses the starts of documents.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
     fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
@@ -491,7 +491,7 @@ def offset_keys(k):
 
 
 def pair_heads(x):
-    """x (B, T, H, D) as (B, 2T, H / 2, D): slots 2t and 2t + 1 of head j are heads j and j + H / 2.
+    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j, j + H / 2 are head j's slots 2t, 2t + 1.
 
     Both heads' queries see the keys of both in one softmax; slot 2t does not see slot 2t + 1.
     """
@@ -511,7 +511,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights, args.qkv_init)[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # shaped like c_fc, for Muon
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -521,7 +521,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, extra_values, c, mask):
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # only scales v: q, k are normed
+        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm undoes it for q and k
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
@@ -545,7 +545,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class SquaredReLUMLP(torch.autograd.Function):
-    """relu(x w_in)^2 w_out', x (N, C), weights (C, 4C); keeps one (N, 4C) tensor, not two."""
+    """post w_out', post = relu(x w_in)^2, x (N, C), weights (C, 4C); keeps post, not its root."""
     @staticmethod
     def forward(ctx, x, w_in, w_out):
         post = F.relu(x @ w_in).square()  # (N, 4C)
@@ -735,8 +735,8 @@ def polar_express(matrices, dtype, use_triton=False):
 def even_out(updates, mean_square, beta):
     """Divides each column of updates (N, m, n) by its running RMS; a matrix keeps its norm.
 
-    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean, updated in
-    place. Orthogonalising has made the rows equally long, but, where m < n, not the columns.
+    NorMuon (arXiv 2510.05491): `mean_square` (N, 1, n) is each column's running mean square,
+    updated in place. Orthogonal updates have equally long rows; where m < n, columns differ.
     """
     current = updates.to(mean_square.dtype).square().mean(dim=1, keepdim=True)  # (N, 1, n)
     mean_square.lerp_(current, 1 - beta)
@@ -849,7 +849,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group is one batch; its first num_attentions matrices are (4, n, n), stored as (n, 4n).
+        # A group's matrices share a shape; its first num_attentions are four (n, n), as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -887,7 +887,7 @@ class Muon(torch.optim.Optimizer):
             scatter.wait()
             state = self.state[group["params"][0]]  # the state of this rank's share
             if not state:
-                # warm_up restores an empty state; load_state_dict would cast a full one to bfloat16
+                # load_state_dict would cast states to bfloat16, but warm_up restores an empty one
                 state["momentum_buffer"] = torch.zeros_like(grads, dtype=torch.float32)
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
@@ -964,7 +964,7 @@ def muon_groups(model, args):
     matrices += [param for block in model.blocks for param in block.mlp.parameters()]
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
-    # 10 attentions and 22 matrices of MLPs in two halves: 8 ranks get 2 + 2 each, without padding.
+    # 10 attention and 22 MLP matrices make two groups of 16: no padding, 2 per rank on 8 ranks.
     # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     return [
@@ -1118,7 +1118,7 @@ def main(args):
     load_val = partial(load, args.val_files, args.val_tokens, args.val_seq_len, packed=False)
     warm_up(model, optimizers, load_train, args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # excludes the warm-up's copy of all states
     train(model, optimizers, prefetched(load_train(), args, device), load_val, log, clock, args)
