@@ -208,7 +208,8 @@ def test_picture(tmp_path):
 
 def test_runs_without_a_seed_are_no_copies():
     for seed, told in ((7, 1), (None, 0)):
-        (some := entry("a", SLOW)).runs[:] = 2 * [replace(some.runs[0], seed=seed)]
+        some = entry("a", SLOW)
+        some.runs[:] = 2 * [replace(some.runs[0], seed=seed)]
         found = notes(Comparison([some], None, "as asked"))
         assert sum("one is a copy" in line for line in found) == told
 
