@@ -16,7 +16,7 @@ import pytest
 from snapshots import MILESTONES, SCRIPTS, every_script, known_values, own_values
 from speedrun.base.errors import UserError
 from speedrun.history.blocks import split_blocks
-from speedrun.history.fields import default_hyperparameters
+from speedrun.history.fields import default_hyperparameters, retuned
 from speedrun.history.glossary import GLOSSARY, load_glossary
 from speedrun.history.handles import Handles, handles_of
 from speedrun.history.manifest import HISTORY, Figures, ManifestError, load_manifest
@@ -526,3 +526,10 @@ def test_every_hyperparameter_has_a_short_entry():
     assert sum(lengths) <= 7 * len(lengths) and max(lengths) <= 10
     for name, entry in load_glossary().items():
         assert entry.meaning.endswith(".") and len(entry.meaning) <= 110, name
+
+
+def test_retuned_is_what_has_another_default_or_is_gone(tmp_path):
+    for name, body in (("old", "a: int = 512 * 1024; b: float = 1; c: str = best(); d: int = 2"),
+                       ("new", "a: int = 524_288; b: float = 1.0; c: str = fast(); e: int = 2")):
+        (tmp_path / name).write_text(f"class Hyperparameters:\n    {body}\n", encoding="utf-8")
+    assert retuned(tmp_path / "old", tmp_path / "new") == ["b", "c", "d"]

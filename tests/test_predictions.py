@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import predict as command
+from speedrun.figures import predictions
 from speedrun.figures.one_gpu import load_log, one_gpu_table
 from speedrun.figures.predictions import (
     memory_alone,
     memory_table,
+    predict_stale,
     stale_entries,
     write_predictions,
 )
@@ -151,6 +153,21 @@ def test_a_file_is_read(tmp_path):
         file.write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
             load_predictions(file)
+
+
+def test_what_another_call_has_predicted_meanwhile_is_kept(tmp_path, monkeypatch):
+    path, asked, other = tmp_path / "predictions.json", [], invented("01")
+
+    def predict(milestone):
+        asked.append(milestone.id)
+        write_predictions(path, other)
+        return invented("00")["baseline"]
+
+    monkeypatch.setattr(predictions, "make_prediction", predict)
+    some = replace(MANIFEST, milestones=tuple(map(MANIFEST.get, ("00", "01"))))
+    monkeypatch.setattr(predictions, "load_manifest", lambda: some)
+    predict_stale(path)
+    assert (asked, load_predictions(path)) == (["00"], invented("00") | other)
 
 
 def test_staleness_is_found():

@@ -16,6 +16,7 @@ from speedrun.base.errors import UserError
 from speedrun.figures import causes, charts, generated, readme, tables
 from speedrun.figures.predictions import write_predictions
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
+from speedrun.history.predictions import load_predictions
 from speedrun.history.records import load_records
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
 from speedrun.scripts.find import code_hash
@@ -244,6 +245,9 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     (copy / "README.md").unlink()
     (copy / "history" / "records.svg").unlink()
     (copy / "history" / "results" / "tiny.jsonl").write_text("{", encoding="utf-8")
+    predicted = copy / "history" / "results" / "predictions.json"
+    old = replace(load_predictions(predicted)["baseline"], code="old")
+    write_predictions(predicted, load_predictions(predicted) | {"answers_only": old})  # e0's
     before = snapshot(copy)
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
@@ -256,6 +260,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
         "stale: history/causes.svg",
     ]
     assert "error: README.md: the file is missing" in seen.err
+    assert "predictions.json: e0: the script has changed since it was predicted; make" in seen.err
     assert "line 1 column 2 (char 1); git restore history/results/tiny.jsonl\n" in seen.err
     monkeypatch.setattr("os.fsync", lambda _: os.truncate("", -1))  # any OSError
     with pytest.raises(UserError, match="history/README.md cannot be written"):
