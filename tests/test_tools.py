@@ -247,7 +247,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     (copy / "history" / "results" / "tiny.jsonl").write_text("{", encoding="utf-8")
     predicted = copy / "history" / "results" / "predictions.json"
     old = replace(load_predictions(predicted)["baseline"], code="old")
-    write_predictions(predicted, load_predictions(predicted) | {"answers_only": old})  # e0's
+    write_predictions(predicted, load_predictions(predicted) | {"one_shape": old})  # e1's
     before = snapshot(copy)
     capsys.readouterr()
     assert make_figures.main(["--check"], root=copy) == 1
@@ -260,7 +260,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
         "stale: history/causes.svg",
     ]
     assert "error: README.md: the file is missing" in seen.err
-    assert "predictions.json: e0: the script has changed since it was predicted; make" in seen.err
+    assert "predictions.json: e1: the script has changed since it was predicted; make" in seen.err
     assert "line 1 column 2 (char 1); git restore history/results/tiny.jsonl\n" in seen.err
     monkeypatch.setattr("os.fsync", lambda _: os.truncate("", -1))  # any OSError
     with pytest.raises(UserError, match="history/README.md cannot be written"):
