@@ -187,6 +187,15 @@ def test_what_changes_the_memory_is_tried_again(machine, change, monkeypatch):
     assert trials.micro_batches
 
 
+def test_a_script_that_was_edited_is_tried_again(machine, tmp_path):
+    plan, trials = machine(1400)
+    script = tmp_path / "train_gpt.py"
+    plan = replace(plan, script=replace(plan.script, path=script))
+    for text, tried in (("a", 3), ("a", 3), ("b", 6)):
+        script.write_text(text, encoding="utf-8")
+        assert fit(plan)[0] == 8 and len(trials.micro_batches) == tried
+
+
 @pytest.mark.parametrize("content", [b"{", b"8", b'["8", 1]', b"\xff\xfe", b"[5, 1]"])  # 24 % 5
 def test_a_broken_answer_counts_as_none(machine, content):
     plan, trials = machine(1400)
