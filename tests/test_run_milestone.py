@@ -872,13 +872,6 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_of_two_sets_of_files_one_can_be_named(shards, tmp_path):
-    named = f"{shards}/x_val_000000.bin"
-    plan = make_plan("00", data=shards, out=tmp_path / "run", settings=[f"val_files={named}"])
-    assert option(plan, "val_files") == named
-    assert Path(option(plan, "train_files")).parent == shards and plan.data == shards
-
-
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_nothing_outlives_the_launcher(tmp_path):
     pids = []
