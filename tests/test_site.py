@@ -25,6 +25,7 @@ import pytest
 
 from ranks import warm_context
 from speedrun.base.errors import UserError
+from speedrun.base.files import replace_file
 from speedrun.diff import html
 from speedrun.diff.align import SAME
 from speedrun.diff.difference import find_difference
@@ -36,11 +37,11 @@ from speedrun.history.blocks import split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
-from speedrun.site.build import build
+from speedrun.site.build import _replace_site, build
 from speedrun.site.interactive import PLACES, figures_of
 from speedrun.site.lessons import claims_of, make_lesson
 from speedrun.site.pages import MOST, Site
-from speedrun.site.search import load_terms
+from speedrun.site.search import BEST, load_terms
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
 from speedrun.site.threads import shown_steps
 
@@ -263,6 +264,20 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")
+def test_pages_of_before_a_killed_build_are_not_forgotten(tmp_path, monkeypatch):
+    def killed(path, content, **options):
+        if path.suffix == ".html":
+            raise KeyboardInterrupt
+        replace_file(path, content, **options)
+
+    _replace_site(tmp_path, {"a.html": b""})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("speedrun.site.build.replace_file", killed)
+        _replace_site(tmp_path, {"b.html": b""})
+    _replace_site(tmp_path, {"c.html": b""})
+    assert [path.name for path in tmp_path.glob("*.html")] == ["c.html"]
+
+
 def test_a_killed_build_ends_its_processes(tmp_path):
     code = f"""if True:
         import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})
@@ -473,6 +488,14 @@ def test_the_index_finds_what_people_type(five):
                        ("softcap", "speedrun/soft_cap.html"), ("softcap", "threads/cap.html")):
         assert any(found == path and word in more for *_, found, more in index), word
     assert {key for key in load_terms(Site(REPOSITORY)) if isinstance(key, str)} <= known
+
+
+def test_a_term_means_its_first_milestone_before_the_others():
+    terms = load_terms(site := Site(REPOSITORY))
+    first, second = (terms[m] for slug in ("rotary", "half_rotation")
+                     for m in site.manifest.milestones if m.slug == slug)
+    (words,) = (word for word in first if word.startswith("RoPE"))
+    assert first.index(BEST) < first.index(words) and BEST not in second and words in second
 
 
 def test_a_term_names_a_milestone(small):
