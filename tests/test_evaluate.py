@@ -252,6 +252,19 @@ def test_a_table_over_checkpoints(untrained, items, capsys, tmp_path):  # noqa: 
     assert first["hellaswag"]["n"] == 7 and first["loss"]["val_loss"] != second["loss"]["val_loss"]
 
 
+def test_a_file_of_hellaswag_is_no_other_tasks(untrained, items, monkeypatch):  # noqa: F811
+    read = {}
+
+    def noted(trained, vocabulary, task, data, *_, **options):
+        read[task] = data
+        return SimpleNamespace(n=1, acc=1, acc_se=0, acc_norm=1, acc_norm_se=0)
+
+    monkeypatch.setattr("speedrun.evaluate.answer_task", noted)
+    tasks = ["--task", "docstring", "--task", "hellaswag", "--data", str(items), "--json"]
+    assert evaluate.main([str(untrained("02")), *tasks]) == 0
+    assert read["hellaswag"] == items != read["docstring"]
+
+
 @pytest.mark.parametrize("line, fault", [
     (b"{", "not JSON"), (b"\xff", "byte 1 is not UTF-8"), (b"[1]", "not a JSON object"),
     ({**LINE, "ctx_a": None}, 'no text "ctx_a"'), ({"label": 1}, 'no text "activity_label"'),
