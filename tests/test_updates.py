@@ -101,6 +101,15 @@ def test_after_the_warm_up_matrices_are_views_and_states_are_empty(
     assert {id(param) for param in matrices_of(muon)} <= set(map(id, model.parameters()))
 
 
+@where("warm_up", "optimizers_due")
+def test_the_warm_up_leaves_no_gradients(milestone, shards, tmp_path, monkeypatch):
+    module = load_snapshot(milestone)
+    monkeypatch.setattr(module, "train", lambda *_: None)
+    model, *_ = optimizers_of_main(module, micro_args(
+        milestone, shards, tmp_path / "log", kernel_warmup_steps=3, **SIZES))
+    assert [name for name, param in model.named_parameters() if param.grad is not None] == []
+
+
 @one_tensor
 def test_padding_stays_zero(milestone, monkeypatch):
     module = load_snapshot(milestone)
