@@ -1,5 +1,6 @@
 """Fixtures shared by the tests; nothing to run here."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,6 +11,9 @@ import pytest
 # micro-sized models are fastest on one thread.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until all tests are collected: nothing of it is garbage
+freeze = gc.freeze
+gc.freeze = gc.unfreeze = lambda: None  # for which runs ask, too
 # Seconds of each process: what jsonschema would import for IRIs, of which notebooks have none.
 sys.modules["rfc3987_syntax"] = None
 
@@ -30,6 +34,17 @@ def pytest_collection_modifyitems(items):
     """Several processes (-n) each take one file after the other (--dist loadfile)."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST
                else len(LONGEST))
+
+
+def pytest_collection_finish():
+    gc.enable()
+
+
+def pytest_runtest_setup():
+    """No garbage of earlier tests is left, and no collection, for which every run asks, walks
+    through torch and all that is there."""
+    gc.collect()
+    freeze()
 
 
 def pytest_itemcollected(item):

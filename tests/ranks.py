@@ -103,7 +103,7 @@ def _tool(words):
 def _rank(job, arguments, environment, path, store, answer, timeout):
     """What one rank runs; the ranks meet at a file, which needs no free port."""
     gc.freeze()  # what the server imported is no garbage: no collection need walk through it,
-    gc.freeze = gc.unfreeze = lambda: None  # whatever a run asks for
+    gc.unfreeze = lambda: None  # whatever a run asks for
     os.environ.update({name: str(value) for name, value in environment.items()}, PYTHONPATH=path)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

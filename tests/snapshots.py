@@ -1,6 +1,5 @@
 """What tests need of the snapshots: which of them have a subject, and micro-sized runs of them."""
 
-import gc
 import subprocess
 import sys
 import tomllib
@@ -59,14 +58,19 @@ def declaring(*subjects, known=None, block=None):
     Everywhere else it is the parent's, byte for byte, as test_chain.py proves. known: only those
     that have this key among their known values; block: only those that have this block.
     """
-    def changed(milestone):
-        return {name for name, title in _blocks(milestone.id).items()
-                if {name, title} & set(subjects)
-                and (milestone.parent is None or name in milestone.changes)}
-
     return [milestone for milestone in MILESTONES
-            if changed(milestone) and (known is None or known_values(milestone.id).get(known))
+            if _changed(milestone.id) & set(subjects)
+            and (known is None or known_values(milestone.id).get(known))
             and (block is None or block in _blocks(milestone.id))]
+
+
+@cache
+def _changed(id):
+    """The names and the sections of the blocks that a milestone declares and still has; of a root,
+    of all it has."""
+    milestone = MANIFEST.get(id)
+    return {found for name, title in _blocks(id).items()
+            if milestone.parent is None or name in milestone.changes for found in (name, title)}
 
 
 def where(*subjects, known=None, block=None):
@@ -117,6 +121,14 @@ tried_snapshots = pytest.mark.parametrize("milestone", tried(), ids=by_id, scope
 def load_snapshot(milestone):
     """The milestone's script as a module."""
     return find.load_snapshot(milestone.script)
+
+
+def shapes_of(module, args):
+    """A milestone's model, whose tensors have shapes and dtypes and no numbers."""
+    with pytest.MonkeyPatch.context() as patched, torch.device("meta"):
+        for name in ("normal_", "uniform_"):  # which take their time there, too
+            patched.setattr(torch.Tensor, name, lambda tensor, *_, **__: tensor)
+        return module.GPT(args)
 
 
 def handles(subject):
@@ -271,9 +283,6 @@ def train(module, args):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "validate", noted)
-        gc.freeze()  # what is there is no garbage: collections need not walk through all of torch,
-        patched.setattr(gc, "freeze", lambda: None)  # whatever a run asks for
-        patched.setattr(gc, "unfreeze", lambda: None)
         module.main(args)
     return losses
 

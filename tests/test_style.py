@@ -43,8 +43,12 @@ def source_of(milestone):
 
 
 @cache
-def tree_of(milestone):
-    return ast.parse(source_of(milestone))
+def tree_of(text):
+    return ast.parse(text)
+
+
+def card_of(milestone):
+    return ast.get_docstring(tree_of(split_blocks(source_of(milestone))[0].text))
 
 
 def tokens_of(text):
@@ -59,12 +63,12 @@ BLOCKS = {block.text: f"{milestone.id}: {block.name}" for milestone in reversed(
 
 def where_found(fault):
     """The places of the blocks whose syntax has a fault."""
-    return [place for text, place in BLOCKS.items() if fault(ast.parse(text))]
+    return [place for text, place in BLOCKS.items() if fault(tree_of(text))]
 
 
 @every_script
 def test_card(milestone):
-    card = ast.get_docstring(tree_of(milestone))
+    card = card_of(milestone)
     lines = card.splitlines()
     assert len(lines) <= 20
     assert lines[0].startswith(f"{milestone.id} {milestone.slug.replace('_', ' ')}: ")
@@ -78,7 +82,7 @@ def test_card(milestone):
 def test_what_is_the_same_in_every_file():
     runs = defaultdict(set)  # {program: how its cards say that it is run}
     for milestone in SCRIPTS:
-        card = ast.get_docstring(tree_of(milestone))
+        card = card_of(milestone)
         runs[milestone.program].add(card[card.index("\nRun: "):])
     for program, (run,) in runs.items():
         assert f"path/to/this/{program}" in run and "python tools/run_milestone.py ID" in run
@@ -107,12 +111,18 @@ def test_names_are_used_below_their_section(milestone):
         if heading := HEADING.fullmatch(block.text):
             title = heading["title"]
         elif title is not None:
-            tree = ast.parse(block.text)
-            sections |= dict.fromkeys(defined_names(tree), title)
-            uses += [(title, name) for name in used_names(tree)]
+            defined, used = names_of(block.text)
+            sections |= dict.fromkeys(defined, title)
+            uses += [(title, name) for name in used]
     assert not [(section, name) for section, name in uses
                 if section not in ("Training", "Generation") and name in sections
                 and SECTIONS.index(sections[name]) > SECTIONS.index(section)]
+
+
+@cache
+def names_of(text):
+    """The names that a block defines, and those that it reads."""
+    return [*defined_names(tree_of(text))], {*used_names(tree_of(text))}
 
 
 def defined_names(tree):
@@ -174,7 +184,7 @@ def test_numbers_go_to_the_device_without_waiting():
 
 
 def test_main_returns_nothing():
-    mains = [ast.parse(text).body[0] for text, place in BLOCKS.items() if place.endswith(": main")]
+    mains = [tree_of(text).body[0] for text, place in BLOCKS.items() if place.endswith(": main")]
     for main in mains:
         assert [arg.arg for arg in main.args.args] == ["args"]
         assert not [node for node in ast.walk(main) if isinstance(node, ast.Return)]
@@ -189,37 +199,52 @@ def test_classes_and_functions_have_docstrings():
 
 @every_script
 def test_comments(milestone):
+    counted = [comments_of(block.text) for block in split_blocks(source_of(milestone))]
+    comments = [comment for some, _ in counted for comment in some]
+    assert 15 <= 100 * len(comments) / sum(code for _, code in counted) <= 30
+    unwanted = re.compile(r"TODO|FIXME|XXX|\b(I|[Ww]e|[Oo]ur|[Mm]y)\b|\b20\d\d-\d\d|[Nn]ew in")
+    assert not [comment for comment in comments if unwanted.search(comment)]
+
+
+@cache
+def comments_of(text):
+    """The comments of a block, and how many lines of code it has, without docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     docstrings = {
         line
-        for node in ast.walk(tree_of(milestone))
+        for node in ast.walk(tree_of(text))
         if isinstance(node, documented) and ast.get_docstring(node) is not None
         for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)
     }
     layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     comments, code = [], set()
-    for token in tokens_of(source_of(milestone)):
+    for token in tokens_of(text):
         if token.type == tokenize.COMMENT:
             comments.append(token.string)
         elif token.type not in layout:
             code.update(range(token.start[0], token.end[0] + 1))
-    assert 15 <= 100 * len(comments) / len(code - docstrings) <= 30
-    unwanted = re.compile(r"TODO|FIXME|XXX|\b(I|[Ww]e|[Oo]ur|[Mm]y)\b|\b20\d\d-\d\d|[Nn]ew in")
-    assert not [comment for comment in comments if unwanted.search(comment)]
+    return comments, len(code - docstrings)
 
 
 @every_script
 def test_stands_alone(milestone):
-    modules = set()
-    for node in ast.walk(tree_of(milestone)):
-        if isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            modules.add(node.module)
+    source = source_of(milestone)
+    modules = set().union(*(imports_of(block.text) for block in split_blocks(source)))
     allowed = ALLOWED_IMPORTS | FURTHER_IMPORTS.get(milestone.chain, set())
-    allowed |= {"triton"} if "@triton.jit" in source_of(milestone) else set()
+    allowed |= {"triton"} if "@triton.jit" in source else set()
     assert {module.split(".")[0] for module in modules} <= allowed
+
+
+@cache
+def imports_of(text):
+    """The modules that a block imports; "" for its own folder."""
+    found = set()
+    for node in ast.walk(tree_of(text)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add("" if node.level else node.module)
+    return found
 
 
 def test_imports_have_no_side_effects(tmp_path):
