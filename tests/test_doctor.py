@@ -24,6 +24,7 @@ from snapshots import MILESTONES, handles
 from speedrun.doctor import checks
 from speedrun.doctor.checks import NEEDED, REQUIREMENTS, pins
 from speedrun.history import manifest
+from speedrun.history.blocks import statements
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -342,8 +343,9 @@ def test_packages(computer, installed, status):
 
 def test_the_needed_packages_are_those_that_snapshots_import():
     imported = set()
-    for milestone in MILESTONES:
-        for node in ast.walk(ast.parse(milestone.script.read_text(encoding="utf-8"))):
+    scripts = (milestone.script.read_text(encoding="utf-8") for milestone in MILESTONES)
+    for statement in {node for script in scripts for node, _ in statements(script)}:
+        for node in ast.walk(statement):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
