@@ -26,14 +26,18 @@ class Training:
         """Losses of the validations before each step and after the last, and how far every tensor
         moves in the first step."""
         losses, before = [], {name: p.detach().clone() for name, p in self.P.items()}
-        for s in range(self.steps + 1):
-            with torch.no_grad():
-                losses.append(self.model.loss(self.P, window=self.window(s)).item())
-            if s < self.steps:
-                self.step(s)
+        for s in range(self.steps):
+            if self.f.further_targets:
+                losses.append(self.validated(s))
+            self.step(s)
             if s == 0:
                 moves = {name: p.detach() - before[name] for name, p in self.P.items()}
-        return losses, moves
+        return [*(losses or self.train_losses), self.validated(self.steps)], moves
+
+    @torch.no_grad()
+    def validated(self, s):
+        """The loss of next tokens before step s; without further targets, that of training."""
+        return self.model.loss(self.P, window=self.window(s)).item()
 
     def window(self, s):
         """Before 05r no window is short enough to matter."""
