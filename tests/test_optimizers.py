@@ -21,6 +21,7 @@ from snapshots import (
     load_snapshot,
     micro_args,
     record_layers,
+    shapes_of,
     where,
 )
 
@@ -317,8 +318,7 @@ def test_what_a_rank_of_eight_exchanges_and_keeps(milestone, monkeypatch):
     for rank in (0, 7):
         world = World(rank, 8)
         monkeypatch.setattr(module, "dist", world.dist)
-        with torch.device("meta"):
-            model = module.GPT(args)
+        model = shapes_of(module, args)
         optimizers = module.make_optimizers(model, args)
         for param in model.parameters():
             param.grad = torch.empty_like(param)

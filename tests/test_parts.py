@@ -26,6 +26,7 @@ from snapshots import (
     micro_sizes,
     own_values,
     record_layers,
+    shapes_of,
     sized,
     train,
     where,
@@ -39,8 +40,7 @@ from speedrun.scripts.sizes import fitting, length_names
 @where("Model")
 def test_parameter_count(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)
-    with torch.device("meta"):
-        parameters = list(module.GPT(module.Hyperparameters()).parameters())
+    parameters = list(shapes_of(module, module.Hyperparameters()).parameters())
     assert sum(p.numel() for p in parameters) == milestone.parameters
     assert len(parameters) == known["tensors"]
 
@@ -431,8 +431,7 @@ def test_softcap(milestone, fresh, monkeypatch):
 @where("Linear", "GPT", known="bfloat16_tensors")
 def test_what_is_stored_in_bfloat16(milestone):
     module = load_snapshot(milestone)
-    with torch.device("meta"):
-        model = module.GPT(module.Hyperparameters(bf16=True))
+    model = shapes_of(module, module.Hyperparameters(bf16=True))
     stored = {name for name, p in model.named_parameters() if p.dtype == torch.bfloat16}
     assert len(stored) == known_values(milestone.id)["bfloat16_tensors"]
     tables = {name for name, _ in model.named_parameters() if "embed" in name}

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import predict as command
 from ranks import warm_context
-from snapshots import MILESTONES, handles, known_values, load_snapshot
+from snapshots import MILESTONES, handles, known_values, load_snapshot, shapes_of
 from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
@@ -68,8 +68,7 @@ def test_a_snapshot_runs_on_eight_fake_gpus_as_in_its_record(milestone):
     module, tokens = load_snapshot(milestone), milestone.tokens_per_step / 8
     factors = handles(module).ROW_FACTORS  # two steps, with the smallest and the largest batch
     tokens *= (factors[0] + factors[-1]) / 2
-    with torch.device("meta"):
-        model = module.GPT(module.Hyperparameters())
+    model = shapes_of(module, module.Hyperparameters())
     head = model.lm_head.weight.numel()
     weights = head + sum(param.numel() for param in model.blocks.parameters() if param.ndim >= 2)
     args = module.Hyperparameters()
