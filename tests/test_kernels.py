@@ -3,7 +3,6 @@
 Run: .venv/bin/python -m pytest tests/test_kernels.py
 """
 
-import json
 import math
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ranks import start_ranks
 from snapshots import MANIFEST, known_values, load_snapshot, where
 from test_gpu import environment_with_gpus, has_gpu
 
@@ -33,15 +33,20 @@ SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448}  # b
 
 
 @cache
-def interpreted(file, *ids):
-    """What a test file, run as a command, prints of the kernels of milestones, {id: values}: in one
-    process of its own, because Triton's interpreter replaces the compiler only before the import,
-    and the imports take longer than the kernels."""
-    environment = os.environ | dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
-    ended = subprocess.run([sys.executable, file, *ids], env=environment,
-                           capture_output=True, encoding="utf-8")
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return dict(zip(ids, map(json.loads, ended.stdout.splitlines()), strict=True))
+def interpreted(interpret, *ids):
+    """What a function returns of the kernels of milestones, {id: values}, where Triton's
+    interpreter runs them."""
+    ((found, _),) = start_ranks(1, of_each, interpret, ids)
+    return found
+
+
+def of_each(interpret, ids):
+    """It replaces the compiler only before the import, which is made again."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "triton" and not name.startswith("triton._C"):
+            del sys.modules[name]
+    return {id: interpret(MANIFEST.get(id)) for id in ids}
 
 
 def whole(*shape):
@@ -50,7 +55,7 @@ def whole(*shape):
 
 
 def interpret(milestone):
-    """Prints how far products are from the dense ones, without and with addend, and how far from
+    """How far products are from the dense ones, without and with addend, and how far from
     symmetric; and of 768 rows which programs store something, of how many, for some tiles.
 
     Only float32: the interpreter of 3.7.1 multiplies bfloat16 wrongly.
@@ -85,13 +90,13 @@ def interpret(milestone):
             found["programs"].append([*tile, len(ran), math.prod(
                 -(-x.size(1) // form.kwargs[name]) for name in ("ROWS", "COLUMNS"))])
             found["errors"].append([(out - x @ x.mT).abs().max().item(), 0])
-    print(json.dumps(found))
+    return found
 
 
 @needs_triton
 @where("symmetric_kernel")
 def test_products_are_the_dense_ones_and_symmetric(milestone):
-    errors = interpreted(__file__, milestone.id)[milestone.id]["errors"]
+    errors = interpreted(interpret, milestone.id)[milestone.id]["errors"]
     assert len(errors) == 4 * 2 * len(SHAPES) + len(COUNTED)
     for error, asymmetry in errors:
         assert error == 0 and asymmetry == 0  # what was not stored is NaN, also in both
@@ -101,7 +106,7 @@ def test_products_are_the_dense_ones_and_symmetric(milestone):
 @where("symmetric_kernel")
 def test_tiles_above_the_diagonal_are_not_computed(milestone):
     known = known_values(milestone.id)["kernel_tiles"]
-    found = interpreted(__file__, milestone.id)[milestone.id]["programs"]
+    found = interpreted(interpret, milestone.id)[milestone.id]["programs"]
     assert found == [case for case in known if case[:2] in COUNTED] and len(found) >= 2
 
 
@@ -205,5 +210,4 @@ def test_products_without_triton(milestone):
 
 
 if __name__ == "__main__":
-    interpreter = "TRITON_INTERPRET" in os.environ
-    (interpret if interpreter else launch)(MANIFEST.get(sys.argv[1]))
+    launch(MANIFEST.get(sys.argv[1]))
