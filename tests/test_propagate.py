@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from propagate import main
+from speedrun.base.errors import UserError
 from speedrun.history.blocks import (
     ALREADY,
     CARRIED,
@@ -51,15 +53,23 @@ def test_what_cannot_be_carried(before, after, wanted, message):
         repairs(before, after, wanted)
 
 
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    """A repository of its own with the files that the command needs, and their bytecode."""
+    clone = tmp_path_factory.mktemp("committed")
+    for folder, ignored in ("history", "__pycache__"), ("train", "*.bin"), ("tools", "*.bin"):
+        shutil.copytree(REPOSITORY / folder, clone / folder,
+                        ignore=shutil.ignore_patterns(ignored))
+    shutil.copy(REPOSITORY / ".gitignore", clone)
+    subprocess.run(["git", "init", "-q", str(clone)], check=True)
+    commit(clone)
+    return clone
+
+
 @pytest.fixture
-def clone(tmp_path):
-    """A repository of its own with the files that the command needs."""
-    for folder in ("history", "train", "tools"):
-        shutil.copytree(REPOSITORY / folder, tmp_path / folder,
-                        ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    commit(tmp_path)
-    return tmp_path
+def clone(committed, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(committed, tmp_path / "clone")
 
 
 def commit(clone):
@@ -198,13 +208,21 @@ def test_another_chain_needs_no_more_than_its_folders(clone):
         ["carried", "train/loop/loop.py", "train"]]
 
 
-def test_wrong_input_is_one_line(clone):
+def test_wrong_input_is_one_line(clone, monkeypatch, capsys):
     for arguments, message in (
-            (["00"], "has no changed block since HEAD"), (["0O"], 'no milestone "0O"'),
-            (["00", "--since", "nowhere"], "no old text of history/speedrun/00_baseline/train_gpt"),
+            (["0O"], 'no milestone "0O"'),
             (["00", "--since", ""], "--since '' is not a commit; name one, such as HEAD~3"),
             (["00", "--since=--output=x"], "--since '--output=x' is not a commit"),
             (["00", "--block"], "expected one argument")):
+        monkeypatch.setattr(sys, "argv", ["propagate.py", *arguments])
+        with pytest.raises((ValueError, SystemExit, UserError)) as refusal:
+            main()
+        said = capsys.readouterr().err or f"error: {refusal.value}\n"
+        assert message in said and said.startswith("error: ") and said.count("\n") == 1
+    for arguments, message in (
+            (["00"], "has no changed block since HEAD"),
+            (["00", "--since", "nowhere"],
+             "no old text of history/speedrun/00_baseline/train_gpt")):
         ended = propagate(clone, *arguments)
         assert ended.returncode != 0 and message in ended.stderr
         assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
