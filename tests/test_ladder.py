@@ -24,6 +24,7 @@ from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import code_hash
 
 MANIFEST = load_manifest().of_chain()
+SOME = dataclasses.replace(MANIFEST, milestones=MANIFEST.milestones[:9])
 COMMITTED = REPOSITORY / "history" / "results" / "tiny.jsonl"
 
 
@@ -101,7 +102,7 @@ def test_a_file_is_read_a_run_a_line(tmp_path):
 
 @pytest.mark.parametrize("end", [None, Stopped("interrupted", 130), "rank 0 ended"])
 def test_only_what_is_stale_runs_again(end, tmp_path, monkeypatch, capsys):
-    first, second, third, *others = MANIFEST.milestones
+    first, second, third, *others = SOME.milestones
     file = tmp_path / "tiny.jsonl"
     file.write_text("\n".join(
         [line_of(m, seed) for m in others for seed in range(3)] + [line_of(first, 1)]
@@ -119,16 +120,16 @@ def test_only_what_is_stale_runs_again(end, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladders, "collect", collect)
     if end:
         with pytest.raises(UserError, match=str(end)):
-            run_stale(file, MANIFEST, sys.stdout)
+            run_stale(file, SOME, sys.stdout)
     else:
-        run_stale(file, MANIFEST, sys.stdout)
-        run_stale(file, MANIFEST, sys.stdout)  # nothing is left to do
+        run_stale(file, SOME, sys.stdout)
+        run_stale(file, SOME, sys.stdout)  # nothing is left to do
     assert asked == [(m.slug, seeds, "tiny", ["val_loss_every=20"]) for m, seeds in (
         (first, [0, 2]), (second, [0, 1, 2]), (third, [0, 1, 2]))]
     assert f"running {second.id}: the script has changed since its runs" in capsys.readouterr().out
-    assert stale_entries(load_ladder(file, MANIFEST), MANIFEST) == []
+    assert stale_entries(load_ladder(file, SOME), SOME) == []
     slugs = [json.loads(line)["milestone"] for line in file.read_text("utf-8").splitlines()]
-    expected = [m.slug for m in MANIFEST.milestones if not (end and m is third)]
+    expected = [m.slug for m in SOME.milestones if not (end and m is third)]
     assert slugs == [slug for slug in expected for _ in range(3)]
 
 
@@ -157,9 +158,9 @@ def test_chains_run_that_train_from_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("apart, asked, number", [(1e-4, [[0]], 1), (2e-4, [[0], [1, 2]], 3)])
 def test_a_systems_step_with_its_parents_losses_runs_once(
         apart, asked, number, tmp_path, monkeypatch):
-    step = next(m for m in MANIFEST.milestones if m.kind == "systems")
+    step = next(m for m in SOME.milestones if m.kind == "systems")
     file, seen = tmp_path / "tiny.jsonl", []
-    file.write_text("\n".join(line_of(m, seed) for m in MANIFEST.milestones for seed in range(3)
+    file.write_text("\n".join(line_of(m, seed) for m in SOME.milestones for seed in range(3)
                               if m is not step), encoding="utf-8")
 
     def collect(texts, seeds, out, stream, **options):
@@ -172,16 +173,16 @@ def test_a_systems_step_with_its_parents_losses_runs_once(
         return made, None
 
     monkeypatch.setattr(ladders, "collect", collect)
-    run_stale(file, MANIFEST, sys.stdout)
-    ladder = load_ladder(file, MANIFEST)
-    assert seen == asked and stale_entries(ladder, MANIFEST) == []
+    run_stale(file, SOME, sys.stdout)
+    ladder = load_ladder(file, SOME)
+    assert seen == asked and stale_entries(ladder, SOME) == []
     (entry,) = [entry for entry in ladder.entries if entry.milestone == step.slug]
     borrowed = [2.01, 2.02] if number == 1 else [2.01 - apart, 2.02 - apart]
     assert entry.final_losses == pytest.approx([2.0 - apart, *borrowed], abs=1e-9)
-    table = ladder_table(ladder, MANIFEST)
+    table = ladder_table(ladder, SOME)
     (line,) = [line for line in table.splitlines() if line.startswith(f"| {step.name} ")]
     assert line.endswith(f" {number} |") and ("the same losses" in line) == (number == 1)
-    runs = 3 * (len(MANIFEST.milestones) - 1) + number
+    runs = 3 * (len(SOME.milestones) - 1) + number
     assert table.endswith(f"These {runs} runs trained for {runs / 60:.1f} hours in all.")
 
 
