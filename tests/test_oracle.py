@@ -6,8 +6,6 @@ By default at roots and at every milestone that brings a new feature; RUN_SLOW=1
 """
 
 import ast
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from oracle import text, values
 from oracle.__main__ import differences
 from oracle.table import ELSEWHERE, FEATURES, milestones
+from ranks import run_tool
 
 ORACLE = Path(values.__file__).parent
 ALL = [M for chain in ("speedrun", "prelude", "encore") for M in milestones(chain).values()]
@@ -75,8 +74,7 @@ def test_differences_are_reported(key, stated, found):
 
 
 def test_the_command_makes_known_toml_again():
-    run = subprocess.run([sys.executable, str(ORACLE), "00b", "11b"], capture_output=True,
-                         encoding="utf-8", timeout=120)
+    run = run_tool(ORACLE, "00b", "11b")
     assert run.returncode == 0, run.stderr
     printed, chain = run.stdout.split("# 11b"), milestones("speedrun")
     for M, part in zip((chain["00b"], chain["11b"]), printed, strict=True):

@@ -27,7 +27,7 @@ class Training:
         moves in the first step."""
         losses, before = [], {name: p.detach().clone() for name, p in self.P.items()}
         for s in range(self.steps):
-            if self.f.further_targets:
+            if self.f.further_targets and not self.eight_bits:
                 losses.append(self.validated(s))
             self.step(s)
             if s == 0:

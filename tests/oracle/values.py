@@ -99,6 +99,11 @@ def rows(M):
     return [f.train_seq_len * (1 + min(2, schedules.stage(f, s))) for s in range(f.train_steps)]
 
 
+def stages(M, stated):
+    tokens = rows(M)
+    return dict(changes=changes(tokens), rows=[tokens[s] for s in changes(tokens)])
+
+
 def target_weights(M, stated):
     f = M.record.but(**stated["run"])
     return stated | dict(total=sum(schedules.target_weights(f, 0)),
@@ -211,8 +216,7 @@ MAKERS = dict(
     counted_loss=lambda M, stated: counted_loss(M, [0, 1]), document_loss=document_loss,
     learning_rate=lambda M, stated: [[s, schedules.lr_multiplier(M.record, s)] for s, _ in stated],
     momentum=lambda M, stated: [[s, schedules.muon_momentum(M.record, s)] for s, _ in stated],
-    window=window, stages=lambda M, stated: dict(
-        changes=changes(rows(M)), rows=[rows(M)[s] for s in changes(rows(M))]),
+    window=window, stages=stages,
     tokens=lambda M, stated: 8 * sum(rows(M)), target_weights=target_weights,
     tied=lambda M, stated: dict(last_step=schedules.last_tied_step(M.record)), rotary=rotary,
     yarn=yarn, attention=attention, bigrams=bigrams, toy=toy, prefix_toy=prefix_toy,
