@@ -301,6 +301,8 @@ def probes(file):
                             node.ifs if isinstance(node, ast.comprehension) else [])
                for part in ast.walk(test)}
     for node in ast.walk(tree):
+        if not isinstance(node, ast.Call | ast.Compare):
+            continue
         match node:
             case ast.Call(func=ast.Name(id="hasattr")) | ast.Call(
                     func=ast.Name(id="getattr"), args=[_, _, _]):
