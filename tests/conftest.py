@@ -25,9 +25,9 @@ from snapshots import write_random_shards  # noqa: E402
 # The files that take longest, a minute of a core at most, in this order: none is left for the end.
 LONGEST = [f"test_{name}.py" for name in (
     "check_right", "smoke", "equivalence", "check_train", "encore", "predict", "parts",
-    "check_verdicts", "lessons", "generate", "site", "data", "sample", "comparison", "prelude",
-    "new_milestone", "oracle", "fp8", "doctor", "attention_kernels",
-    "run_milestone", "tools", "anatomy", "propagate", "masks", "diff_milestones")]
+    "check_verdicts", "lessons", "oracle", "new_milestone", "generate", "data", "site", "sample",
+    "masks", "comparison", "prelude", "fp8", "attention_kernels", "run_milestone", "tools",
+    "anatomy", "propagate", "diff_milestones")]
 
 
 def pytest_collection_modifyitems(items):
