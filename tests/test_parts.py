@@ -191,7 +191,7 @@ def train_small(milestone, train_steps, log_dir, **more):
         losses = train(module, hyperparameters(module, SMALL | dict(
             **known.get("small_sizes", {}), **known.get("small_training_rates", {}),
             micro_batch_size=2, total_batch_size=16, val_tokens=16, train_steps=train_steps,
-            val_loss_every=1, kernel_warmup_steps=0, log_dir=str(log_dir), **more)))
+            val_loss_every=1, kernel_warmup_steps=0, log_dir=str(log_dir)) | more))
     return losses, weights
 
 
