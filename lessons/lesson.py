@@ -65,6 +65,7 @@ CACHE = Path(__file__).parent / ".cache"
 OPENED = "LESSONS_OPENED"  # set by tools/open_lessons.py: somebody runs the notebook
 UNSOLVED = ...  # what an exercise's answer, or a guess, is before you write it
 MISSING = object()
+LEAST = 1e-9  # a smaller difference of losses is float64's rounding
 Panel = Callable[[Axes], None]
 _verdicts: list[str] = []  # on this notebook's guesses so far
 
@@ -580,8 +581,8 @@ def grade(change: Sequence[float], parent: Sequence[float]) -> str:
 
 
 def differences(losses: Sequence[float], others: Sequence[float]) -> np.ndarray:
-    """Paired differences, seed by seed."""
-    return np.asarray(losses, dtype=float) - np.asarray(others, dtype=float)
+    """Paired differences, seed by seed, to nine decimals: float64 makes equal ones unequal."""
+    return (np.asarray(losses, dtype=float) - np.asarray(others, dtype=float)).round(9)
 
 
 def standard_error(gaps: Sequence[float]) -> float:
@@ -602,14 +603,27 @@ def evidence(change: Sequence[float], parent: Sequence[float], change_name: str 
     gaps = differences(parent, change)
     if not gaps.any():
         return f"No difference seen: {change_name} ends exactly as {parent_name}, in every seed"
-    error, found = standard_error(gaps), grade(change, parent)
+    mean, error, found = abs(gaps.mean()), standard_error(gaps), grade(change, parent)
     side, sign = ("below", 1) if gaps.mean() > 0 else ("above", -1)
-    seeds = ", ".join(f"{sign * gap:.4f}" for gap in gaps)
-    said = (f"{found.capitalize()}: {change_name} ends {abs(gaps.mean()):.4f} {side} {parent_name}"
-            f" (by seed {seeds}; standard error {error:.4f})")
-    if found != "shown":
-        said += f". At this spread {len(gaps)} seeds could show {2 * error:.4f} or more"
+    n = _decimals(mean, error)
+    seeds = ", ".join(f"{sign * gap:z.{n}f}" for gap in gaps)
+    said = (f"{found.capitalize()}: {change_name} ends {mean:.{n}f} {side} {parent_name}"
+            f" (by seed {seeds}; standard error {f'{error:.{n}f}' if error > LEAST else 0})")
+    if found == "no difference seen" and mean > 2 * error - LEAST:
+        said += ". Not all seeds have that sign"
+    elif found != "shown":
+        said += f". At this spread {len(gaps)} seeds could show {2 * error:.{n}f} or more"
     return said
+
+
+def _decimals(mean: float, error: float) -> int:
+    """How many decimals, 4 to 9, keep a standard error from looking like zero and a mean difference
+    from looking like the smallest that could be shown."""
+    for n in range(4, 9):
+        seen = round(error if error > LEAST else mean, max(4, n - 1)) > 0
+        if seen and (round(mean, n) != round(2 * error, n) or abs(mean - 2 * error) < LEAST):
+            return n
+    return 9
 
 
 def must_end_lower(change: Sequence[float], parent: Sequence[float], change_name: str,

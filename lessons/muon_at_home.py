@@ -52,13 +52,13 @@ def as_matrices(weight, count):  # `count` matrices that share the memory of one
 
 
 def train(optimizer="muon", lr=3e-3, decay=0.1, steps=300, seed=0, net=Net, names=MATRICES,
-          step=lambda each: each.step()):
+          step=lambda each: each.step(), adam_lr=None):  # AdamW's share at another rate than lr
     torch.manual_seed(seed)
     model, (images, letters) = net(), render(FONTS[:-3])
     pieces = {name: as_matrices(model.get_parameter(name), count)
               for name, count in names.items() if optimizer == "muon"}
-    optimizers = [torch.optim.AdamW(
-        [p for name, p in model.named_parameters() if name not in pieces], lr, weight_decay=decay)]
+    others = [p for name, p in model.named_parameters() if name not in pieces]
+    optimizers = [torch.optim.AdamW(others, adam_lr or lr, weight_decay=decay)]
     if pieces:
         optimizers.append(torch.optim.Muon(sum(pieces.values(), []), lr, weight_decay=decay,
                                            adjust_lr_fn="match_rms_adamw"))

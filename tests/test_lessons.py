@@ -158,6 +158,16 @@ def test_a_guess_is_graded_only_where_the_seeds_decide(gains, said, lesson, caps
     ([2.0, 2.1, 2.0], [2.3, 2.101, 2.001], "Not shown: 14c ends 0.1007 below"),  # one seed did it
     ([2.3, 2.101, 2.001], [2.0, 2.1, 2.0], "Not shown: 14c ends 0.1007 above"),
     ([2.0, 2.1, 2.0], [2.0, 2.1, 2.0], "No difference seen: 14c ends exactly as 14b, in every"),
+    ([2.00002, 1.99999, 1.999996], [2, 2, 2], "No difference seen: 14c ends 0.000002 above 14b (by"
+     " seed 0.000020, -0.000010, -0.000004; standard error 0.000009). At this spread 3 seeds could"
+     " show 0.000018 or more"),
+    ([1.3007, 1.3184, 1.3263], [1.3, 1.3, 1.3], "Not shown: 14c ends 0.01513 above 14b (by seed"
+     " 0.00070, 0.01840, 0.02630; standard error 0.00757). At this spread 3 seeds could show"
+     " 0.01514 or more"),
+    ([2.0, 2.1, 2.1], [2.1, 2.2, 2.2], "Shown: 14c ends 0.1000 below 14b (by seed 0.1000, 0.1000,"
+     " 0.1000; standard error 0)"),
+    ([2.1, 2.1, 2.2], [2.1, 2.2, 2.3], "No difference seen: 14c ends 0.0667 below 14b (by seed"
+     " 0.0000, 0.1000, 0.1000; standard error 0.0333). Not all seeds have that sign"),
 ])
 def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
     lesson.verdict(lesson.torch.tensor(change, dtype=float), parent, "14c", "14b")

@@ -298,10 +298,10 @@ EXERCISES = {
         check=check_rows,
         hints=[
             "Which tokens of a row have a previous one, and what do the others get?",
-            "Hash inputs[:, 1:] with inputs[:, :-1]; the first column has no pair and gets the last"
-            " row's number, rows - 1.",
-            "In Python ^ binds less than * and %, so put the XOR into brackets; then % (rows - 1),"
-            " then pad with one column in front.",
+            "h = (36313 t XOR 27191 p) mod (rows - 1) for a token t and the previous token p; a"
+            " row's first token has no previous one and gets the last row's number, rows - 1.",
+            "t is inputs[:, 1:], p is inputs[:, :-1]. In Python ^ binds less than * and %, so put"
+            " brackets around the XOR; then % (rows - 1), then pad with one column in front.",
             "hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1), then pad ...",
         ],
         solution=bigram_rows,

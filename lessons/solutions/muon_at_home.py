@@ -1,8 +1,5 @@
 """Exercises of muon_at_home: checks, hints, solutions and typical wrong answers."""
 
-import ast
-from pathlib import Path
-
 import muon_at_home as home
 import torch
 import torch.nn.functional as F
@@ -132,9 +129,6 @@ class Patches(nn.Module):
         return self.head(F.rms_norm(x.mean(1), (32,)))
 
 
-MODULE = Path(__file__).read_text(encoding="utf-8")
-SOURCE = next(ast.get_source_segment(MODULE, node) for node in ast.parse(MODULE).body
-              if getattr(node, "name", "") == "Patches")  # for the reader
 RIGHT = {"q.weight": 1, "kv.weight": 2, "mix.weight": 1, "up.weight": 1, "down.weight": 1}
 NOT_FOR_MUON = {
     "patch.weight": "`patch` reads pixels: a model's first layer stays with AdamW",
@@ -197,7 +191,7 @@ EXERCISES = {
     "3": dict(
         check=check_3,
         hints=[
-            f"{SOURCE}\n\nWhich layer reads pixels, which names letters, which is a table?",
+            "Which layer reads pixels, which names letters, which is a table?",
             "Muon trains matrices between hidden features. The keys and the values of `kv` are two"
             " of them, as its output is cut in two.",
             "Eight parameters have two dimensions. The first layer, the table and the head are not"
