@@ -147,7 +147,7 @@ def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
     ends = {row.label: loss_text(row) for row in scores(tiny_runs())}
     lineage = MANIFEST.lineage(MANIFEST.get(id))
-    ask = f"Has your own script got there? `python tools/check_train.py {id}` tells."
+    ask = f"Has your own script got there? `python tools/check_train.py {id}` checks it."
     if not any(m.minutes for m in lineage):  # a chain without records
         columns = {"milestone": [m.name for m in lineage], "idea": [m.idea for m in lineage]}
         if any(m.ablate for m in lineage):
@@ -533,7 +533,11 @@ class LoggedDist:
 
 # ------------------------------------- Guesses and exercises -------------------------------------
 def reveal(guess, measured: float | str, unit: str = "") -> None:
-    """Prints what was measured beside the reader's guess, and how far apart they are."""
+    """Prints what was measured beside the reader's guess, and how far apart they are.
+
+    A measured size has a right size, a factor of two, unless it is 0. A string has none: a name,
+    or the number that names a choice ("512"), is right or not.
+    """
     shown = f"{measured:.4g}" if isinstance(measured, float) else f"{measured}"
     said = f"measured: {shown} {unit}".rstrip()
     if guess is UNSOLVED:
@@ -544,9 +548,12 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
         print(f"Your guess {guess!r} is not a finite number: change it, run its cell and this one")
         return
     if isinstance(measured, str):
-        verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
+        same = str(guess).strip().lower() == measured.lower()
+        verdict = "right" if same or number == _number(measured) is not None else "a surprise"
+    elif measured == 0:
+        verdict = "right" if number == 0 else "a surprise"
     else:
-        far = abs(number - measured) / (abs(measured) or 1)
+        far = abs(number - measured) / abs(measured)
         low, high = sorted((measured / 2, measured * 2))  # a factor of two
         verdict = ("close" if far <= 0.2 else "the right size" if low <= number <= high
                    else "a surprise")
@@ -558,14 +565,27 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
 def reveal_largest(guess, gains: dict[str, Sequence[float]]) -> None:
     """Reveals the name with the largest mean of paired gains, {name: one per seed}, and grades the
     guess, if `grade` calls them shown above 0 and above every other's; else says what is not."""
-    gains = {name: np.asarray(each, dtype=float) for name, each in gains.items()}
-    best, *ranked = sorted(gains, key=lambda name: -gains[name].mean())
-    missing = [f"above {name}" for name in ranked if grade(gains[best], gains[name]) != "shown"]
-    if grade(gains[best], np.zeros_like(gains[best])) != "shown":
+    _reveal_first(guess, gains, "largest", "above", gain=True)
+
+
+def reveal_lowest(guess, losses: dict[object, Sequence[float]]) -> None:
+    """Reveals the name with the lowest mean of paired losses, {name: one per seed}, and grades the
+    guess, if `grade` calls them shown below every other's; else says what is not."""
+    scores = {name: -np.asarray(each, dtype=float) for name, each in losses.items()}
+    _reveal_first(guess, scores, "lowest", "below")
+
+
+def _reveal_first(guess, scores: dict[object, Sequence[float]], word: str, side: str,
+                  gain: bool = False) -> None:
+    """Reveals the name of the best scores, or what the seeds do not show; gain: also above 0."""
+    scores = {f"{name}": np.asarray(each, dtype=float) for name, each in scores.items()}
+    best, *ranked = sorted(scores, key=lambda name: -scores[name].mean())
+    missing = [f"{side} {name}" for name in ranked if grade(scores[best], scores[name]) != "shown"]
+    if gain and grade(scores[best], np.zeros_like(scores[best])) != "shown":
         missing.append("to be a gain")
     if missing:
-        print(f"measured: {best} has the largest mean, but {len(gains[best])} seeds do not show it"
-              f" {' or '.join(missing)}. So they cannot say which is largest; no guess is graded")
+        print(f"measured: {best} has the {word} mean, but {len(scores[best])} seeds do not show it"
+              f" {' or '.join(missing)}. So they cannot say which is {word}; no guess is graded")
     else:
         reveal(guess, best)
 
