@@ -350,29 +350,6 @@ def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str =
     return panel
 
 
-def flow(stations: dict[str, str], title: str, back: tuple[str, str, str] | None = None) -> Panel:
-    """Named boxes in a row; below each, in small print, what it gives to the next. back (from, to,
-    why): an arrow back from one station to another."""
-    def panel(axes):
-        before = None
-        for k, (name, gives) in enumerate(stations.items()):
-            box = axes.text(k, 0, name, ha="center", va="center",
-                            bbox=dict(boxstyle="round", fc="0.93"))
-            axes.text(k, -0.45, gives, ha="center", va="center", fontsize=11, color="0.35")
-            if before:  # from the right end of one text to the left end of the next
-                axes.annotate("", (0, 0.5), (1, 0.5), xycoords=box, textcoords=before,
-                              arrowprops=dict(arrowstyle="->", shrinkA=8, shrinkB=8))
-            before = box
-        if back:
-            start, end = (list(stations).index(name) for name in back[:2])
-            axes.annotate("", (end, -0.65), (start, -0.65), arrowprops=dict(
-                arrowstyle="->", connectionstyle="bar,fraction=-0.06"))
-            axes.text((start + end) / 2, -1.15, back[2], ha="center", fontsize=11, color="0.35")
-        axes.set(title=title, xlim=(-0.5, len(stations) - 0.5), ylim=(-1.3, 0.5))
-        axes.axis("off")
-    return panel
-
-
 def tiny_curves(*ids: str) -> Panel:
     """The committed tiny runs of these milestones over tokens, a thin line for each run; prints how
     they end. The first steps, in which the losses fall fastest, are left out."""

@@ -224,7 +224,7 @@ def test_a_notebook_is_small(path):
 
 
 DRAWING = re.compile(r"\bplt\.|\b(axes|left|right|figure)\.|lesson\."
-                     r"(draw|curves|bars|cells|flow|timeline|tiny_curves|official_curves)\(")
+                     r"(draw|curves|bars|cells|timeline|tiny_curves|official_curves)\(")
 
 
 @notebooks
