@@ -345,7 +345,7 @@ def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str =
         axes.invert_yaxis()
         axes.set(title=title, xlabel=xlabel, **settings)
         axes.grid(False, axis="y")
-        wide = max(map(len, names)) > 12  # letters
+        wide = sum(sorted(map(len, names))[-3:]) > 27  # letters of the three longest side by side
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if wide else 3)
     return panel
 
