@@ -133,7 +133,7 @@ def check_rate(answer):
         rate = answer(step)
         try:
             rates.append(float(rate))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # a tensor of many numbers, for one
             rates.append(math.nan)
         assert math.isfinite(rates[-1]) and rates[-1] >= 0, (
             f"learning_rate({step}) returns {rate!r}; a rate is a finite number, zero or more")
