@@ -148,7 +148,7 @@ def progress_table(id: str) -> None:
     """Shows the milestones up to this one: official minutes and tokens, and the tiny runs' loss."""
     ends = {row.label: loss_text(row) for row in scores(tiny_runs())}
     lineage = MANIFEST.lineage(MANIFEST.get(id))
-    ask = f"Has your own script got there? `python tools/check_train.py {id}` tells."
+    ask = f"Has your own script got there? `python tools/check_train.py {id}` checks it."
     if not any(m.minutes for m in lineage):  # a chain without records
         columns = {"milestone": [m.name for m in lineage], "idea": [m.idea for m in lineage]}
         if any(m.ablate for m in lineage):
@@ -346,31 +346,8 @@ def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str =
         axes.invert_yaxis()
         axes.set(title=title, xlabel=xlabel, **settings)
         axes.grid(False, axis="y")
-        wide = max(map(len, names)) > 12  # letters
+        wide = sum(sorted(map(len, names))[-3:]) > 27  # letters of the three longest side by side
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if wide else 3)
-    return panel
-
-
-def flow(stations: dict[str, str], title: str, back: tuple[str, str, str] | None = None) -> Panel:
-    """Named boxes in a row; below each, in small print, what it gives to the next. back (from, to,
-    why): an arrow back from one station to another."""
-    def panel(axes):
-        before = None
-        for k, (name, gives) in enumerate(stations.items()):
-            box = axes.text(k, 0, name, ha="center", va="center",
-                            bbox=dict(boxstyle="round", fc="0.93"))
-            axes.text(k, -0.45, gives, ha="center", va="center", fontsize=11, color="0.35")
-            if before:  # from the right end of one text to the left end of the next
-                axes.annotate("", (0, 0.5), (1, 0.5), xycoords=box, textcoords=before,
-                              arrowprops=dict(arrowstyle="->", shrinkA=8, shrinkB=8))
-            before = box
-        if back:
-            start, end = (list(stations).index(name) for name in back[:2])
-            axes.annotate("", (end, -0.65), (start, -0.65), arrowprops=dict(
-                arrowstyle="->", connectionstyle="bar,fraction=-0.06"))
-            axes.text((start + end) / 2, -1.15, back[2], ha="center", fontsize=11, color="0.35")
-        axes.set(title=title, xlim=(-0.5, len(stations) - 0.5), ylim=(-1.3, 0.5))
-        axes.axis("off")
     return panel
 
 
@@ -534,7 +511,11 @@ class LoggedDist:
 
 # ------------------------------------- Guesses and exercises -------------------------------------
 def reveal(guess, measured: float | str, unit: str = "") -> None:
-    """Prints what was measured beside the reader's guess, and how far apart they are."""
+    """Prints what was measured beside the reader's guess, and how far apart they are.
+
+    A measured size has a right size, a factor of two, unless it is 0. A string has none: a name,
+    or the number that names a choice ("512"), is right or not.
+    """
     shown = f"{measured:.4g}" if isinstance(measured, float) else f"{measured}"
     said = f"measured: {shown} {unit}".rstrip()
     if guess is UNSOLVED:
@@ -545,9 +526,12 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
         print(f"Your guess {guess!r} is not a finite number: change it, run its cell and this one")
         return
     if isinstance(measured, str):
-        verdict = "right" if str(guess).strip().lower() == measured.lower() else "a surprise"
+        same = str(guess).strip().lower() == measured.lower()
+        verdict = "right" if same or number == _number(measured) is not None else "a surprise"
+    elif measured == 0:
+        verdict = "right" if number == 0 else "a surprise"
     else:
-        far = abs(number - measured) / (abs(measured) or 1)
+        far = abs(number - measured) / abs(measured)
         low, high = sorted((measured / 2, measured * 2))  # a factor of two
         verdict = ("close" if far <= 0.2 else "the right size" if low <= number <= high
                    else "a surprise")
@@ -559,14 +543,27 @@ def reveal(guess, measured: float | str, unit: str = "") -> None:
 def reveal_largest(guess, gains: dict[str, Sequence[float]]) -> None:
     """Reveals the name with the largest mean of paired gains, {name: one per seed}, and grades the
     guess, if `grade` calls them shown above 0 and above every other's; else says what is not."""
-    gains = {name: np.asarray(each, dtype=float) for name, each in gains.items()}
-    best, *ranked = sorted(gains, key=lambda name: -gains[name].mean())
-    missing = [f"above {name}" for name in ranked if grade(gains[best], gains[name]) != "shown"]
-    if grade(gains[best], np.zeros_like(gains[best])) != "shown":
+    _reveal_first(guess, gains, "largest", "above", gain=True)
+
+
+def reveal_lowest(guess, losses: dict[object, Sequence[float]]) -> None:
+    """Reveals the name with the lowest mean of paired losses, {name: one per seed}, and grades the
+    guess, if `grade` calls them shown below every other's; else says what is not."""
+    scores = {name: -np.asarray(each, dtype=float) for name, each in losses.items()}
+    _reveal_first(guess, scores, "lowest", "below")
+
+
+def _reveal_first(guess, scores: dict[object, Sequence[float]], word: str, side: str,
+                  gain: bool = False) -> None:
+    """Reveals the name of the best scores, or what the seeds do not show; gain: also above 0."""
+    scores = {f"{name}": np.asarray(each, dtype=float) for name, each in scores.items()}
+    best, *ranked = sorted(scores, key=lambda name: -scores[name].mean())
+    missing = [f"{side} {name}" for name in ranked if grade(scores[best], scores[name]) != "shown"]
+    if gain and grade(scores[best], np.zeros_like(scores[best])) != "shown":
         missing.append("to be a gain")
     if missing:
-        print(f"measured: {best} has the largest mean, but {len(gains[best])} seeds do not show it"
-              f" {' or '.join(missing)}. So they cannot say which is largest; no guess is graded")
+        print(f"measured: {best} has the {word} mean, but {len(scores[best])} seeds do not show it"
+              f" {' or '.join(missing)}. So they cannot say which is {word}; no guess is graded")
     else:
         reveal(guess, best)
 

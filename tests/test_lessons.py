@@ -107,6 +107,9 @@ def test_a_definition_is_checked_where_it_is_written(lesson, capsys, tmp_path):
     (40, 16, "You guessed 40: a surprise."), ("Yes ", "yes", "You guessed Yes : right."),
     ("abc", 16, "Your guess 'abc' is not a finite"), (float("nan"), 1, "guess nan is not a finite"),
     ("no", "yes", "You guessed no: a surprise."), (0.5, 0.50001, "measured: 0.5 rows."),
+    (0.2, 0.0, "You guessed 0.2: a surprise."), (0, 0.0, "You guessed 0: right."),
+    (256, "512", "You guessed 256: a surprise."), (512.0, "512", "You guessed 512.0: right."),
+    (512, "none", "You guessed 512: a surprise."),
 ])
 def test_a_guess_is_scored(guess, measured, said, lesson, capsys, monkeypatch):
     monkeypatch.delenv(lesson.OPENED, raising=False)
@@ -147,6 +150,16 @@ def test_a_guess_is_graded_only_where_the_seeds_decide(gains, said, lesson, caps
         "first": lesson.torch.tensor(gains, dtype=float)})
     assert capsys.readouterr().out.startswith(said)
     assert bool(lesson._verdicts) == said.startswith("measured: first.")
+
+
+@pytest.mark.parametrize("half, said", [
+    ([2.4, 2.45, 2.5], "measured: 512. You guessed 256: a surprise."),  # a choice has no size
+    ([2.2, 2.45, 2.5], "measured: 512 has the lowest mean, but 3 seeds do not show it below 256."),
+])
+def test_the_lowest_of_losses_is_a_choice(half, said, lesson, capsys, monkeypatch):
+    monkeypatch.setattr(lesson, "_verdicts", [])
+    lesson.reveal_lowest(256, {256: half, 512: [2.3, 2.3, 2.4], 1024: [2.5, 2.6, 2.7]})
+    assert capsys.readouterr().out.startswith(said)
 
 
 @pytest.mark.parametrize("change, parent, said", [

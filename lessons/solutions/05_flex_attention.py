@@ -29,8 +29,8 @@ def check_tiles(answer):
     elif (partial, full) == (2, 1.5):
         why = "tiles are whole: window / 128 - 1 holds only for multiples of 128"
     elif partial == 2:
-        why = ("2 partial tiles are right for a multiple of 128; 320 is none, so the window's far"
-               " end runs through two tiles")
+        why = ("2 partial tiles are right for a multiple of 128, which 320 is not, so the window's"
+               " far end runs through two tiles")
     elif full == 2:
         why = ("2 full tiles would need every query of the row to see 256 keys before its tile;"
                " the last query stands 127 further on, and 127 + 256 is beyond 320")
@@ -303,7 +303,7 @@ EXERCISES = {
         check=check_count,
         hints=[
             "In a tile below the diagonal, which query and which key are nearest to each other?"
-            " If they cannot see each other, nobody in the tile can.",
+            " If they cannot see each other, no pair in the tile is visible.",
             "For tile row i and column j < i the nearest pair is q = 128 i and k = 128 j + 127."
             " D never falls, so if these two lie in different documents, so does every pair. Their"
             " distance is 128 (i - j) - 127. Tiles on the diagonal always count.",
