@@ -44,20 +44,27 @@ def check_bank(answer):
             " nothing for the padding")
         assert all(isinstance(each, dict) and [*each] == [*initial] for each in layers_read), (
             f"{told}: each layer needs a dictionary with the names {list(initial)}")
+        entries = [value for row in layers_read for value in row.values()]
+        for entry in entries:
+            assert isinstance(entry, torch.Tensor), (
+                f"{told}: read returns {type(entry).__name__}s, which get no gradient; use the"
+                " bank's own entries, without .item() or .tolist()")
+            assert entry.ndim == 0, (
+                f"{told}: a scalar has the shape {tuple(entry.shape)}; take a single entry,"
+                " bank[i], which has no dimension, not a slice of one entry")
         made = answer.make(dict(initial), layers)
-        first = answer.read(made, dict(initial), layers)
-        for number, row in enumerate(first):
+        for number, row in enumerate(answer.read(made, dict(initial), layers)):
             for name, value in initial.items():
-                assert abs(float(row[name]) - value) < 1e-6, (
-                    f"{told}: layer {number} reads {name} = {float(row[name]):g}, but make was told"
+                seen = row[name].detach().item()
+                assert abs(seen - value) < 1e-6, (
+                    f"{told}: layer {number} reads {name} = {seen:g}, but make was told"
                     f" {value:g}; does the bank hold a row per layer, or a row per name?")
-        entry = layers_read[-1][list(initial)[-1]]
-        assert isinstance(entry, torch.Tensor) and entry.requires_grad, (
-            f"{told}: the values that read returns do not belong to the graph, so the bank gets no"
-            " gradient; use the bank's own entries, without .item() or .tolist()")
-        assert entry.ndim == 0, (
-            f"{told}: a scalar has the shape {tuple(entry.shape)}; take a single entry, bank[i],"
-            " which has no dimension, not a slice of one entry")
+        total = sum(entries)
+        slope = torch.autograd.grad(total, bank, allow_unused=True)[0] if (
+            total.requires_grad) else None
+        assert slope is not None and slope.tolist() == [1.0] * used + [0.0] * (-used % 8), (
+            f"{told}: no gradient reaches the bank's entries from the values that read returns;"
+            " return the bank's own entries, not copies such as torch.tensor or a Parameter")
 
 
 # ---- 2: stochastic rounding ----
@@ -161,6 +168,24 @@ class _Detached(Bank):
                 for row in Bank.read(bank, initial, num_layers)]
 
 
+class _OwnParameters(Bank):
+    def read(bank, initial, num_layers):
+        return [{name: torch.nn.Parameter(value.detach()) for name, value in row.items()}
+                for row in Bank.read(bank, initial, num_layers)]
+
+
+class _FirstLayerOnly(Bank):
+    def read(bank, initial, num_layers):
+        first, *others = Bank.read(bank, initial, num_layers)
+        return [first, *({name: value.detach() for name, value in row.items()} for row in others)]
+
+
+class _OwnTensors(Bank):
+    def read(bank, initial, num_layers):
+        return [{name: torch.tensor(value.item(), requires_grad=True)
+                 for name, value in row.items()} for row in Bank.read(bank, initial, num_layers)]
+
+
 class _Slices(Bank):
     def read(bank, initial, num_layers):
         rows = Bank.read(bank, initial, num_layers)
@@ -210,7 +235,8 @@ EXERCISES = {
             ".view(num_layers, -1); [dict(zip(initial, row)) ...]",
         ],
         solution=Bank,
-        wrong=[_NotPadded, _ByName, _Detached, _Slices, _AlwaysPads, 3],
+        wrong=[_NotPadded, _ByName, _Detached, _OwnParameters, _OwnTensors, _FirstLayerOnly,
+               _Slices, _AlwaysPads, 3],
     ),
     "2": dict(
         check=check_rounding,

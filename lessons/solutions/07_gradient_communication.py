@@ -1,5 +1,6 @@
 """Checks, hints and solutions of the exercises in lessons/07_gradient_communication.ipynb."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -62,6 +63,17 @@ def _gathers_at_the_end(rank, world_size, params, grads, states, scatter, gather
         update(param.chunk(world_size)[rank], mean.wait(), state)
     for param in params:
         param.copy_(gather(param.chunk(world_size)[rank]).wait())
+
+
+def _backwards(rank, world_size, params, grads, states, scatter, gather, update):
+    scatters = [scatter(grad) for grad in grads]
+    gathers = []
+    for param, state, mean in list(zip(params, states, scatters, strict=True))[::-1]:
+        rows = param.chunk(world_size)[rank]
+        update(rows, mean.wait(), state)
+        gathers.append((param, gather(rows)))
+    for param, whole in gathers:
+        param.copy_(whole.wait())
 
 
 def _keeps_its_rows(rank, world_size, params, grads, states, scatter, gather, update):
@@ -155,8 +167,12 @@ class Rank:
         return self.handle("scatter", number, self.means[number].chunk(self.world_size)[self.rank])
 
     def gather(self, rows):
-        number = sum(event.startswith("launch gather") for event in self.events)
-        assert number < len(self.updated), "more gathers than parameters; each goes out once"
+        left = [number for number in range(len(self.updated))
+                if f"launch gather {number}" not in self.events]
+        assert left, "more gathers than parameters; each goes out once"
+        right = [self.updated[number].chunk(self.world_size)[self.rank] for number in left]
+        number = next((number for number, own in zip(left, right, strict=True)
+                       if own.shape == rows.shape and own.allclose(rows)), left[0])
         whole = self.updated[number].clone()
         own = whole.chunk(self.world_size)[self.rank]
         assert rows.shape == own.shape, (
@@ -174,14 +190,16 @@ class Rank:
                     assert event in when, (
                         f"`{event}` never happens (parameters count from 0); a rank that does not"
                         " take part makes the others wait for ever")
-        assert when[f"launch scatter {count - 1}"] < when["wait scatter 0"], (
+        order = sorted(range(count), key=lambda number: when[f"wait scatter {number}"])  # its own
+        launched = max(when[f"launch scatter {number}"] for number in range(count))
+        assert launched < when[f"wait scatter {order[0]}"], (
             "right numbers, but the first wait comes before the last scatter is launched: the link"
             " idles while you compute; launch all of them first")
-        for number in range(count - 1):
-            assert when[f"launch gather {number}"] < when[f"wait scatter {number + 1}"], (
+        for number, following in pairwise(order):
+            assert when[f"launch gather {number}"] < when[f"wait scatter {following}"], (
                 f"right numbers, but the gather of parameter {number} could travel while parameter"
-                f" {number + 1} is computed; launch it before you wait for the next scatter")
-            assert when[f"wait gather {number}"] > when[f"wait scatter {count - 1}"], (
+                f" {following} is computed; launch it before you wait for the next scatter")
+            assert when[f"wait gather {number}"] > when[f"wait scatter {order[-1]}"], (
                 f"right numbers, but you wait for the gather of parameter {number} while there is"
                 " still something to compute; wait for gathers at the very end")
 
@@ -419,6 +437,7 @@ EXERCISES = {
             "    gathers.append(gather(rows))",
         ],
         solution=sharded_step,
+        right=[_backwards],
         wrong=[_waits_at_once, _gathers_at_the_end, _keeps_its_rows, _other_tensors, _first_rows,
                _own_gradients, _forgets, _whole_parameters, _sends_parameters],
     ),

@@ -2,32 +2,30 @@
 
 import torch
 
-# ---- 1: a sum in bfloat16 ----
+# ---- 1: what the model reads ----
 
 
-def check_sum(answer):
+def check_read(answer):
     try:
         value = float(answer)
     except (TypeError, ValueError):
-        raise AssertionError(f"expected the weight's last value, not {answer!r}") from None
-    weight = torch.zeros((), dtype=torch.bfloat16)
-    for _addition in range(1000):
-        weight = (weight.float() + 0.003).bfloat16()
+        raise AssertionError(f"expected a number, not {answer!r}") from None
     meanings = {
-        3.0: "that is float32's sum; in bfloat16 an addition below half the distance to the next"
-             " number changes nothing",
-        0.5: "between 0.5 and 1 neighbours are 1/256 = 0.0039 apart, and half of that is 0.00195:"
-             " 0.003 still moves the weight, even too far",
-        2.0: "between 1 and 2 neighbours are 1/128 = 0.0078 apart; is 0.003 more than half of it?",
-        0.25: "between 0.25 and 0.5 neighbours are 1/512 = 0.00195 apart, less than 0.003",
-        0.0: "the grid is finer near 0: the first additions are kept",
+        1.014: "that is the pair's float32 number; the model reads its upper half, a bfloat16"
+               " number, and between 1 and 2 these are 1/128 apart",
+        1.015625: "that is the bfloat16 number nearest to 1.014; 12 cuts the number, because the"
+                  " remainder has to hold the rest",
+        1.0: "that is where plain bfloat16 stays; in a pair, the remainder keeps each 0.001, until"
+             " they add up to a whole distance between neighbours",
+        1.109375: "that is 14 distances between neighbours; one addition is less than a distance",
+        0.014: "that is what was added; the weight starts at 1",
     }
-    if abs(value - weight.item()) > 1e-6:
+    if abs(value - 1.0078125) > 2e-4:
         near = min(meanings, key=lambda known: abs(known - value))
-        why = meanings[near] if abs(near - value) < 0.02 else (
-            "find the power of two from which half the distance between neighbours is more than"
-            " 0.003; a bfloat16 number has 8 significant bits")
-        raise AssertionError(f"{value:g} is not where the weight ends: {why}")
+        why = meanings[near] if abs(near - value) < 2e-4 else (
+            "add up in float32 first; then cut the sum to a bfloat16 number, which between 1 and 2"
+            " is a multiple of 1/128")
+        raise AssertionError(f"{value:g} is not what the model reads: {why}")
 
 
 # ---- 2: a float32 update of two halves ----
@@ -162,112 +160,149 @@ def check_subtract(answer):
             " halves' bits as float32, subtract, then store the upper 16 bits and the lower 16")
 
 
-# ---- 3: rounding at random ----
+# ---- 3: a remainder of 8 bits ----
 
 
-def rounded(numbers):
-    bits = numbers.view(torch.int32) + torch.randint(0, 2**16, numbers.shape, dtype=torch.int32)
-    return (bits >> 16).short().view(torch.bfloat16)
+def _join_24(weight, remainder):
+    return ((weight.view(torch.int16).int() << 16) | (remainder.int() << 8)).view(torch.float32)
 
 
-def _nearest(numbers):
-    return numbers.bfloat16()
+def _store_24(weight, remainder, bits):
+    weight.copy_((bits >> 16).short().view(torch.bfloat16))
+    remainder.copy_(((bits >> 8) & 0xFF).to(torch.uint8))
 
 
-def _cut(numbers):
-    return (numbers.view(torch.int32) >> 16).short().view(torch.bfloat16)
+def subtract_24(weight, remainder, change):
+    exact = _join_24(weight, remainder) - change
+    _store_24(weight, remainder, exact.view(torch.int32) + 0x80)
 
 
-def _up(numbers):
-    return ((numbers.view(torch.int32) + 0xFFFF) >> 16).short().view(torch.bfloat16)
+def _cut_24(weight, remainder, change):
+    exact = _join_24(weight, remainder) - change
+    _store_24(weight, remainder, exact.view(torch.int32))
 
 
-def _coin(numbers):
-    lower = numbers.view(torch.int32) & 0xFFFF
-    up = (lower > 0) & (torch.rand(numbers.shape) < 0.5)
-    return ((numbers.view(torch.int32) >> 16) + up).short().view(torch.bfloat16)
+def _rounds_the_weight(weight, remainder, change):
+    exact = _join_24(weight, remainder) - change
+    _store_24(weight, remainder, exact.view(torch.int32) + 0x80)
+    weight.copy_(exact)
 
 
-def _narrow(numbers):
-    bits = numbers.view(torch.int32) + torch.randint(0, 2**15, numbers.shape, dtype=torch.int32)
-    return (bits >> 16).short().view(torch.bfloat16)
+def _does_not_carry(weight, remainder, change):
+    bits = (_join_24(weight, remainder) - change).view(torch.int32)
+    _store_24(weight, remainder, bits)
+    remainder.copy_((((bits + 0x80) >> 8) & 0xFF).to(torch.uint8))
 
 
-def _noisy(numbers):
-    return (numbers + 0.01 * torch.randn(numbers.shape)).bfloat16()
+def _lowest_bits(weight, remainder, change):
+    bits = (_join_24(weight, remainder) - change).view(torch.int32)
+    _store_24(weight, remainder, bits)
+    remainder.copy_((bits & 0xFF).to(torch.uint8))
 
 
-def _then_nearest(numbers):
-    bits = numbers.view(torch.int32) + torch.randint(0, 2**16, numbers.shape, dtype=torch.int32)
-    return bits.view(torch.float32).bfloat16()
+def _forgets_24(weight, remainder, change):
+    _store_24(weight, remainder, (weight.float() - change).view(torch.int32) + 0x80)
 
 
-def _one_draw(numbers):
-    bits = numbers.view(torch.int32) + torch.randint(0, 2**16, (), dtype=torch.int32)
-    return (bits >> 16).short().view(torch.bfloat16)
+def _not_shifted(weight, remainder, change):
+    bits = (weight.view(torch.int16).int() << 16) | remainder.int()
+    _store_24(weight, remainder, (bits.view(torch.float32) - change).view(torch.int32) + 0x80)
 
 
-def train_memory(rounding):
-    """Trains a memory of 64 pairs whose weights are rounded after each update; its errors."""
+def _adds_24(weight, remainder, change):
+    subtract_24(weight, remainder, -change)
+
+
+def _plain_24(weight, remainder, change):
+    weight.copy_(weight.float() - change)
+
+
+def _returns_24(weight, remainder, change):
+    weight, remainder = weight.clone(), remainder.clone()
+    subtract_24(weight, remainder, change)
+    return weight, remainder
+
+
+def train_map(step):
+    """The error of a linear map after 600 updates by step(weight, remainder, change)."""
     draw = torch.Generator().manual_seed(1)
     keys = torch.randn(64, 32, generator=draw)
     right = 0.2 * torch.randn(32, 32, generator=draw)
-    weight, errors = (0.2 * torch.randn(32, 32, generator=draw)).bfloat16(), []
+    weight = (0.2 * torch.randn(32, 32, generator=draw)).bfloat16()
+    remainder = torch.zeros(32, 32, dtype=torch.uint8)
     for _step in range(600):
         gap = weight.float() - right
-        errors.append((keys @ gap).square().mean().item())
-        weight = rounding(weight.float() - 0.002 * keys.T @ (keys @ gap) / 64)
-    return errors
+        step(weight, remainder, 0.002 * keys.T @ (keys @ gap) / 64)
+    return (keys @ (weight.float() - right)).square().mean().item()
 
 
-def check_rounded(answer):
-    assert callable(answer), f"expected the function rounded, not {answer!r}"
-    torch.manual_seed(0)
-    for number in (1.0, -0.75, 0.0):
-        result = answer(torch.full((64,), number))
-        assert isinstance(result, torch.Tensor) and result.dtype == torch.bfloat16, (
-            "your function should return a bfloat16 tensor, not"
-            f" {getattr(result, 'dtype', type(result).__name__)}")
-        assert (result == number).all(), (
-            f"{number:g} is a bfloat16 number already and should stay as it is, always")
-    for number in (1.0 + 2**-9, 1.0 + 3 * 2**-9, -1.0 - 2**-9):
-        numbers = torch.full((20_000,), number)
-        result = answer(numbers)
-        assert (numbers == number).all(), "your function changes its argument; it should not"
-        low = 1.0 if abs(number) < 1 + 2**-7 else 1 + 2**-7
-        outer = (result.float().abs() == low + 2**-7)
-        assert (outer | (result.float().abs() == low)).all(), (
-            f"{number:g} lies between two neighbours, {low:g} and {low + 2**-7:g}; some of your"
-            " results are neither. Add random bits below the cut, then cut")
-        wanted, share = (abs(number) - low) * 2**7, outer.float().mean().item()
-        assert share not in (0.0, 1.0), (
-            f"all {len(numbers):,} copies of {number:g} are rounded the same way; each should go"
-            f" either way, away from zero with probability {wanted:g}, drawn separately")
-        assert abs(share - wanted) < 0.02, (
-            f"{100 * share:.0f}% of the copies of {number:g} are rounded away from zero instead of"
-            f" {100 * wanted:.0f}%; the probability should be the number's place between its"
-            " neighbours, the lower 16 bits divided by 65,536")
-    mine, nearest = train_memory(answer), train_memory(_nearest)
-    assert sum(mine[-50:]) < 0.5 * sum(nearest[-50:]), (
-        f"with your rounding the memory's error ends at {sum(mine[-50:]) / 50:.2g}, with the"
-        f" nearest at {sum(nearest[-50:]) / 50:.2g}; rounding at random should end far below")
-    print(f"the memory's error: {mine[0]:.2g} at first, {sum(nearest[-50:]) / 50:.2g} with the"
-          f" nearest, {sum(mine[-50:]) / 50:.2g} with yours")
+def check_subtract_24(answer):
+    assert callable(answer), f"expected the function subtract_24, not {answer!r}"
+    draw = torch.Generator().manual_seed(0)
+    start = torch.tensor([0.1, -0.1, 1.0, 0.0, -0.0, *torch.randn(251, generator=draw)])
+    weight, remainder = start.bfloat16(), torch.zeros(256, dtype=torch.uint8)
+    for step in range(20):
+        change = 0.01 * torch.randn(256, generator=draw)
+        kept, before = change.clone(), (weight.clone(), remainder.clone())
+        answer(weight, remainder, change)
+        assert torch.equal(change, kept), "your function changes `change`; it should only read it"
+        exact = (_join_24(*before) - change).view(torch.int32)
+        down = exact & ~0xFF
+        up = down + 0x100  # the next one away from zero; at a tie both are near
+        found = _join_24(weight, remainder).view(torch.int32)
+        nearest = torch.where(exact - down < 0x80, down, up)
+        if ((found == nearest) | ((found == down) & (exact - down == 0x80))).all():
+            continue
+        slips = {
+            "your last 8 bits are cut off, so each update pulls every weight a little towards zero,"
+            " and nothing keeps the rest. Round them: add half of the last bit that stays, 0x80,"
+            " before the shift": _cut_24,
+            "your weight is rounded to the nearest bfloat16 number, and the remainder then counts"
+            " the difference twice. Only the last 8 bits may be rounded": _rounds_the_weight,
+            "where rounding up turns a remainder of 255 into 256, the weight should get the carry."
+            " Round all 32 bits first, then split them": _does_not_carry,
+            "your remainder holds the lowest 8 bits; it should hold bits 8 to 15, the 8 below the"
+            " weight's": _lowest_bits,
+            "the update starts from the weight only; join it with its remainder first": _forgets_24,
+            "your remainder is joined as the lowest 8 bits; shift it by 8, below the weight's":
+                _not_shifted,
+            "your change is added; it should be subtracted": _adds_24,
+            "the weight moves, but the remainder stays as it was: that is plain bfloat16":
+                _plain_24,
+        }
+        assert not all(torch.equal(*pair) for pair in zip(before, (weight, remainder),
+                                                          strict=True)), (
+            "weight and remainder are as before: store the result in both in place, with copy_")
+        for why, slip in slips.items():
+            mine = before[0].clone(), before[1].clone()
+            slip(*mine, change)
+            if torch.equal(_join_24(*mine).view(torch.int32), found):
+                raise AssertionError(f"after {step + 1} updates the 24 bits are not right: {why}")
+        raise AssertionError(
+            f"after {step + 1} updates {int((found != nearest).sum())} of 256 numbers are not the"
+            " nearest with 24 bits: join, subtract in float32, round all 32 bits at once to a"
+            " multiple of 256, then store bits 16 to 31 and bits 8 to 15")
+    mine, plain = train_map(answer), train_map(_plain_24)
+    assert mine < 0.5 * plain, (
+        f"the linear map's error ends at {mine:.2g} with your function and at {plain:.2g} with"
+        " plain bfloat16; 24 bits should end far below")
+    print(f"the linear map's error after 600 updates: {mine:.3g} with your 24 bits,"
+          f" {plain:.3g} with plain bfloat16")
 
 
 EXERCISES = {
     "1": dict(
-        check=check_sum,
+        check=check_read,
         hints=[
-            "How far apart are neighbouring bfloat16 numbers, and when is 0.003 rounded away?",
-            "A bfloat16 number has 8 significant bits: between 2^k and 2^(k + 1) neighbours are"
-            " 2^(k - 7) apart. An addition below half of that is lost.",
-            "Half the distance is 2^(k - 8). Find the smallest k with 2^(k - 8) above 0.003; the"
-            " weight stops when it reaches 2^k.",
-            "2^-9 is 0.00195 and 2^-8 is 0.0039, so k = 0, ...",
+            "The pair is a float32 number, and the model reads its upper half. Which float32 number"
+            " is it after fourteen additions?",
+            "Between 1 and 2 neighbouring bfloat16 numbers are 1/128 = 0.0078 apart. Cutting goes"
+            " to the one below, however near the one above is.",
+            "1.014 lies between 1 + 1/128 and 1 + 2/128 = 1.0156; which of the two is below?",
+            "1 + 1/128 = ...",
         ],
-        solution=1.0,
-        wrong=[3.0, 0.5, 2.0, 0.25, 0, 0.768, "much"],
+        solution=1 + 1 / 128,
+        wrong=[1.014, 1.015625, 1.0, 1 + 14 / 128, 0.014, 1.01, "more"],
     ),
     "2": dict(
         check=check_subtract,
@@ -286,18 +321,20 @@ EXERCISES = {
                lambda weight, remainder, change: None],
     ),
     "3": dict(
-        check=check_rounded,
+        check=check_subtract_24,
         hints=[
-            "What has to be added to the lower 16 bits so that a cut rounds up sometimes?",
-            "Add a whole random number from 0 to 65,535 to the 32 bits: it carries into the upper"
-            " half with a probability of the lower half divided by 65,536.",
-            "View the numbers as int32, add torch.randint(0, 2**16, ...) of the same shape and"
-            " type, shift by 16, view as bfloat16.",
-            "bits = numbers.view(torch.int32) + torch.randint(0, 2**16, numbers.shape,"
-            " dtype=torch.int32); then (bits >> 16).short() ...",
+            "Exercise 2's pair loses nothing, so its number is cut. What is lost here, and what"
+            " does cutting it do to all weights, update after update?",
+            "The 32 bits are the weight's 16, the remainder's 8 and 8 zeros. After the subtraction"
+            " the last 8 are no longer zero: add 0x80 to the 32 bits, so that cutting them rounds.",
+            "1. (weight as int16, widened) << 16, or'ed with the remainder << 8, viewed as float32."
+            " 2. Subtract. 3. View as int32, add 0x80. 4. Store bits 16 to 31 and bits 8 to 15.",
+            "bits = exact.view(torch.int32) + 0x80; the weight copies (bits >> 16).short(), viewed"
+            " as bfloat16; the remainder copies ((bits >> 8) & 0xFF).to(torch.uint8) ...",
         ],
-        solution=rounded,
-        wrong=[_nearest, _cut, _up, _coin, _narrow, _noisy, _then_nearest, _one_draw,
-               lambda numbers: numbers, lambda numbers: None],
+        solution=subtract_24,
+        wrong=[_cut_24, _rounds_the_weight, _does_not_carry, _lowest_bits, _forgets_24,
+               _not_shifted, _adds_24, _plain_24, _returns_24, subtract,
+               lambda weight, remainder, change: None],
     ),
 }

@@ -24,5 +24,5 @@ def draw(picture):
         picture.text(x, 178, name, "own" if x > 110 else "")
     (copying,) = picture.printed(r"copying: ([\d.]+) ms")
     (lying,) = picture.printed(r"in place: ([\d.]+) ms")
-    picture.number(188, f"{lying} ms", "take an update and its exchange in place, on a CPU; with"
-                   f" copies there and back {copying} ms")
+    picture.number(188, f"{lying} ms", "take an update in place, on a CPU; with copies there and"
+                   f" back {copying} ms")
