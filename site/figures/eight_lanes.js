@@ -71,7 +71,7 @@
     const most = Math.max(...every.map((run) => run.total)), x = (ms) => (48 + ms / most * 364).toFixed(1);
     [link, work, layers].forEach((value, i) => { all(".value")[i].textContent = value; });
     const paths = KINDS.map(() => "");
-    for (const [kind, rank, start, end] of now.bars) for (const row of rank < 0 ? range(RANKS) : [rank]) {
+    for (const [kind, rank, start, end] of now.bars) for (const row of start === end ? [] : rank < 0 ? range(RANKS) : [rank]) {
       paths[kind] += `M${x(start)} ${4 + 25 * row + (rank < 0 ? 11 : 0)}H${x(end)}v${rank < 0 ? 7 : 11}H${x(start)}z`;
     }
     KINDS.forEach((kind, i) => all(`.${kind}`)[0].setAttribute("d", paths[i]));

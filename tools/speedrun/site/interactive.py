@@ -262,7 +262,7 @@ def eight_lanes(
 
     for kind, rank, start, end in bars:
         top, height = (11, 7) if rank < 0 else (0, 11)
-        for row in range(RANKS) if rank < 0 else [rank]:
+        for row in range(RANKS) if rank < 0 else [rank] if end > start else []:
             paths[KINDS[kind]] += f"M{x(start)} {4 + 25 * row + top}H{x(end)}v{height}H{x(start)}z"
     ids = [m.id for m in milestones]
     totals = ", ".join(f"{id} {run[0]:.1f} ms" for id, run in zip(ids, every, strict=True))
@@ -325,7 +325,8 @@ def plan(mode: int, layers: int, width: int = WIDTH, vocab: int = VOCAB) -> list
 
 def simulate(steps: list[tuple], link: float, unit: float) -> tuple[float, list, float, float]:
     """(total, bars, bytes that a rank sends, idle share) of a plan, in ms; a bar is (kind, rank or
-    -1 for all, start, end). link: GB per second that a rank sends; unit: ms of a square matrix."""
+    -1 for all, start, end), and padding counts as idle. link: GB per second that a rank sends;
+    unit: ms of a square matrix."""
     clocks, ends, bars, free, sent, busy = [0.0] * RANKS, [], [], 0.0, 0.0, 0.0
     for what, kind, *amount in steps:
         if what == "send":  # it starts when all ranks have come to it and the link is free
