@@ -133,23 +133,35 @@ def test_schedules_are_those_of_the_snapshots(slug):
     assert found == tokens_after(default_hyperparameters(milestone.script), first)
 
 
+@pytest.mark.parametrize("slug", interactive.PLACES["schedules"])
+def test_schedules_open_with_the_page_s_milestone_and_its_parent(slug):
+    milestone = MANIFEST.get(slug)
+    shown = interactive.figures_of(MANIFEST, [milestone])["schedules"]
+    assert [shown["own"][shown[line]]["id"] for line in ("first", "second")] == [
+        milestone.parent, milestone.id]
+
+
 @pytest.mark.parametrize("mode", range(5))
 def test_lanes_send_and_compute_what_the_optimizers_do(mode, monkeypatch):
     later = interactive.PLACES["eight_lanes"]
     slug = (MANIFEST.get(MANIFEST.get(later[0]).parent).slug, *later)[mode]
     module, handles = snapshot(slug), handles_of(MANIFEST.get(slug))
     layers, width, vocab, ranks = 3, 16, 64, 8  # 12 small and 6 large matrices: uneven shares
-    sent, units = [], [0] * ranks
+    sent, units, useful = [], [0] * ranks, [0] * ranks
 
     def record(factor, place):
         def collective(*tensors, **_):
             sent.append(factor * tensors[place].nbytes)
+            if tensors[0].numel() < tensors[-1].numel():  # scattered: a rank's own share
+                tensors[0].copy_(tensors[-1].chunk(ranks)[rank])
             return SimpleNamespace(wait=lambda: None)
         return collective
 
     def counted(matrices, *_):
         m, n = matrices.shape[-2:]
-        units[rank] += matrices.shape[:-2].numel() * (1 if m == n else 3)
+        size = 1 if m == n else 3
+        units[rank] += matrices.shape[:-2].numel() * size
+        useful[rank] += matrices.flatten(0, -3).any((1, 2)).sum().item() * size  # padding is zeros
         return matrices
 
     for name, factor, place in (("all_reduce", interactive.ALL_REDUCE, 0),
@@ -175,8 +187,10 @@ def test_lanes_send_and_compute_what_the_optimizers_do(mode, monkeypatch):
             matrix.nbytes for matrix in matrices)]
         planned = planned[2:]
     assert sum(planned) == sum(sent)
-    assert [sum(step) for step in zip(*(step[2] for step in steps if step[:2] == ["compute", 1]),
-                                      strict=True)] == units
+    for kinds, wanted in (((1,), useful), ((1, 4), units)):
+        assert [sum(step) for step in zip(*(
+            step[2] for step in steps if step[0] == "compute" and step[1] in kinds),
+            strict=True)] == wanted
     every = [(1, 10, 0.3), (7, 450, 0.01), (12, 150, 0.1)]
     shown = calls("eight_lanes", "step", [[mode, *settings] for settings in every])
     for (count, *speeds), found in zip(every, shown, strict=True):

@@ -607,7 +607,7 @@ def test_a_figure_begins_as_its_still_picture(browser, figures):
     shown = "(root) => [...root.querySelectorAll('figure')].map((figure) => figure.outerHTML)"
     now = page.evaluate(f"({shown})(document)")
     drawn = page.evaluate(f"(text) => ({shown})(new DOMParser().parseFromString("
-                          "text, 'text/html'))", text.replace(' hidden>', '>'))
+                          "text, 'text/html'))", text.replace(' disabled>', '>'))
     assert len(now) == len(PLACES)
     for after, before in zip(now, drawn, strict=True):
         assert after == before

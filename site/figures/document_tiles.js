@@ -27,7 +27,9 @@
   }
   function draw(all, {mode, window, power, second, third}, own) {
     const tile = 2 ** power, size = tile * CELL, count = TOKENS / tile, end = TOKENS * CELL;
-    const starts = [...new Set([0, Math.min(second, third), Math.max(second, third)])];
+    second = Math.min(second, third - 1); // the documents keep their order
+    all("[name=second]")[0].value = second;
+    const starts = [0, second, third];
     const {pairs, tiles} = mask(+mode, starts, window, tile);
     const listed = +mode < 3, paths = ["", ""], numbers = [0, 0]; // partly and fully visible tiles
     if (listed) tiles.forEach((row, q) => row.forEach((seen, k) => {
@@ -48,11 +50,11 @@
       `M${LEFT} ${TOP + start * CELL}h${end}M${LEFT + start * CELL} ${TOP}v${end}`).join(""));
     const seen = pairs.reduce((sum, keys) => sum + keys.length, 0);
     const some = numbers[0] + numbers[1], computed = some * tile * tile;
-    const tested = +mode ? `${count * count} pairs of tiles` : `all ${(TOKENS * TOKENS).toLocaleString("en")} pairs of tokens`;
+    const [tests, what] = +mode ? [count * count, "tiles"] : [TOKENS * TOKENS, "tokens"];
     all(".says")[0].textContent = `${own[+mode]}: ${seen} pairs are seen. ` + (listed
       ? `${some} of ${count * count} tiles are computed, ${numbers[1]} of them without applying the rule; `
-        + `${Math.round(100 - 100 * seen / computed)}% of their pairs are not seen. To list the tiles, the script tests ${tested}.`
-      : `The script lists no tiles: the kernel gets the starts of ${starts.length} documents and chooses its own.`);
+        + `${Math.round(100 - 100 * seen / computed)}% of their pairs are not seen. Finding the tiles takes ${tests.toLocaleString("en")} tests, one for each pair of ${what}.`
+      : `The script lists no tiles: the kernel gets the starts of the documents and chooses its own.`);
   }
   if (typeof module === "object") module.exports = {mask};
   else touch("document_tiles", draw);

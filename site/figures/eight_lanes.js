@@ -1,6 +1,6 @@
 "use strict";
 {
-  const RANKS = 8, WIDTH = 768, VOCAB = 50304, TABLE_MS = 0.4, KINDS = ["tables", "matrices", "grads", "results"];
+  const RANKS = 8, WIDTH = 768, VOCAB = 50304, TABLE_MS = 0.4, KINDS = ["tables", "matrices", "grads", "results", "padding"];
   const ALL_REDUCE = 2 * (RANKS - 1) / RANKS, ONE_WAY = (RANKS - 1) / RANKS; // what a rank sends of a tensor
   const range = (count) => Array.from({length: count}, (_, i) => i);
   const share = (count) => Math.ceil(count / RANKS);
@@ -35,8 +35,9 @@
     const scatters = sizes.map(([count, size]) => mode === 4 && send(2, ONE_WAY * 4 * RANKS * share(count) * size));
     const gathers = sizes.map(([count, size, units], i) => {
       if (mode === 4) wait(scatters[i]);
+      compute(1, dealt(count).map((n) => n * units));
       // 07 pads with zeros, which cost as much as matrices
-      compute(1, (mode === 4 ? Array(RANKS).fill(share(count)) : dealt(count)).map((n) => n * units));
+      if (mode === 4) compute(4, dealt(count).map((n) => (share(count) - n) * units));
       return send(3, ONE_WAY * (mode === 4 ? 4 : 2) * RANKS * share(count) * size);
     });
     wait(...gathers);
@@ -57,7 +58,7 @@
         if (what === "wait") clocks[rank] = Math.max(clock, ends[kind]);
         else {
           clocks[rank] += amount[rank] * (kind ? unit : TABLE_MS);
-          busy += clocks[rank] - clock;
+          if (kind !== 4) busy += clocks[rank] - clock;
           bars.push([kind, rank, clock, clocks[rank]]);
         }
       });
@@ -66,17 +67,17 @@
     return {total, bars, sent, idle: 1 - busy / RANKS / total};
   }
   function draw(all, {mode, link, work, layers}, own) {
-    const every = own.map((_, i) => simulate(plan(i, layers), link, work / 120)), now = every[+mode];
+    const every = own.map((_, i) => simulate(plan(i, layers), link, work / 10)), now = every[+mode];
     const most = Math.max(...every.map((run) => run.total)), x = (ms) => (48 + ms / most * 364).toFixed(1);
     [link, work, layers].forEach((value, i) => { all(".value")[i].textContent = value; });
     const paths = KINDS.map(() => "");
-    for (const [kind, rank, start, end] of now.bars) for (const row of rank < 0 ? range(RANKS) : [rank]) {
-      paths[kind] += `M${x(start)} ${4 + 25 * row + (kind > 1 ? 11 : 0)}H${x(end)}v${kind > 1 ? 7 : 11}H${x(start)}z`;
+    for (const [kind, rank, start, end] of now.bars) for (const row of start === end ? [] : rank < 0 ? range(RANKS) : [rank]) {
+      paths[kind] += `M${x(start)} ${4 + 25 * row + (rank < 0 ? 11 : 0)}H${x(end)}v${rank < 0 ? 7 : 11}H${x(start)}z`;
     }
     KINDS.forEach((kind, i) => all(`.${kind}`)[0].setAttribute("d", paths[i]));
     all(".most")[0].textContent = `${most.toFixed(1)} ms`;
     all(".says")[0].textContent = `${own[+mode]}: the step takes ${now.total.toFixed(1)} ms. Each GPU sends ${Math.round(now.sent / 1e6)} MB; `
-      + `on average it computes nothing in ${Math.round(100 * now.idle)}% of the time. With the same settings: `
+      + `on average it updates no weights in ${Math.round(100 * now.idle)}% of the time. With the same settings: `
       + own.map((id, i) => `${id} ${every[i].total.toFixed(1)} ms`).join(", ") + ".";
   }
   if (typeof module === "object") module.exports = {plan, simulate, step: (mode, layers, link, unit) => simulate(plan(mode, layers), link, unit)};

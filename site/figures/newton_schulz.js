@@ -28,14 +28,14 @@
     const ratio = 10 ** power, before = spectrum(ratio), says = [];
     const dots = all(".dot"), results = all(".result"), curves = all(".map"), outputs = all(".value");
     outputs[0].textContent = count;
-    outputs[1].textContent = String(+ratio.toPrecision(1));
+    outputs[1].textContent = String(+ratio.toPrecision(2));
     methods.forEach((method, row) => {
       const after = before.map((v) => rounds(method, v, count));
-      const inside = after.filter((v) => v >= LOW && v <= HIGH).length;
+      const inside = after.map((v) => +v.toFixed(2)).filter((v) => v >= LOW && v <= HIGH).length;
       const range = `${short(Math.min(...after))} to ${short(Math.max(...after))}`;
       after.forEach((v, i) => dots[row * COUNT + i].setAttribute("cx", trackX(v).toFixed(1)));
       results[row].textContent = `${inside} of ${COUNT} in the band · ${range} · ${products(method, count)} products`;
-      curves[row].setAttribute("points", Array.from({length: 121}, (_, i) => 10 ** (i / 30 - 4))
+      curves[row].setAttribute("points", Array.from({length: 385}, (_, i) => 10 ** (i / 96 - 4))
         .map((v) => `${mapX(v).toFixed(1)},${mapY(rounds(method, v, count)).toFixed(1)}`).join(" "));
       says.push(`${method.name} ${inside} (${range})`);
     });

@@ -32,15 +32,17 @@
     }
     return [plain, short, join(upper, lower)];
   }
-  const size = (v) => v === 0 ? "0" : v >= 1e-3 && v < 1e4 ? String(+v.toPrecision(3)) : v.toExponential(1).replace(".0", "");
+  const size = (v) => Number.isInteger(v) && v < 1e5 ? v.toLocaleString("en") : v >= 1e-3 && v < 1e4 ? String(+v.toPrecision(3)) : v.toExponential(1).replace(".0", "");
 
   function draw(all, {use, power, shift, update, count}, own) {
-    const {name, format} = own[use], scale = own[use].scale * 2 ** shift, number = round(10 ** power), step = 10 ** update;
+    const {name, format} = own[use], number = round(10 ** power), step = 10 ** update;
+    let scale = own[use].scale * 2 ** shift;
+    if (shift && Math.round(Math.log2(scale)) === 0) scale = 1; // the slider passes it: no scale
     const x = (v) => (40 + (Math.log10(v) + 9) / 14 * 372).toFixed(1), y = (v) => (210 - 180 * v).toFixed(1);
     const error = (v) => Math.abs(quantize(v, scale, format) / scale / v - 1);
     const [mantissa, lowest, largest] = FORMATS[format];
-    [size(number), size(2 ** shift), size(step), count].forEach((value, i) => { all(".value")[i].textContent = value; });
-    all(".range")[0].textContent = `${size(2 ** (lowest - mantissa) / scale)} to ${size(largest / scale)}`;
+    [size(number), size(scale), size(step), count].forEach((value, i) => { all(".value")[i].textContent = value; });
+    all(".range")[0].textContent = `full precision: ${size(2 ** lowest / scale)} to ${size(largest / scale)}; 0 below ${size(2 ** (lowest - mantissa - 1) / scale)}`;
     all(".key")[0].setAttribute("points", Array.from({length: SAMPLES}, (_, i) => round(10 ** (i / 20 - 9)))
       .map((v) => `${x(v)},${y(error(v))}`).join(" "));
     all(".one")[0].setAttribute("d", `M${x(number)} 24V214`);
@@ -50,7 +52,7 @@
       all(".bits")[row].setAttribute("d", bitsOf(weight).toString(2).padStart(32, "0").split("")
         .map((bit, i) => bit === "1" ? `M${(4 + 12.75 * i).toFixed(2)} ${54 + 66 * row}h11.75v18h-11.75z` : "").join(""));
     });
-    const kept = quantize(number, scale, format), wrong = `an error of ${(100 * error(number)).toFixed(1)}%`;
+    const kept = quantize(number, scale, format), wrong = error(number) > 0.999 ? "an error of over 99.9%" : `an error of ${(100 * error(number)).toFixed(1)}%`;
     const fate = kept === 0 ? "underflow" : number * scale > largest ? `clamped, ${wrong}` : wrong;
     all(".says")[0].textContent = `${name}: ${size(number)} times ${size(scale)} is stored as ${size(kept)}, so ${size(kept / scale)} `
       + `comes back: ${fate}. After ${count} updates of ${size(step)}, a weight of 1 is `

@@ -30,12 +30,12 @@
       const isEmpty = top === -Infinity;
       const y = (v) => (116 - (v - bottom) / (top - bottom || 1) * 76).toFixed(1);
       const set = (part, text) => { svg.querySelector(part).textContent = text; };
-      svg.querySelectorAll("polyline").forEach((line, k) => line.setAttribute("points",
+      [".dashes", ".key"].forEach((look, k) => svg.querySelector(look).setAttribute("points",
         values[k].map((v, j, list) => j % 2 ? "" : `${x(v)},${y(list[j + 1])}`).filter(Boolean).join(" ")));
       svg.querySelector(".one").setAttribute("d", `M${x(step)} 34V120`);
       const now = values.map((pieces) => !pieces.length ? "none" : valueAt(pieces, step))
         .map((v) => v === null ? "over" : v === "none" ? v : FORMAT[i](v));
-      set(".now", `${now[0]} · ${now[1]}`);
+      svg.querySelectorAll(".now").forEach((part, k) => { part.textContent = `${two[k].id} ${now[k]}`; });
       set(".most", isEmpty ? "" : FORMAT[i](top));
       set(".last", whole(longest));
       now.forEach((text, k) => says[k].push(text));
@@ -43,7 +43,7 @@
     all(".says")[0].textContent = `Step ${whole(step)}: ` + two.map((m, k) => {
       const [rate, momentum, window, tokens, targets] = says[k], read = (tokensBefore(m, step) / 1e6).toFixed(0);
       return `${m.id} has read ${read}M tokens` + (step < m.steps ? `; rate ${rate}, momentum ${momentum}, window `
-        + `${window}, ${tokens} tokens per step, further targets ${targets}.` : ` and is over after ${whole(m.steps)} steps.`);
+        + `${window.replace("none", "none (a token sees all earlier ones)")}, ${tokens} tokens per step, further targets ${targets}.` : ` and is over after ${whole(m.steps)} steps.`);
     }).join(" ");
   }
   if (typeof module === "object") module.exports = {valueAt, tokensBefore};

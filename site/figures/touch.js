@@ -7,13 +7,16 @@ function touch(name, draw) {
     const update = () => {
       draw((selector) => all(selector, figure),
         Object.fromEntries(controls.map((control) => [control.name, value(control)])), own);
+      for (const select of all("select", figure)) {
+        select.nextElementSibling.textContent = select.selectedOptions[0].text;
+      }
       for (const shown of all(".value", figure)) {
         shown.previousElementSibling.setAttribute("aria-valuetext", shown.textContent);
       }
     };
     for (const control of controls) control.addEventListener("input", update);
     figure.addEventListener("keydown", (event) => event.stopPropagation()); // its arrows are its own
-    find(".controls", figure).hidden = false;
+    find(".controls", figure).disabled = false;
     update();
   }
 }

@@ -36,13 +36,15 @@ def figures_of(manifest: Manifest, milestones: Iterable[Milestone]) -> dict[str,
     """{name: values of the still picture} of the figures of these milestones. A manifest that lacks
     a milestone of a figure does not have the figure."""
     slugs, shown = ({m.slug for m in some} for some in (manifest.milestones, milestones))
-    return {name: still(manifest, name) for name, places in PLACES.items()
-            if shown & set(places) and set(places) <= slugs}
+    return {name: still(manifest, name, next(place for place in places if place in shown))
+            for name, places in PLACES.items() if shown & set(places) and set(places) <= slugs}
 
 
-def still(manifest: Manifest, name: str) -> dict:
-    """The values of the still picture of a figure, all of whose milestones are in the manifest."""
-    return globals()[name](manifest, *map(manifest.get, PLACES[name]))
+def still(manifest: Manifest, name: str, at: str | None = None) -> dict:
+    """The values of the still picture of a figure, all of whose milestones are in the manifest, on
+    the page of the milestone with the slug `at`; by default on the page of its first."""
+    at = manifest.get(at or PLACES[name][0])
+    return globals()[name](manifest, at, *map(manifest.get, PLACES[name]))
 
 
 # ---- Newton-Schulz
@@ -51,9 +53,11 @@ VALUES = 16
 LOW, HIGH = 0.68, 1.2  # where 01's five rounds end, as its docstring says
 
 
-def newton_schulz(_: Manifest, muon: Milestone, polar_express: Milestone) -> dict:
+def newton_schulz(
+    _: Manifest, __: Milestone, muon: Milestone, polar_express: Milestone
+) -> dict:
     """Singular values before and after the rounds of a cubic, of 01's and of 08f's polynomials."""
-    count, power, [quintic], [polar] = 5, -2.5, _literals(muon, "newton_schulz"), _literals(
+    count, power, [quintic], [polar] = 5, -3, _literals(muon, "newton_schulz"), _literals(
         polar_express, "POLAR_EXPRESS")
     methods = [
         {"name": "Cubic", "polynomials": [(1.5, -0.5, 0)], "margin": 1, "repeats": True,
@@ -67,9 +71,9 @@ def newton_schulz(_: Manifest, muon: Milestone, polar_express: Milestone) -> dic
     tracks, says = [], []
     for method, look in zip(methods, ("dots", "key", "dashes"), strict=True):
         after = [rounds(method, v, count) for v in before]
-        inside = sum(LOW <= v <= HIGH for v in after)
+        inside = sum(LOW <= round(v, 2) <= HIGH for v in after)
         area = " to ".join(f"{v:#.2g}" if v < 0.1 else f"{v:.2f}" for v in (min(after), max(after)))
-        curve = [10 ** (i / 30 - 4) for i in range(121)]
+        curve = [10 ** (i / 96 - 4) for i in range(385)]
         tracks.append({
             "name": method["name"], "look": look, "dots": [f"{_track_x(v):.1f}" for v in after],
             "result": f"{inside} of {VALUES} in the band · {area} · "
@@ -79,7 +83,7 @@ def newton_schulz(_: Manifest, muon: Milestone, polar_express: Milestone) -> dic
         says.append(f"{method['name']} {inside} ({area})")
     ticks = (1e-4, "0.0001"), (1e-3, "0.001"), (0.01, "0.01"), (0.1, "0.1"), (1, "1")
     return {
-        "own": methods, "count": count, "power": power, "ratio": f"{10**power:.1g}",
+        "own": methods, "count": count, "power": power, "ratio": f"{10**power:.2g}",
         "tracks": tracks, "one": f"{_track_x(1):.1f}",
         "band": (f"{_track_x(LOW):.1f}", f"{_track_x(HIGH) - _track_x(LOW):.1f}"),
         "map_band": (f"{_map_y(HIGH):.1f}", f"{_map_y(LOW) - _map_y(HIGH):.1f}"),
@@ -116,7 +120,7 @@ TOKENS, CELL = 32, 12  # of the model of a mask; pixels of a pair
 TILES_LEFT, TILES_TOP = 8, 24
 
 
-def document_tiles(_: Manifest, *milestones: Milestone) -> dict:
+def document_tiles(_: Manifest, __: Milestone, *milestones: Milestone) -> dict:
     """A model of the mask of four milestones, drawn as the first of them has it: pairs of tokens
     that are seen, and the tiles that hold them."""
     starts, window, tile = (0, 9, 22), 12, 4
@@ -137,7 +141,7 @@ def document_tiles(_: Manifest, *milestones: Milestone) -> dict:
         return "".join(cross.format(TILES_TOP + place, TILES_LEFT + place) for place in places)
 
     return {
-        "own": [m.id for m in milestones], "modes": [(m.id, m.title) for m in milestones],
+        "own": [m.id for m in milestones], "modes": [f"{m.id} {m.title}" for m in milestones],
         "tokens": f"{default_hyperparameters(milestones[0].script)['seq_len']:,}",
         "starts": starts, "window": window, "tile": tile,
         "partial": "".join(paths["partial"]), "full": "".join(paths["full"]),
@@ -148,20 +152,20 @@ def document_tiles(_: Manifest, *milestones: Milestone) -> dict:
         "says": f"{milestones[0].id}: {pairs} pairs are seen. {some} of {count**2} tiles are "
                 f"computed, {len(paths['full'])} of them without applying the rule; "
                 f"{round(100 - 100 * pairs / (some * tile**2))}% of their pairs are not seen. "
-                f"To list the tiles, the script tests all {TOKENS**2:,} pairs of tokens."}
+                f"Finding the tiles takes {TOKENS**2:,} tests, one for each pair of tokens."}
 
 
 # ---- schedules
 
 PANELS = {"rate": "Learning rate", "momentum": "Muon's momentum", "window": "Window, tokens",
-          "tokens": "Tokens per step", "targets": "Further targets"}
+          "tokens": "Tokens per step", "targets": "Further targets: weight in the loss"}
 
 
-def schedules(manifest: Manifest, batch_schedule: Milestone, multi_token: Milestone) -> dict:
-    """The schedules of all milestones of a chain; drawn: those before and after both changes."""
-    chain = manifest.of_chain(batch_schedule.chain).milestones
+def schedules(manifest: Manifest, at: Milestone, *_: Milestone) -> dict:
+    """The schedules of all milestones of a chain; drawn: those of `at` and of its parent."""
+    chain = manifest.of_chain(at.chain).milestones
     own, step = [schedules_of(m) for m in chain], 800
-    pair = [chain.index(manifest.get(batch_schedule.parent)), chain.index(multi_token)]
+    pair = [chain.index(manifest.get(at.parent)), chain.index(at)]
     two = [own[i] for i in pair]
     longest, panels, now = max(m["steps"] for m in two), [], {}
     for name, title in PANELS.items():
@@ -170,7 +174,8 @@ def schedules(manifest: Manifest, batch_schedule: Milestone, multi_token: Milest
         bottom, form = 0.8 if name == "momentum" else 0, FORMS[name]
         now[name] = [form.format(value_at(it, step)) if it else "none" for it in shown]
         panels.append({
-            "title": title, "now": " · ".join(now[name]), "bottom": bottom,
+            "title": title, "bottom": bottom,
+            "now": [f"{m['id']} {text}" for m, text in zip(two, now[name], strict=True)],
             "top": "" if top is None else form.format(top), "last": f"{longest:,}",
             "scrub": f"M{58 + step / longest * 238:.1f} 34V120",
             "lines": [" ".join(
@@ -237,15 +242,17 @@ def value_at(schedule: list[float], step: int) -> float:
 
 RANKS, WIDTH, VOCAB, TABLE_MS = 8, 768, 50304, 0.4  # 02's sizes; the model's time for its embedding
 ALL_REDUCE, ONE_WAY = 2 * (RANKS - 1) / RANKS, (RANKS - 1) / RANKS  # what a rank sends of a tensor
-KINDS = "tables", "matrices", "grads", "results"
+KINDS = "tables", "matrices", "grads", "results", "padding"
 
 
-def eight_lanes(manifest: Manifest, distributed_muon: Milestone, *others: Milestone) -> dict:
+def eight_lanes(
+    manifest: Manifest, at: Milestone, distributed_muon: Milestone, *others: Milestone
+) -> dict:
     """A model of an optimizer step, as the parent of the first of these milestones has it and as
     they have it: what each rank computes and what is sent when."""
     milestones = [manifest.get(distributed_muon.parent), distributed_muon, *others]
-    mode, link, work, layers = 2, 150, 12, 12
-    every = [simulate(plan(i, layers), link, work / 120) for i in range(len(milestones))]
+    mode, link, work, layers = milestones.index(at), 150, 1, 12
+    every = [simulate(plan(i, layers), link, work / 10) for i in range(len(milestones))]
     total, bars, sent, idle = every[mode]
     most = max(run[0] for run in every)
     paths = dict.fromkeys(KINDS, "")
@@ -254,17 +261,17 @@ def eight_lanes(manifest: Manifest, distributed_muon: Milestone, *others: Milest
         return f"{48 + ms / most * 364:.1f}"
 
     for kind, rank, start, end in bars:
-        top, height = (11, 7) if kind > 1 else (0, 11)
-        for row in range(RANKS) if rank < 0 else [rank]:
+        top, height = (11, 7) if rank < 0 else (0, 11)
+        for row in range(RANKS) if rank < 0 else [rank] if end > start else []:
             paths[KINDS[kind]] += f"M{x(start)} {4 + 25 * row + top}H{x(end)}v{height}H{x(start)}z"
     ids = [m.id for m in milestones]
     totals = ", ".join(f"{id} {run[0]:.1f} ms" for id, run in zip(ids, every, strict=True))
-    return {"own": ids, "modes": [(m.id, m.title) for m in milestones], "mode": mode, "link": link,
-            "work": work, "layers": layers, "rows": [4 + 25 * row for row in range(RANKS)],
-            "paths": paths.items(), "most": f"{most:.1f}",
+    return {"own": ids, "modes": [f"{m.id} {m.title}" for m in milestones], "mode": mode,
+            "link": link, "work": work, "layers": layers, "most": f"{most:.1f}",
+            "rows": [4 + 25 * row for row in range(RANKS)], "paths": paths.items(),
             "says": f"{ids[mode]}: the step takes {total:.1f} ms. Each GPU sends "
-                    f"{sent / 1e6:.0f} MB; on average it computes nothing in {100 * idle:.0f}% of "
-                    f"the time. With the same settings: {totals}."}
+                    f"{sent / 1e6:.0f} MB; on average it updates no weights in {100 * idle:.0f}% "
+                    f"of the time. With the same settings: {totals}."}
 
 
 def plan(mode: int, layers: int, width: int = WIDTH, vocab: int = VOCAB) -> list[tuple]:
@@ -308,8 +315,9 @@ def plan(mode: int, layers: int, width: int = WIDTH, vocab: int = VOCAB) -> list
     for i, (share, (number, size, units)) in enumerate(zip(shares, sizes, strict=True)):
         wait(*scatters[i : i + 1])
         own = [max(0, min(share, number - rank * share)) for rank in range(RANKS)]
-        # 07 pads with zeros, which cost as much as matrices.
-        compute(1, [units * (share if mode == 4 else n) for n in own])
+        compute(1, [units * n for n in own])
+        if mode == 4:  # 07 pads with zeros, which cost as much as matrices: no weights
+            compute(4, [units * (share - n) for n in own])
         gathers.append(send(3, ONE_WAY * (4 if mode == 4 else 2) * RANKS * share * size))
     wait(*gathers)
     return steps
@@ -317,7 +325,8 @@ def plan(mode: int, layers: int, width: int = WIDTH, vocab: int = VOCAB) -> list
 
 def simulate(steps: list[tuple], link: float, unit: float) -> tuple[float, list, float, float]:
     """(total, bars, bytes that a rank sends, idle share) of a plan, in ms; a bar is (kind, rank or
-    -1 for all, start, end). link: GB per second that a rank sends; unit: ms of a square matrix."""
+    -1 for all, start, end), and padding counts as idle. link: GB per second that a rank sends;
+    unit: ms of a square matrix."""
     clocks, ends, bars, free, sent, busy = [0.0] * RANKS, [], [], 0.0, 0.0, 0.0
     for what, kind, *amount in steps:
         if what == "send":  # it starts when all ranks have come to it and the link is free
@@ -330,7 +339,7 @@ def simulate(steps: list[tuple], link: float, unit: float) -> tuple[float, list,
                 clocks[rank] = max(clock, ends[kind])
             elif what == "compute":
                 clocks[rank] += amount[0][rank] * (unit if kind else TABLE_MS)
-                busy += clocks[rank] - clock
+                busy += clocks[rank] - clock if kind != 4 else 0
                 bars.append((kind, rank, clock, clocks[rank]))
     return max(clocks), bars, sent, 1 - busy / RANKS / max(clocks)
 
@@ -343,13 +352,16 @@ FP8 = {"inputs": ("fp8_x_scale", "e4m3"), "weights": ("fp8_weight_scale", "e4m3"
 
 
 def number_formats(
-    _: Manifest, fp8_head: Milestone, __: Milestone, fp8_loss: Milestone, fp8_mlp: Milestone
+    _: Manifest, __: Milestone, fp8_head: Milestone, ___: Milestone, fp8_loss: Milestone,
+    fp8_mlp: Milestone
 ) -> dict:
     """The error of numbers in FP8 with the snapshots' scales, and the bits of a weight that takes
     many small updates: in float32, in bfloat16, and in bfloat16 with the lower 16 bits."""
-    own = [{"name": f"{m.id}, {name}", "scale": default_hyperparameters(m.script)[scale],
-            "format": form} for m in (fp8_head, fp8_loss) for name, (scale, form) in FP8.items()]
-    own.append({"name": f"{fp8_mlp.id}, activations up to 1", "scale": 448.0, "format": "e4m3"})
+    own = [{"name": f"{m.id}, {name} ({form})", "format": form,
+            "scale": default_hyperparameters(m.script)[scale]}
+           for m in (fp8_head, fp8_loss) for name, (scale, form) in FP8.items()]
+    own.append({"name": f"{fp8_mlp.id}, activations up to 1 (e4m3)", "format": "e4m3",
+                "scale": 448.0})
     power, step, count = 0.5, -4, 100
     number, scale, form = float(np.float32(10**power)), own[0]["scale"], own[0]["format"]
     mantissa, lowest, largest = FORMATS[form]
@@ -361,9 +373,11 @@ def number_formats(
     error = abs(kept / scale / number - 1)
     names = "float32", "bfloat16 alone, rounded", "bfloat16 and remainder (12)"
     return {
-        "own": own, "power": power, "number": _size(number), "small": step, "count": count,
-        "step": _size(10**step), "curve": " ".join(curve), "place": f"M{_number_x(number)} 24V214",
-        "range": f"{_size(2 ** (lowest - mantissa) / scale)} to {_size(largest / scale)}",
+        "own": own, "power": power, "number": _size(number), "scale": _size(scale), "small": step,
+        "count": count, "step": _size(10**step), "curve": " ".join(curve),
+        "place": f"M{_number_x(number)} 24V214",
+        "range": f"full precision: {_size(2**lowest / scale)} to {_size(largest / scale)}; "
+                 f"0 below {_size(2 ** (lowest - mantissa - 1) / scale)}",
         "ticks": [(_number_x(10.0**p), _size(10.0**p)) for p in (-8, -6, -4, -2, 0, 2, 4)],
         "weights": [{"name": name, "value": f"{weight:.6f}", "bits": "".join(
             f"M{4 + 12.75 * i:.2f} {54 + 66 * row}h11.75v18h-11.75z"
@@ -404,8 +418,10 @@ def _number_x(v):
 
 
 def _size(v):
-    """A number in three digits."""
-    if v == 0 or 1e-3 <= v < 1e4:
+    """A number in three digits; a whole one in all its digits."""
+    if float(v).is_integer() and v < 1e5:
+        return f"{v:,.0f}"
+    if 1e-3 <= v < 1e4:
         return f"{v:.3g}"
     mantissa, _, exponent = f"{v:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent):+d}"
