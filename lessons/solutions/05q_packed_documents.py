@@ -45,8 +45,9 @@ def pack(documents, T, longest):
             row, lacking = [], T + 1
 
 
-def end_loss(pack, longest):
-    """Trains a micro 05r on such packs, each document cut to `longest` tokens."""
+def end_losses(pack, longest):
+    """Trains a micro 05r on such packs, each document cut to `longest` tokens, three seeds; returns
+    the final losses."""
     import lesson
 
     module = lesson.snapshot("05r")
@@ -59,24 +60,26 @@ def end_loss(pack, longest):
 
     module.packed_rows = rows
     try:
-        log = lesson.train_here(module, **lesson.MANIFEST.overrides(
-            lesson.MANIFEST.get("05r"), "tiny") | dict(
+        settings = lesson.MANIFEST.overrides(lesson.MANIFEST.get("05r"), "tiny") | dict(
             model_dim=32, num_layers=2, num_heads=1, train_seq_len=512, val_seq_len=512,
             micro_batch_size=2, total_batch_size=1024, train_steps=40, scheduled_steps=40,
             momentum_warmup_steps=8, val_tokens=8192, val_loss_every=0, value_embed_pattern="00",
             window_pattern="LL", layer_without_attention=9, window_start=512, window_growth=0,
-            kernel_warmup_steps=0))
+            kernel_warmup_steps=0)
+        return [lesson.train_here(module, **settings, seed=seed).val_curve[-1][1]
+                for seed in range(3)]
     finally:
         module.packed_rows = packed_rows
-    return log.val_curve[-1][1]
 
 
 @cache
-def loss_of_whole_documents():
-    return end_loss(pack, 10_000)
+def losses_of_whole_documents():
+    return end_losses(pack, 10_000)
 
 
 def check_pack(answer):
+    import lesson
+
     assert callable(answer), f"expected the function pack, not {answer!r}"
     documents = np.split(np.arange(60), [3, 9, 12, 20, 22, 31, 40, 47, 55])
     result = answer(documents, 16, 6)
@@ -101,11 +104,9 @@ def check_pack(answer):
         assert number < 2 and row == right[number], (
             f"row {number} has the tokens {has}. {told}. {why}")
     assert len(rows) == 2, f"expected 2 whole rows, got {len(rows)}. {told}"
-    ours, theirs = end_loss(answer, 128), loss_of_whole_documents()
-    assert ours < theirs - MARGIN, (
-        f"expected a loss below {theirs - MARGIN:.3f} with a cut at 128, {MARGIN} less than with"
-        f" whole documents, got {ours:.3f}; do your rows hold more documents?")
-    print(f"loss {ours:.3f} with your rows, cut at 128; {theirs:.3f} with whole documents")
+    lesson.must_end_lower(end_losses(answer, 128), losses_of_whole_documents(),
+                          "your rows, cut at 128,", "whole documents",
+                          "Do your rows hold more documents?", MARGIN)
 
 
 # ---- 3: few windows ----
