@@ -60,7 +60,7 @@ class Hyperparameters:
     cooldown_steps: int = 173  # all steps: the learning rate falls from the first one on
     # run
     val_loss_every: int = 50  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = True
     seed: int = 0
@@ -309,11 +309,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30), faster by tanh(u) = 2 sigmoid(2u) - 1.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a faster tanh(u).
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
+        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -461,10 +461,10 @@ def main(args):
     load_start(model, args)
     model.to(device)
     if args.compile:
-        torch._dynamo.config.optimize_ddp = world_size > 1  # cuts the graph: buckets are sent early
+        torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=True)  # one graph for rows of any length
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # they are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # buffers are equal on all ranks (deprecated as an argument)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)
@@ -476,7 +476,7 @@ def main(args):
     longest = max(conversations, key=lambda conversation: len(conversation[0]))
     warm_up(model, load([[longest]] * args.micro_batch_size * world_size), args)
     gc.collect()
-    gc.freeze()  # timed garbage collections skip the compiler's objects
+    gc.freeze()  # garbage collections in the timed run skip the compiler's objects
     train(model, optimizer, step_rows(conversations, args), load, val_rows, log, clock, args)
     if device.type == "cuda":
         log.print0(f"peak_memory:{torch.cuda.max_memory_allocated() // 2**20}MiB")
@@ -487,7 +487,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
     dist.destroy_process_group()
 
 

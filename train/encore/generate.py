@@ -190,11 +190,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 30 tanh(z / 30), faster by tanh(u) = 2 sigmoid(2u) - 1.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30); 2 sigmoid(2u) - 1 is a faster tanh(u).
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp; a masked sum, unlike gather, fuses with the sum of exp.
+        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()

@@ -63,7 +63,7 @@ class Hyperparameters:
     warmup_steps: int = 700
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses; 0 = never: each one waits for the GPU
+    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -118,7 +118,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
     assert longest > step_tokens, f"no file {pattern} has more than {step_tokens} tokens"
     for file in itertools.cycle(files):
         shard = open_shard(file)
-        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; shard[end] is a target
+        end = (len(shard) - 1) // step_tokens * step_tokens  # whole steps; last target: shard[end]
         for start in range(rank * B * T, end, world_size * B * T):
             tokens = torch.from_numpy(shard[start : start + B * T + 1])
             assert tokens.max() < args.vocab_size, f"{file} has ids >= vocab_size"
@@ -382,7 +382,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP, held by a cycle: its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
     dist.destroy_process_group()
 
 
