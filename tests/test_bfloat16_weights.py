@@ -20,7 +20,7 @@ from snapshots import (
 from test_optimizers import World
 from test_updates import having, matrices_of, optimizers_of_main
 
-RUN = dict(bf16=True, total_batch_size=64, val_tokens=32, val_loss_every=1, train_steps=3)
+RUN = dict(bf16=True, total_batch_size=64, val_tokens=32, val_loss_every=1, train_steps=4)
 
 IN_BFLOAT16 = having("", "join_bits", "GPT", "Muon", "make_optimizers")
 in_bfloat16 = pytest.mark.parametrize("milestone", IN_BFLOAT16, ids=by_id)
@@ -188,10 +188,10 @@ def test_after_the_warm_up_no_remainder_is_left(milestone, shards, tmp_path, mon
     module = load_snapshot(milestone)
     losses = [train(module, micro_args(
         milestone, shards, tmp_path / str(steps), **RUN, kernel_warmup_steps=steps))
-        for steps in (0, 2)]
+        for steps in (0, 3)]
     assert losses[0] == losses[1] and len(set(losses[0])) > 2
     monkeypatch.setattr(module, "train", lambda *_: None)
-    args = micro_args(milestone, shards, tmp_path / "log", **RUN, kernel_warmup_steps=2)
+    args = micro_args(milestone, shards, tmp_path / "log", **RUN, kernel_warmup_steps=3)
     model, muon, _ = optimizers_of_main(module, args)
     assert not muon.state
     torch.manual_seed(args.seed)

@@ -170,8 +170,7 @@ def losses_of(shards, tmp_path_factory):
         milestone = MANIFEST.get(id)
         return train(load_snapshot(milestone), micro_args(
             milestone, shards, tmp_path_factory.mktemp(id) / "log", train_steps=10,
-            val_loss_every=5, kernel_warmup_steps=0, **few_documents(milestone, **WHOLE),
-            **constant_momentum(milestone)))
+            val_loss_every=5, **few_documents(milestone, **WHOLE), **constant_momentum(milestone)))
 
     return losses
 
@@ -204,8 +203,8 @@ def test_micro_batch_size_does_not_matter(milestone, shards, tmp_path):
     for size in (4, 16):
         args = micro_args(
             milestone, shards, tmp_path / str(size),
-            **few_documents(milestone, micro_batch_size=size), train_steps=2, val_loss_every=2,
-            total_batch_size=512, val_tokens=512, kernel_warmup_steps=0)
+            **few_documents(milestone, micro_batch_size=size), train_steps=3, val_loss_every=3,
+            total_batch_size=512, val_tokens=512)
         losses.append(train(module, args))
         logged.append(read_log(tmp_path / str(size) / "log.txt").train_curve)
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-4)

@@ -269,9 +269,9 @@ def test_init(milestone):
     torch.manual_seed(0)
     module = load_snapshot(milestone)
     known = known_values(milestone.id)
-    sizes = dict(micro_layers(module), num_layers=known.get("init_layers", 2), vocab_size=500,
+    sizes = dict(micro_layers(module), num_layers=known.get("init_layers", 2), vocab_size=2000,
                  seq_len=1024, bf16=False)
-    sizes |= fitting(dict(bigram_rows=500), vars(module.Hyperparameters))
+    sizes |= fitting(dict(bigram_rows=2000), vars(module.Hyperparameters))
     model = module.GPT(hyperparameters(module, sizes))
     for name, expected in known["init"].items():
         weight = torch.cat([matrix.flatten() for matrix in weights_of(model, name)])

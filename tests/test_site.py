@@ -263,7 +263,6 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
     assert not (tmp_path / "b" / "blocks").exists()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")
 def test_pages_of_before_a_killed_build_are_not_forgotten(tmp_path, monkeypatch):
     def killed(path, content, **options):
         if path.suffix == ".html":
@@ -278,6 +277,7 @@ def test_pages_of_before_a_killed_build_are_not_forgotten(tmp_path, monkeypatch)
     assert [path.name for path in tmp_path.glob("*.html")] == ["c.html"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")
 def test_a_killed_build_ends_its_processes(tmp_path):
     code = f"""if True:
         import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})

@@ -146,12 +146,12 @@ def test_logits_without_targets(milestone):
 def test_seed(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     runs = [
-        train(module, micro_args(milestone, shards, tmp_path / str(i), train_steps=2, seed=seed,
-                                 total_batch_size=64, val_tokens=64, kernel_warmup_steps=0))
+        train(module, micro_args(milestone, shards, tmp_path / str(i), train_steps=3, seed=seed,
+                                 total_batch_size=64, val_tokens=64))
         for i, seed in enumerate((0, 0, 1))
     ]
     assert runs[0] == runs[1] != runs[2]
-    assert len(runs[0]) == 3 and np.isfinite(runs[0]).all()
+    assert len(runs[0]) == 4 and np.isfinite(runs[0]).all()
 
 
 # ---- what a script refuses by itself ----
