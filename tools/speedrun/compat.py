@@ -15,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -112,12 +114,17 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def optimized_module() -> type[nn.Module]:
-    """The class of what torch.compile makes of a module, from the module and from a function that
-    compiles a call. Importing it takes a second."""
-    from torch._dynamo.eval_frame import OptimizedModule
+def optimized_module() -> Callable[[nn.Module, Callable], nn.Module]:
+    """A function that makes of a module what torch.compile does, with a function that compiles a
+    call. Getting it imports torch's compiler, which takes a second."""
+    from torch._dynamo import eval_frame
 
-    return OptimizedModule
+    def make(module, compiler):
+        # Rules of torch's own modules: half a second for each process group, which forgets them.
+        with mock.patch.object(eval_frame.trace_rules, "check", lambda function: False):
+            return eval_frame.OptimizedModule(module, compiler)
+
+    return make
 
 
 def compiled_graphs() -> tuple[int, int]:

@@ -113,9 +113,10 @@ class Spy:
 
     def call(self, function, net, *args, **kwargs):
         """The model is called."""
+        buffers = dict(net.named_buffers())
         if self.initial is None:
             saved = net.state_dict()
-            tables = {name: table for name, table in net.named_buffers() if name in saved}
+            tables = {name: table for name, table in buffers.items() if name in saved}
             self.initial = {name: tensor.detach().clone()
                             for name, tensor in (parameters_of(net) | tables).items()}
             if self.stop:
@@ -134,18 +135,19 @@ class Spy:
         numbers = [value for value in (*given, *held) if type(value) in (int, float, bool)]
         shapes = [value.shape for value in given if isinstance(value, torch.Tensor)]
         self.settings[self.phase].append((*numbers, *shapes))
-        for name, table in net.named_buffers():
+        for name, table in buffers.items():
             if table.ndim > 1:
                 self.places[name].add(table.data_ptr())
         self.all_calls += 1
         self.compiled_calls += self.compiled > 0
-        single = {name: value.clone() for name, value in net.named_buffers() if not value.ndim}
+        single = {name: value.clone() for name, value in buffers.items() if not value.ndim}
         try:
             return function(net, *args, **kwargs)
         finally:
             self.phase = before
-            self.kept |= {name for name, value in net.named_buffers()
-                          if name in single and value != single[name]}
+            if single:
+                self.kept |= {name for name, value in net.named_buffers()
+                              if name in single and value != single[name]}
 
     def batches_ready(self, inputs, *_):
         """How many batches wait besides that of these inputs, when threads have made all they will;

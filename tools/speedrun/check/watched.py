@@ -28,7 +28,7 @@ try:
 except ImportError:  # an older torch
     varlen = None
 
-OptimizedModule = optimized_module()  # now: no spy should see its import
+make_optimized = optimized_module()  # now: no spy should see its import
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor",
                "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
                "reduce_scatter_single", "all_to_all_single", "all_to_all", "reduce", "gather",
@@ -92,7 +92,7 @@ def _compile(model=None, *, disable=False, **options):
     if disable:
         return model
     if isinstance(model, torch.nn.Module):
-        return OptimizedModule(model, lambda function: observed(function, "call_compiled"))
+        return make_optimized(model, lambda function: observed(function, "call_compiled"))
     return observed(model, "call_compiled")
 
 
