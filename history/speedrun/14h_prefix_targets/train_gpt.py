@@ -186,7 +186,7 @@ def stages(args):
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     short, full = args.first_document_len, args.max_document_len
     second, third = args.second_target_weight, args.third_target_weight
-    prefix = args.prefix_weight  # the prefix's weight; it falls to 0 in the second stage
+    prefix = args.prefix_weight  # the last weight, the prefix's; it falls to 0 in the second stage
     return [
         Stage(1 * T, short, 1.0, start, [1, second, third, prefix], [1, second, 0, prefix]),
         Stage(2 * T, full, args.second_stage_lr, start + growth, [1, second, prefix], [1, 0, 0]),
