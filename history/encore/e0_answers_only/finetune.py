@@ -60,7 +60,7 @@ class Hyperparameters:
     cooldown_steps: int = 173  # all steps: the learning rate falls from the first one on
     # run
     val_loss_every: int = 50  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = True
     seed: int = 0
@@ -198,7 +198,7 @@ def count_slots(rows, args):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -267,7 +267,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
@@ -345,7 +345,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -370,7 +370,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
@@ -464,7 +464,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=True)  # one graph for rows of any length
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # buffers are equal on all ranks (deprecated as an argument)
+    model.broadcast_buffers = False  # buffers are equal on all ranks; the argument is deprecated
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)
@@ -487,7 +487,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle: threads that it keeps alive could crash the exit
     dist.destroy_process_group()
 
 

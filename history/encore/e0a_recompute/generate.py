@@ -79,7 +79,7 @@ def decode(ids, config):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -148,7 +148,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)

@@ -66,7 +66,7 @@ class Hyperparameters:
     warmup_steps: int = 700
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -469,7 +469,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -494,7 +494,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
@@ -642,7 +642,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle: threads that it keeps alive could crash the exit
     dist.destroy_process_group()
 
 

@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every setting you may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults follow the record."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -73,7 +73,7 @@ class Hyperparameters:
     momentum_warmup_steps: int = 500
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -144,7 +144,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -239,7 +239,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
@@ -361,7 +361,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -386,7 +386,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
@@ -509,7 +509,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # buffers are equal on all ranks (deprecated as an argument)
+    model.broadcast_buffers = False  # buffers are equal on all ranks; the argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -529,7 +529,7 @@ def main(args):
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
     gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle, or its threads could abort the exit
+    gc.collect()  # frees DDP's reference cycle: threads that it keeps alive could crash the exit
     dist.destroy_process_group()
 
 

@@ -40,7 +40,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every setting you may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults follow the record."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -53,7 +53,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: little to gain
+    value_embed_pattern: str = "012......012"  # each layer's table of value embeddings; . = none
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 128**-0.5  # softmax scale: 1 / sqrt(head_dim)
@@ -76,7 +76,7 @@ class Hyperparameters:
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -154,7 +154,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -269,7 +269,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
@@ -411,7 +411,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -436,7 +436,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause

@@ -40,12 +40,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every setting you may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults follow the record."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in all
+    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -54,7 +54,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 12
     layer_without_attention: int = 7  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "012......012"  # each layer's value table; . = none: little to gain
+    value_embed_pattern: str = "012......012"  # each layer's table of value embeddings; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
@@ -71,7 +71,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-10  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
+    adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
     train_steps: int = 1750
     scheduled_steps: int = 1750  # the step at which the schedules of rate and window end
     cooldown_frac: float = 0.45  # share of scheduled_steps, so the cooldown scales with the run
@@ -81,7 +81,7 @@ class Hyperparameters:
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -193,7 +193,7 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight):
@@ -343,7 +343,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
@@ -480,7 +480,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -505,7 +505,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause

@@ -46,12 +46,12 @@ from torch.nn.attention.varlen import varlen_attn
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every setting you may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults follow the record."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in all
+    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -62,7 +62,7 @@ class Hyperparameters:
     bos_id: int = 50256  # <|endoftext|>, with which every document begins
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
-    value_embed_pattern: str = "12......012"  # each layer's value table; . = none: little to gain
+    value_embed_pattern: str = "12......012"  # each layer's table of value embeddings; . = none
     window_pattern: str = "SSSLSSLSSSL"  # windows: L = long, S = short; unused without attention
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
@@ -70,7 +70,7 @@ class Hyperparameters:
     fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
-    attention_scale: float = 0.1  # softmax scale in the first window
+    attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
     muon_lr: float = 0.05  # roughly the singular values of every update, as no matrix is tall
     muon_momentum_start: float = 0.85
@@ -80,7 +80,7 @@ class Hyperparameters:
     scalar_lr: float = 0.04
     adam_beta1: float = 0.8
     adam_beta2: float = 0.95
-    adam_eps: float = 8e-8  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
+    adam_eps: float = 8e-8  # 8 times the record's: here gradients are sums over ranks, not means
     train_steps: int = 1680
     scheduled_steps: int = 1640  # the step at which the schedules of rate and window end
     cooldown_frac: float = 0.5  # share of scheduled_steps, so the cooldown scales with the run
@@ -94,7 +94,7 @@ class Hyperparameters:
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -220,7 +220,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: at most 1 per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: room for 1 per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -253,10 +253,10 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
     import triton
     import triton.language as tl
 
-    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would not occupy a whole GPU
-        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), warps, stages)
-        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
-        for stages in (3, 4)])
+    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would be too few to fill a GPU
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), num_warps, num_stages)
+        for rows, columns, num_warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
+        for num_stages in (3, 4)])
     @triton.jit
     def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
@@ -271,7 +271,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # below, rows beyond M wrap around; they are not stored
+        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -308,7 +308,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight):
@@ -367,7 +367,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) for each growth."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) each time it grew."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -386,7 +386,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask or (starts, longest, window)}: `window` tokens back within a document."""
+    """{kind: dense mask or (starts, longest, window)}; tokens see `window` back in a document."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -414,7 +414,7 @@ class CausalSelfAttention(nn.Module):
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, value_embed, c, mask):
+    def forward(self, x, value_embed, c, mask):  # c: coefficients by name
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype).view(4, C, C)
         qkv = F.linear(x, weights[:3].flatten(0, 1))  # (B, T, 3 C)
@@ -456,7 +456,7 @@ def smear(x, scale, gate):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
@@ -617,7 +617,7 @@ def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
-        # A group's matrices share a shape; its first num_attentions are four (n, n), as (n, 4n).
+        # A group's matrices share a shape; the first num_attentions hold four (n, n), as (n, 4n).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.muon_update = torch.compile(
@@ -642,9 +642,9 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            num_owned = len(group["params"][: group["num_attentions"]][share])
+            own_attentions = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
-            parts = [(tensor[:num_owned].view(-1, tensor.size(1), n), tensor[num_owned:])
+            parts = [(tensor[:own_attentions].view(-1, tensor.size(1), n), tensor[own_attentions:])
                      for tensor in (grads, state["momentum_buffer"])]
             updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
                        for part in zip(*parts, strict=True) if len(part[0])]
@@ -666,7 +666,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -691,7 +691,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
@@ -830,7 +830,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # two graphs per window: to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # per window, graphs for training and validation
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

@@ -48,7 +48,7 @@ from torch.nn.attention.varlen import varlen_attn
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every setting you may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults follow the record."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -68,7 +68,7 @@ class Hyperparameters:
     bigram_rows: int = 251_520  # rows of the bigrams' table: 5 times the vocabulary's
     bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
-    skip_to: int = 6  # the layer to whose input the skip is added
+    skip_to: int = 6  # the layer at which the skip joins the stream
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
@@ -81,14 +81,14 @@ class Hyperparameters:
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: only 7.8 lie above
     cap_width: float = 7.5
-    attention_scale: float = 0.1  # softmax scale in the first window
+    attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
     muon_lr: float = 0.023  # an update's singular values are about this times a factor below
-    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
-    mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the rate's factor for the second matrix of each MLP
+    attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
+    mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
+    mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes this x rate^2 x factor of a weight
+    muon_weight_decay: float = 1.2  # a step removes at most this x rate^2 x lr factor x weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6  # rate of both the value embeddings and the bigrams' table
@@ -104,15 +104,15 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for the tables and x0_weights
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
     small_beta2: float = 0.99
-    adam_eps: float = 8e-10  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
-    adam_weight_decay: float = 0.005  # a step removes this x rate^2 of a weight
+    adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
+    adam_weight_decay: float = 0.005  # a step removes at most this x rate^2 x decay factor x weight
     value_embed_decay_factor: float = 5.0  # shared with the bigrams' table
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
     third_target_weight: float = 0.25  # weight of the third token ahead: 0 after the first stage
     train_steps: int = 1575
-    scheduled_steps: int = 1535  # the schedules, and the last of three stages, end here
+    scheduled_steps: int = 1535  # the rate's cooldown and the last of three stages end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5, as in the record
     cooldown_frac: float = 0.55  # share of scheduled_steps, so the cooldown scales with the run
@@ -126,7 +126,7 @@ class Hyperparameters:
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -233,7 +233,7 @@ def open_shard(file):
 
 
 def packed_rows(shard, row_stages, args):
-    """Yields rows of seq_len + 1 tokens: documents, each cut to max_document_len tokens."""
+    """Yields rows of seq_len + 1 tokens, one per row stage: documents cut to max_document_len."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, missing = [], next(row_stages).seq_len + 1
@@ -249,8 +249,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `packed_rows` makes rows of each step's length, from step `first` on; step_tokens
-    and seq_len are step 0's. If not, a row starts where the previous one ends.
+    If packed, `packed_rows` makes rows as long as each step's stage requires, from step `first` on;
+    step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -296,7 +296,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: at most 1 per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: room for 1 per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -329,10 +329,10 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
     import triton
     import triton.language as tl
 
-    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would not occupy a whole GPU
-        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), warps, stages)
-        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
-        for stages in (3, 4)])
+    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would be too few to fill a GPU
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), num_warps, num_stages)
+        for rows, columns, num_warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
+        for num_stages in (3, 4)])
     @triton.jit
     def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
@@ -347,7 +347,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # below, rows beyond M wrap around; they are not stored
+        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -383,12 +383,12 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 
 if find_spec("triton"):
     @triton.autotune(key=["N", "K"], configs=[
-        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=64), num_warps=warps, num_stages=stages)
-        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)])
+        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=64), num_warps, num_stages)
+        for columns, num_warps in ((128, 4), (128, 8), (256, 8)) for num_stages in (3, 4)])
     @triton.jit
     def relu2_kernel(a, b, post, out, M, N, K,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2; given post = relu(c)^2, 2 a b relu(c)."""
+        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2 or, given `post`, of 2 a b sqrt(post)."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share loaded tiles of b
@@ -428,7 +428,7 @@ def relu2_product(a, b, post=None, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -487,7 +487,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) for each growth."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) each time it grew."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -506,7 +506,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask or (starts, longest, window)}; each token takes `slots` places.
+    """{kind: dense mask or (starts, longest, window)}; each token takes `slots` slots.
 
     A slot sees `window` slots back in its document: window / 2 tokens if a token takes two.
     """
@@ -537,7 +537,7 @@ def offset_keys(k):
 
 
 def pair_heads(x):
-    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j, j + H / 2 are head j's slots 2t, 2t + 1.
+    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j, j + H / 2 become head j, slots 2t, 2t + 1.
 
     Both heads' queries see the keys of both in one softmax; slot 2t does not see slot 2t + 1.
     """
@@ -564,7 +564,7 @@ class CausalSelfAttention(nn.Module):
         assert not self.has_paired_heads or args.num_heads % 2 == 0, "a pair needs two heads"
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, extra_values, c, mask):
+    def forward(self, x, extra_values, c, mask):  # c: coefficients by name
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
         qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm undoes it for q and k
@@ -591,7 +591,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class SquaredReLUMLP(torch.autograd.Function):
-    """post w_out', post = relu(x w_in)^2, x (N, C), weights (C, 4C); keeps post, not its root."""
+    """relu(x w_in)^2 w_out' for x (N, C), weights (C, 4C); saves post, the square, not its root."""
     @staticmethod
     def forward(ctx, x, w_in, w_out, use_triton):
         post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
@@ -634,11 +634,11 @@ class ValueEmbeds(nn.Module):
         pattern = args.value_embed_pattern
         assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.layers = [i for i, letter in enumerate(pattern) if letter != "."]
-        self.tables = len(self.layers), args.vocab_size
-        self.weight = nn.Parameter(torch.zeros(math.prod(self.tables), args.model_dim))
+        self.shape = len(self.layers), args.vocab_size
+        self.weight = nn.Parameter(torch.zeros(math.prod(self.shape), args.model_dim))
 
-    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; a GPU sums weight.grad in bfloat16
-        return dict(zip(self.layers, self.weight.unflatten(0, self.tables)[:, inputs], strict=True))
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; gradients add up in weight's dtype
+        return dict(zip(self.layers, self.weight.unflatten(0, self.shape)[:, inputs], strict=True))
 
 
 def bigram_hashes(inputs, rows):
@@ -658,7 +658,7 @@ class BigramEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer; initially the identity, because both output maps start at zero."""
+    """One transformer layer; its branches add nothing initially: both output maps start at zero."""
     def __init__(self, args, rotary, layer):
         super().__init__()
         has_attention = layer != args.layer_without_attention
@@ -906,7 +906,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
 
 def padded(stacks, world_size):
-    """The stacks and one more of zeros, so that all ranks' shares have the same size."""
+    """The stacks (k, m, n), then one of zeros that makes the ranks' shares equally large."""
     padding = -sum(map(len, stacks)) % world_size
     return [*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])]
 
@@ -922,7 +922,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; its first num_attentions are four (n, n), as (n, 4n).
+        # A group's matrices share a shape; the first num_attentions hold four (n, n), as (n, 4n).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -940,7 +940,7 @@ class Muon(torch.optim.Optimizer):
             for param, view in zip(group["params"], views, strict=False):  # all but the padding
                 param.data = view.view_as(param)
             self.weights.append(weights)
-            factors = [*group["lr_factors"], 1.0]
+            factors = [*group["lr_factors"], 1.0]  # the last is the padding's
             self.lr_factors.append(torch.cat([
                 torch.full((len(view), 1, 1), factor, device=view.device)
                 for view, factor in zip(views, factors, strict=True)]))
@@ -967,9 +967,9 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            num_owned = len(group["params"][: group["num_attentions"]][share])
+            own_attentions = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
-            parts = [(tensor[:num_owned].view(-1, tensor.size(1), n), tensor[num_owned:])
+            parts = [(tensor[:own_attentions].view(-1, tensor.size(1), n), tensor[own_attentions:])
                      for tensor in (grads, state["momentum_buffer"], state["mean_square"])]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:])
@@ -991,7 +991,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -1016,7 +1016,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
@@ -1048,7 +1048,7 @@ def muon_groups(model, args):
 
 def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
-    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # for noisy gradients
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -1182,7 +1182,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # two graphs per window: to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # per window, graphs for training and validation
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

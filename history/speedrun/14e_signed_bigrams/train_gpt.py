@@ -48,7 +48,7 @@ from torch.nn.attention.varlen import varlen_attn
 # ---------------------------------------- Hyperparameters ----------------------------------------
 @dataclass
 class Hyperparameters:
-    """Every setting you may want to change; the defaults are the record's."""
+    """Every setting you may want to change; the defaults follow the record."""
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
@@ -70,12 +70,12 @@ class Hyperparameters:
     sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
     value_embed_init: float = 0.01  # initial standard deviation; not 0, as gates read the tables
-    own_value_pattern: str = ".V.VV..VV.V"  # V = the token's own value is taken out of the output
+    own_value_pattern: str = ".V.VV..VV.V"  # V = the token's own value is removed from the output
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
-    skip_to: int = 6  # the layer to whose input the skip is added
-    cached_layer: int = 7  # read by later layers' attention, mix_net and final_mix_net
+    skip_to: int = 6  # the layer at which the skip joins the stream
+    cached_layer: int = 7  # later layers' attention reads its output; last layer and head mix it in
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
-    mix_scale: float = 0.1  # factor of the coefficients for the last layer and the head
+    mix_scale: float = 0.1  # multiplies the outputs of mix_net and final_mix_net; fixed
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # as in the record; inputs reach at most sqrt(768) = 28
@@ -88,14 +88,14 @@ class Hyperparameters:
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
     cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: only 7.8 lie above
     cap_width: float = 7.5
-    attention_scale: float = 0.1  # softmax scale in the first window
+    attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
     muon_lr: float = 0.023  # an update's singular values are about this times a factor below
-    attention_lr_factor: float = 1.0  # the rate's factor for attention's matrices
-    mlp_in_lr_factor: float = 2.0  # the rate's factor for the first matrix of each MLP
-    mlp_out_lr_factor: float = 4.0  # the rate's factor for the second matrix of each MLP
+    attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
+    mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
+    mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
     neuron_beta: float = 0.9  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes this x rate^2 x factor of a weight
+    muon_weight_decay: float = 1.2  # a step removes at most this x rate^2 x lr factor x weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6  # rate of both the value embeddings and the bigrams' table
@@ -112,15 +112,15 @@ class Hyperparameters:
     adam_beta2: float = 0.95  # for the tables, keep_weights and the weights of added terms
     small_beta1: float = 0.9  # for all parameters but the tables
     small_beta2: float = 0.99  # for gates, networks and other scalars
-    adam_eps: float = 8e-10  # 8 times the record's, whose gradients are means of 8 ranks, ours sums
-    adam_weight_decay: float = 0.005  # a step removes this x rate^2 of a weight
+    adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
+    adam_weight_decay: float = 0.005  # a step removes at most this x rate^2 x decay factor x weight
     value_embed_decay_factor: float = 5.0  # shared with the bigrams' table
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
     third_target_weight: float = 0.25  # weight of the third token ahead: 0 after the first stage
     train_steps: int = 1385
-    scheduled_steps: int = 1375  # the schedules, and the last of three stages, end here
+    scheduled_steps: int = 1375  # the rate's cooldown and the last of three stages end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
     third_stage_lr: float = 1.73  # about 3^0.5, as in the record
     cooldown_frac: float = 0.6  # share of scheduled_steps, so the cooldown scales with the run
@@ -134,7 +134,7 @@ class Hyperparameters:
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
-    train_loss_every: int = 0  # steps between train losses, which wait for the GPU; 0 = none
+    train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
     log_dir: str = field(default_factory=lambda: time.strftime(f"logs/%Y%m%d-%H%M%S-{os.getpid()}"))
     save_checkpoint: bool = False
     seed: int = 0
@@ -243,7 +243,7 @@ def open_shard(file):
 
 
 def packed_rows(shard, row_stages, args):
-    """Yields rows of seq_len + 1 tokens: documents, each cut to document_len tokens."""
+    """Yields rows of seq_len + 1 tokens, one per row stage: documents cut to document_len."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, row_stage = [], next(row_stages)
@@ -261,8 +261,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `packed_rows` makes rows of each step's length, from step `first` on; step_tokens
-    and seq_len are step 0's. If not, a row starts where the previous one ends.
+    If packed, `packed_rows` makes rows as long as each step's stage requires, from step `first` on;
+    step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -308,7 +308,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: at most 1 per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: room for 1 per 410 tokens
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -341,10 +341,10 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
     import triton
     import triton.language as tl
 
-    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would not occupy a whole GPU
-        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), warps, stages)
-        for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
-        for stages in (3, 4)])
+    @triton.autotune(key=["M", "K"], configs=[  # larger tiles would be too few to fill a GPU
+        triton.Config(dict(ROWS=rows, COLUMNS=columns, DEPTH=64), num_warps, num_stages)
+        for rows, columns, num_warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8))
+        for num_stages in (3, 4)])
     @triton.jit
     def symmetric_kernel(x, addend, factors, out, M, K,
                          ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
@@ -359,7 +359,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             return  # the tile is above the diagonal; tiles below it store its numbers
 
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # below, rows beyond M wrap around; they are not stored
+        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, K, DEPTH):
             k = start + tl.arange(0, DEPTH)
@@ -395,12 +395,12 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 
 if find_spec("triton"):
     @triton.autotune(key=["N", "K"], configs=[
-        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=64), num_warps=warps, num_stages=stages)
-        for columns, warps in ((128, 4), (128, 8), (256, 8)) for stages in (3, 4)])
+        triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=64), num_warps, num_stages)
+        for columns, num_warps in ((128, 4), (128, 8), (256, 8)) for num_stages in (3, 4)])
     @triton.jit
     def relu2_kernel(a, b, post, out, M, N, K,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2; given post = relu(c)^2, 2 a b relu(c)."""
+        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2 or, given `post`, of 2 a b sqrt(post)."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share loaded tiles of b
@@ -439,8 +439,8 @@ def relu2_product(a, b, post=None, use_triton=False):
 
 if find_spec("triton"):
     @triton.autotune(key=["V"], configs=[
-        triton.Config(dict(COLUMNS=columns), warps)  # fewer warps leave more rows in flight
-        for columns in (1024, 2048, 4096) for warps in (8, 16, 32)])
+        triton.Config(dict(COLUMNS=columns), num_warps)  # fewer warps leave more rows in flight
+        for columns in (1024, 2048, 4096) for num_warps in (8, 16, 32)])
     @triton.jit
     def loss_kernel(logits, targets, weights, losses, grads, V,
                     height: tl.constexpr, shift: tl.constexpr, width: tl.constexpr,
@@ -512,7 +512,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -534,7 +534,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) for each growth."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) each time it grew."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -553,7 +553,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask or (starts, longest, window)}; each token takes `slots` places.
+    """{kind: dense mask or (starts, longest, window)}; each token takes `slots` slots.
 
     A slot sees `window` slots back in its document: window / 2 tokens if a token takes two.
     """
@@ -585,7 +585,7 @@ def offset_keys(k):
 
 
 def pair_heads(x):
-    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j, j + H / 2 are head j's slots 2t, 2t + 1.
+    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j, j + H / 2 become head j, slots 2t, 2t + 1.
 
     Both heads' queries see the keys of both in one softmax; slot 2t does not see slot 2t + 1.
     """
@@ -624,7 +624,7 @@ class CausalSelfAttention(nn.Module):
         self.excludes_own_value = args.own_value_pattern[layer] == "V"
         self.attention_kernel = args.attention_kernel
 
-    def forward(self, x, extra_values, c, mask):
+    def forward(self, x, extra_values, c, mask):  # c: coefficients by name
         B, T, C = x.shape
         qk = F.linear(x, self.c_qk.flatten(0, 1))  # without the scalar, which the norm would undo
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
@@ -655,7 +655,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class SquaredReLUMLP(torch.autograd.Function):
-    """post w_out', post = relu(x w_in)^2, x (N, C), weights (C, 4C); keeps post, not its root."""
+    """relu(x w_in)^2 w_out' for x (N, C), weights (C, 4C); saves post, the square, not its root."""
     @staticmethod
     def forward(ctx, x, w_in, w_out, use_triton):
         post = relu2_product(x, w_in, use_triton=use_triton)  # (N, 4C)
@@ -698,12 +698,12 @@ class ValueEmbeds(nn.Module):
         pattern = args.value_embed_pattern
         assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
         self.layers = [i for i, letter in enumerate(pattern) if letter != "."]
-        self.tables = len(self.layers), args.vocab_size
-        rows = args.value_embed_init * torch.randn(math.prod(self.tables), args.model_dim)
+        self.shape = len(self.layers), args.vocab_size
+        rows = args.value_embed_init * torch.randn(math.prod(self.shape), args.model_dim)
         self.weight = nn.Parameter(rows)
 
-    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; a GPU sums weight.grad in bfloat16
-        return dict(zip(self.layers, self.weight.unflatten(0, self.tables)[:, inputs], strict=True))
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; gradients add up in weight's dtype
+        return dict(zip(self.layers, self.weight.unflatten(0, self.shape)[:, inputs], strict=True))
 
 
 def bigram_hashes(inputs, rows):
@@ -767,7 +767,7 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(args, rotary, layer) if has_attention else None
         self.has_value_embed = args.value_embed_pattern[layer] != "."
         self.window_kind = args.window_pattern[layer]
-        # The last layers' outputs serve the prediction, so attention reads the cached layer's.
+        # The last layers serve the prediction, so their attention reads the cached layer's output.
         self.reads_cached = layer > args.cached_layer
         names = ["x0", "bigrams"] if layer > 0 else ["x0"]  # layer 0's input holds bigrams already
         self.injected = ["skip"] if layer == args.skip_to else names
@@ -792,7 +792,7 @@ class Block(nn.Module):
 class LastBlock(Block):
     """The last layer; it mixes earlier outputs into its stream and values, weighted per token.
 
-    MUDD (arXiv 2502.12170): `start` is the first layer's input, `cached` attention's input.
+    MUDD (arXiv 2502.12170): `start` is the first layer's input; attention reads `cached`.
     """
     def __init__(self, args, rotary, layer):
         super().__init__(args, rotary, layer)
@@ -899,7 +899,7 @@ class GPT(nn.Module):
         self.model_scalars = dict(smear=0.0, skip=-1.5)
         scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
-        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))
+        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # 1.1/layer
         self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
@@ -1102,7 +1102,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
 
 def padded(stacks, world_size):
-    """The stacks and one more of zeros, so that all ranks' shares have the same size."""
+    """The stacks (k, m, n), then one of zeros that makes the ranks' shares equally large."""
     padding = -sum(map(len, stacks)) % world_size
     return [*stacks, stacks[0].new_zeros(padding, *stacks[0].shape[1:])]
 
@@ -1135,7 +1135,7 @@ class Muon(torch.optim.Optimizer):
             for param, view in zip(group["params"], views, strict=False):  # all but the padding
                 param.data = view.view_as(param)
             self.weights.append(weights)
-            factors = [*group["lr_factors"], 1.0]
+            factors = [*group["lr_factors"], 1.0]  # the last is the padding's
             self.lr_factors.append(torch.cat([
                 torch.full((len(view), 1, 1), factor, device=view.device)
                 for view, factor in zip(views, factors, strict=True)]))
@@ -1181,7 +1181,7 @@ class Log:
         self.file = None  # for all ranks but 0
         if dist.get_rank() == 0:
             os.makedirs(args.log_dir, exist_ok=True)
-            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: new file
+            self.file = open(Path(args.log_dir, "log.txt"), "x", encoding="utf-8")  # x: must be new
             print(Path(__file__).read_text(encoding="utf-8") + "=" * 100, file=self.file)
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         environment = dict(python=platform.python_version(), torch=torch.__version__,
@@ -1206,7 +1206,7 @@ class Clock:
         self.synchronize = torch.get_device_module(device).synchronize
 
     def start(self, elapsed_ms=0.0):
-        self.synchronize()  # the device has finished all queued work
+        self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
     def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
@@ -1221,7 +1221,7 @@ class Clock:
 
 
 def muon_groups(model, args):
-    """Muon's groups: Q and K, two adjacent heads (not pair_heads') per matrix; V, output; MLPs."""
+    """Muon's groups: Q and K, in pairs of adjacent heads (not pair_heads'); V and output; MLPs."""
     attentions = [block.attn for block in model.blocks if block.attn is not None]
     attention_factors = [args.attention_lr_factor] * len(attentions)
     return [  # 60, 20 and 22 matrices: at most 8, 3 and 3 for each of 8 ranks
@@ -1235,7 +1235,7 @@ def muon_groups(model, args):
 def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
     mix_nets = [model.blocks[-1].mix_net, model.final_mix_net]
-    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # noisy gradients
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # for noisy gradients
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -1374,7 +1374,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # two graphs per window: to train and to validate
+        torch._dynamo.config.recompile_limit = 64  # per window, graphs for training and validation
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
