@@ -1,5 +1,5 @@
-"""What each sublayer takes from the stream since 14: two scalars of its own, the last attentions'
-cached input (14a), coefficients from small networks on the stream (14c, 14f).
+"""What layers add to the stream after attention since 13g; two scalars of each sublayer (14), the
+last attentions' cached input (14a), coefficients from small networks on the stream (14c, 14f).
 
 Run: .venv/bin/python -m pytest tests/test_stream_coefficients.py
 """
@@ -15,7 +15,7 @@ from snapshots import MANIFEST, by_id, declaring, handles, known_values, load_sn
 from test_streams import record_model, silent_stream
 from test_updates import having
 
-WEIGHING = having("keep_weights", "GPT", "Block", "LastBlock", "coefficient_layout",
+WEIGHING = having("self.injected", "Block", "GPT", "LastBlock", "coefficient_layout",
                   "CoefficientNet")
 weighing = pytest.mark.parametrize("milestone", WEIGHING, ids=by_id)
 MIXING = pytest.mark.parametrize("milestone", declaring("CoefficientNet", "LastBlock"), ids=by_id)
@@ -28,15 +28,25 @@ def decided_by_the_stream(module):
     return handles(module).PER_TOKEN
 
 
-# ---- 14: two scalars per sublayer ----
+# ---- 13g: what joins after attention; 14: two scalars per sublayer ----
+
+
+def factors(model):
+    """Of each layer's stream, before attention reads it; of the stream (11, 2) and of the output
+    (11, 2) where attention and MLP are added. A factor that a model does not have is 1."""
+    ones, params = torch.ones(11, 2), dict(model.named_parameters())
+    return (handles(model).scalars(model).get("x", ones[:, 0]),
+            params.get("keep_weights", ones), params.get("add_weights", ones))
 
 
 @weighing
 def test_the_stream_at_the_start(milestone, monkeypatch):
     module, known = load_snapshot(milestone), known_values(milestone.id)["initial_stream"]
-    found = silent_stream(module, record_model(module), monkeypatch)
+    model = record_model(module)
+    found = silent_stream(module, model, monkeypatch)
     skip = 1 / (1 + math.exp(1.5)) * (0.5 if decided_by_the_stream(module) else 1.0)
-    cached = (1.1**6 + skip * 1.1**4) * 1.1**1.5  # each layer keeps 1.1, the seventh its root
+    first, keep, _ = factors(model)  # of the layer with the skip; the others keep 1.1
+    cached = 1.1 * (keep[6, 1] * (first[6] * 1.1**6 + skip * 1.1**4)).item()
     expected = [cached, cached * 1.1**3, cached * 1.1**3 - cached / 2]
     assert [found[7], *found[10:]] == pytest.approx(expected, abs=4e-6)
     if not decided_by_the_stream(module):
@@ -101,8 +111,9 @@ def by_formula(module, model, seen):
     gates = layer_gates(module, model, seen)
     x = start = seen.x0 + gates["bigrams", 0] * seen.bigrams
     outputs, mixes = [], handles(module).LAST_MIXES
+    first, keep, add = factors(model)
     for layer in range(11 - mixes):
-        (r, r2), (p, p2) = model.keep_weights[layer], model.add_weights[layer]
+        (r, r2), (p, p2), x = keep[layer], add[layer], first[layer] * x
         if layer == SKIP[1]:
             x = x + gates["skip", layer] * outputs[SKIP[0]]
         else:

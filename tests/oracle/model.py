@@ -113,7 +113,7 @@ class Model:
                     found[f"blocks.{i}.attn.value_lambda" + "s" * many] = [0.5] * 2 if many else 0.5
         if f.x0_weights and not f.stream_gates:
             found["x0_weights"] = [0.0] * L
-            found |= {"bigram_weights": [f.bigram_scale] * L} if f.sublayers else {}
+            found |= {"bigram_weights": [f.bigram_scale] * L} if f.late_injections else {}
         if f.sublayers:
             found |= {"keep_weights": [[1.1**0.5] * 2] * L, "add_weights": [[1.0] * 2] * L}
         for name, outputs in self.networks.items():
@@ -198,12 +198,12 @@ class Model:
             signs = (2.2 * torch.arange(f.sign_rows * self.C).double()).cos().sign()
             self.B = self.B * signs.view(-1, self.C)[m.sign_rows(ids, f.sign_rows)]
         self.gates = self.coefficients("early_net", x) if f.stream_gates else {}
-        self.h0 = x = x + self.injected(0, "bigram") * self.B if f.sublayers else x
+        self.h0 = x = x + self.injected(0, "bigram") * self.B if f.late_injections else x
         for i in range(self.L):
             if f.stream_gates and i == f.late_layer:
                 self.gates |= self.coefficients("late_net", x)
             layer = (self.last_layer if f.mixes and i == self.last
-                     else self.sublayers if f.sublayers else self.layer)
+                     else self.injecting if f.late_injections else self.layer)
             x = layer(i, x)
             self.outputs.append(x)
         depth = f.cached_layer if f.cached else f.backout_layer
@@ -244,9 +244,14 @@ class Model:
         gates = self.f.stream_gates
         return self.gates[f"{name} {i}"] if gates else self.P[f"{name}_weights"][i]
 
-    def sublayers(self, i, x):
-        """x <- r x + p attention + a x0 + b B; x <- r' x + p' MLP. Records #73 and #77."""
-        f, r, p = self.f, self.P["keep_weights"][i], self.P["add_weights"][i]
+    def injecting(self, i, x):
+        """x <- r x + p attention + a x0 + b B; x <- r' x + p' MLP. Records #73, #74 and #77. In 13g
+        r and p are 1, and one factor multiplies x before attention reads it."""
+        f, r, p = self.f, (1, 1), (1, 1)
+        if f.sublayers:
+            r, p = self.P["keep_weights"][i], self.P["add_weights"][i]
+        else:
+            x = self.scalar[f"x {i}"] * x
         x = x + self.skip(i)
         if i in self.attending:
             y = self.attention(i, self.normed(

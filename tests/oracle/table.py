@@ -64,6 +64,7 @@ FEATURES = {
     "13": dict(bigrams=True, bank=("x", "qkv", "out", "bigram")),
     "13a": dict(one_value_table=True),
     "13c": dict(value_gates="stream and table"),
+    "13g": dict(late_injections=True, bank=("x", "qkv", "out")),
     "14": dict(sublayers=True, bank=("qkv", "out")),
     "14a": dict(cached=True),
     "14b": dict(head_pairs=True),

@@ -142,6 +142,7 @@ class Training:
             smear_gate=(f.smear_gate_lr, small, 0), skip_gate=(f.skip_gate_lr, small, 0),
             attention_gates=(f.gate_lr, small, 1), value_gates=(f.gate_lr, small, 1),
             own_values=(f.gate_lr, small, 0), scalars=(f.scalar_lr, small, 0),
-            x0_weights=(f.add_lr, (0.9, 0.95), 0) if f.sublayers else (f.scalar_lr, usual, 0),
+            x0_weights=((f.add_lr, (0.9, 0.95), 0) if f.late_injections
+                        else (f.scalar_lr, usual, 0)),
             keep_weights=(f.scalar_lr, (0.9, 0.95), 0), add_weights=(f.add_lr, (0.9, 0.95), 0),
             bigram_weights=(f.add_lr, (0.9, 0.95), 0))[name]

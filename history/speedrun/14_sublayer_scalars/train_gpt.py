@@ -4,10 +4,9 @@
 Trains a language model on FineWeb, a corpus of web pages, to a validation loss of 3.28. The NanoGPT
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
-Parent:  13f short documents
-Changed: every attention and every MLP has one scalar for the stream and one for its own output;
-         embedding and bigrams are added after attention, with a rate and betas of their own, and
-         in layer 6 the skip in place of both; a longer cooldown; fewer steps
+Parent:  13g late injections
+Changed: every attention and every MLP has one scalar for the stream and one for its own output,
+         instead of one per layer for the stream; a longer cooldown; fewer steps
 Record:  #74 by @ChrisJMcCormick, 2026-02-16: val loss 3.2789 after 0.40B tokens in 1.47 minutes on
          8xH100 (#73 by @sisovicm, with the scalars: 1.49)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
