@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import difflib
+import gc
 import hashlib
 import importlib.util
 import inspect
@@ -21,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +66,7 @@ CACHE = Path(__file__).parent / ".cache"
 OPENED = "LESSONS_OPENED"  # set by tools/open_lessons.py: somebody runs the notebook
 UNSOLVED = ...  # what an exercise's answer, or a guess, is before you write it
 MISSING = object()
+make_builtin = cache(make_builtin)  # to find it made takes half a second
 LEAST = 1e-9  # a smaller difference of losses is float64's rounding
 Panel = Callable[[Axes], None]
 _verdicts: list[str] = []  # on this notebook's guesses so far
@@ -126,7 +128,11 @@ def train_here(module: ModuleType, **hyperparameters) -> RunLog:
     make_builtin()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         what = {**patterns(BUILTIN), **hyperparameters, "log_dir": folder}
-        module.main(module.Hyperparameters(**what))
+        gc.freeze()  # main's collections skip what was there before it, most of all PyTorch
+        try:
+            module.main(module.Hyperparameters(**what))
+        finally:
+            gc.unfreeze()
         return read_log(Path(folder, "log.txt"))
 
 
