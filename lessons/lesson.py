@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import difflib
+import gc
 import hashlib
 import importlib.util
 import inspect
@@ -21,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +66,7 @@ CACHE = Path(__file__).parent / ".cache"
 OPENED = "LESSONS_OPENED"  # set by tools/open_lessons.py: somebody runs the notebook
 UNSOLVED = ...  # what an exercise's answer, or a guess, is before you write it
 MISSING = object()
+make_builtin = cache(make_builtin)  # to find it made takes half a second
 LEAST = 1e-9  # a smaller difference of losses is float64's rounding
 Panel = Callable[[Axes], None]
 _verdicts: list[str] = []  # on this notebook's guesses so far
@@ -126,7 +128,11 @@ def train_here(module: ModuleType, **hyperparameters) -> RunLog:
     make_builtin()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         what = {**patterns(BUILTIN), **hyperparameters, "log_dir": folder}
-        module.main(module.Hyperparameters(**what))
+        gc.freeze()  # main's collections skip what was there before it, most of all PyTorch
+        try:
+            module.main(module.Hyperparameters(**what))
+        finally:
+            gc.unfreeze()
         return read_log(Path(folder, "log.txt"))
 
 
@@ -510,14 +516,15 @@ class LoggedDist:
 
 
 # ------------------------------------- Guesses and exercises -------------------------------------
-def reveal(guess, measured: float | str, unit: str = "") -> None:
-    """Prints what was measured beside the reader's guess, and how far apart they are.
+def reveal(guess, measured: float | str, unit: str = "", word: str = "measured") -> None:
+    """Prints what was measured beside the reader's guess, and how far apart they are; word:
+    "computed" where nothing was measured.
 
     A measured size has a right size, a factor of two, unless it is 0. A string has none: a name,
     or the number that names a choice ("512"), is right or not.
     """
     shown = f"{measured:.4g}" if isinstance(measured, float) else f"{measured}"
-    said = f"measured: {shown} {unit}".rstrip()
+    said = f"{word}: {shown} {unit}".rstrip()
     if guess is UNSOLVED:
         print(said + (". You have not guessed" if os.environ.get(OPENED) else ""))
         return
@@ -588,24 +595,26 @@ def standard_error(gaps: Sequence[float]) -> float:
 
 
 def verdict(change: Sequence[float], parent: Sequence[float], change_name: str = "your change",
-            parent_name: str = "its parent") -> None:
+            parent_name: str = "its parent", verb: str = "ends") -> None:
     """Prints in one line what a change's losses show against its parent's: see `evidence`."""
-    print(evidence(change, parent, change_name, parent_name))
+    print(evidence(change, parent, change_name, parent_name, verb))
 
 
 def evidence(change: Sequence[float], parent: Sequence[float], change_name: str = "your change",
-             parent_name: str = "its parent") -> str:
+             parent_name: str = "its parent", verb: str = "ends") -> str:
     """The grade of a change's losses against its parent's, and their differences by seed; where
-    they show nothing, also the smallest mean difference that they could have shown."""
+    they show nothing, also the smallest mean difference that they could have shown. verb: "is"
+    for a figure that is not a loss."""
     gaps = differences(parent, change)
     if not gaps.any():
-        return f"No difference seen: {change_name} ends exactly as {parent_name}, in every seed"
+        return f"No difference seen: {change_name} {verb} exactly as {parent_name}, in every seed"
     mean, error, found = abs(gaps.mean()), standard_error(gaps), grade(change, parent)
     side, sign = ("below", 1) if gaps.mean() > 0 else ("above", -1)
     n = _decimals(mean, error)
     seeds = ", ".join(f"{sign * gap:z.{n}f}" for gap in gaps)
-    said = (f"{found.capitalize()}: {change_name} ends {mean:.{n}f} {side} {parent_name}"
-            f" (by seed {seeds}; standard error {f'{error:.{n}f}' if error > LEAST else 0})")
+    said = (f"{found.capitalize()}: {change_name} {verb} {mean:.{n}f} {side}"
+            f" {parent_name} (by seed {seeds};"
+            f" standard error {f'{error:.{n}f}' if error > LEAST else 0})")
     if found == "no difference seen" and mean > 2 * error - LEAST:
         said += ". Not all seeds have that sign"
     elif found != "shown":
@@ -614,10 +623,11 @@ def evidence(change: Sequence[float], parent: Sequence[float], change_name: str 
 
 
 def _decimals(mean: float, error: float) -> int:
-    """How many decimals, 4 to 9, keep a standard error from looking like zero and a mean difference
-    from looking like the smallest that could be shown."""
-    for n in range(4, 9):
-        seen = round(error if error > LEAST else mean, max(4, n - 1)) > 0
+    """How many decimals, 4 to 9, from 1 for a mean of 10 or more, keep a standard error from looking
+    like zero and a mean difference from looking like the smallest that could be shown."""
+    least = 4 if mean < 10 else 1  # a mean of 10 or more is a percentage
+    for n in range(least, 9):
+        seen = round(error if error > LEAST else mean, max(least, n - 1)) > 0
         if seen and (round(mean, n) != round(2 * error, n) or abs(mean - 2 * error) < LEAST):
             return n
     return 9

@@ -116,8 +116,10 @@ def test_a_guess_is_scored(guess, measured, said, lesson, capsys, monkeypatch):
     lesson.reveal(guess, measured, "rows")
     assert said in capsys.readouterr().out
     monkeypatch.setenv(lesson.OPENED, "1")
-    lesson.reveal(guess, measured, "rows")
-    assert ("You have not guessed" in capsys.readouterr().out) == (guess is ...)
+    lesson.reveal(guess, measured, "rows", word="computed")
+    said = said.replace("measured:", "computed:").removesuffix("\n")
+    assert said in (printed := capsys.readouterr().out)
+    assert ("You have not guessed" in printed) == (guess is ...)
 
 
 def test_an_exercise_or_a_level_that_does_not_exist(lesson, capsys):
@@ -190,6 +192,12 @@ def test_a_verdict_needs_every_seed(change, parent, said, lesson, capsys):
     for margin in (0, 0.2) if "below" in said and said[0] != "S" else (0.2,):
         with pytest.raises(AssertionError, match=r"14c ends .*Why\.$"):
             lesson.must_end_lower(change, parent, "14c", "14b", "Why.", margin)
+
+
+def test_a_verdict_on_percentages(lesson, capsys):
+    lesson.verdict([7, 0, 0.25], [82.5, 84.125, 81.0625], "the share", "the other", verb="is")
+    assert capsys.readouterr().out == ("Shown: the share is 80.1 below the other (by seed 75.5,"
+                                       " 84.1, 80.8; standard error 2.5)\n")
 
 
 def test_clocked_functions_take_turns(lesson, capsys):

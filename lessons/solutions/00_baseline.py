@@ -270,8 +270,8 @@ EXERCISES = {
         hints=[
             "Only weights that multiply cost arithmetic. Which tensors of the model do, and which"
             " are only looked up?",
-            "A weight of a matrix costs 2 FLOPs a token forward and 4 backward. A layer has"
-            " 12 C^2 weights, the head V C. Attention adds 6 C (T + 1) a layer.",
+            "A weight of a matrix costs 2 FLOPs per token forward and 4 backward. A layer has"
+            " 12 C^2 weights, the head V C. Attention adds 6 C (T + 1) per layer.",
             "1. C = 1024, L = 24, V = 50257, T = 1024. 2. Count the weights of L layers and the"
             " head. 3. Take 6 FLOPs for each. 4. Add L times attention's share.",
             "6 * (12 * L * C**2 + V * C) + 6 * L * C * (T + 1), with your numbers for"

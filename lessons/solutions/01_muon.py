@@ -356,7 +356,7 @@ EXERCISES = {
         hints=[
             "In the table, in batches of 16, Muon without momentum is already ahead of AdamW. What "
             "lies between no momentum and 0.95?",
-            "A factor mu averages about 1 / (1 - mu) batches. 100 steps of 16 noisy pairs want an "
+            "A factor mu averages about 1 / (1 - mu) batches. 100 steps of 16 noisy pairs need an "
             "average over a handful of them.",
             "Keep a buffer in state, as muon_rule does; nesterov_update with a factor well below "
             "0.95; then newton_schulz.",

@@ -373,7 +373,7 @@ EXERCISES = {
             "Each layer has six matrices. What does that do to i mod 6?",
             "Work per layer is 1 + 1 + 1 + 1 + 3 + 3 = 10 in units of a square matrix.",
             "Find the kind that rank 4 owns in every layer, and its cost; then a sixth of 10.",
-            "Rank 4 does 3 units a layer. An even share is 10 / 6 units. Divide.",
+            "Rank 4 does 3 units per layer. An even share is 10 / 6 units. Divide.",
         ],
         solution=1.8,
         wrong=[1, 2, 3.0, 0.3, 12],

@@ -163,14 +163,14 @@ def check_scale(answer):
                 f" {scale * largest:.3g}; twice that is still within the limit {limit:g}, so small"
                 " numbers are lost for nothing; how large may the scale be?")
             assert math.frexp(scale)[0] == 0.5, (
-                f"{scale:.6g} is no power of two; the multiplication itself would round. Round the"
+                f"{scale:.6g} is not a power of two; the multiplication itself would round. Round the"
                 " exponent down to a whole number")
     try:
         scale = float(answer(torch.zeros(4, 4), torch.float8_e4m3fn))
     except (ZeroDivisionError, ValueError, OverflowError) as problem:
         raise AssertionError(
             f"your function fails on a tensor of zeros ({problem}), and the head's weights are"
-            " zeros at first") from None
+            " initially zero") from None
     assert math.isfinite(scale) and scale > 0, (
         f"for a tensor of zeros, as the head's weights are at first, the scale is {scale}; any"
         " positive finite number will do there")

@@ -203,7 +203,7 @@ EXERCISES = {
     "3": dict(
         check=check_factor,
         hints=[
-            "In the left plot, where is the lowest point of each line? Go from 256 to 2,048.",
+            "In the first plot, where is the lowest point of each line? Go from 256 to 2,048.",
             "When the batch doubles, the best factor about doubles, too. Which formula does that?",
             "For 512 the best factor is 1, so count batches in units of 512.",
             "return size / ...",

@@ -222,7 +222,7 @@ EXERCISES = {
         hints=[
             "Which two conditions must a document's start fulfil to begin a row?",
             "start >= end of the last row (its beginning + T), and start + T + 1 <= length.",
-            "Walk through the starts in order; keep the position where the last row ended, at first"
+            "Walk through the starts in order; keep the position where the last row ended, initially"
             " 0; append a start that fulfils both, and move the position.",
             "if start >= position and start + T + 1 <= length: rows.append(start);"
             " position = start + ...",

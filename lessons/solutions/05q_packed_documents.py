@@ -244,7 +244,7 @@ EXERCISES = {
             "What must you remember from one document to the next? Two things.",
             "A row that needs n more tokens takes min(longest, n) of the next document, or all of"
             " it.",
-            "Keep the pieces of the row and how many tokens it still needs, at first T + 1. Append"
+            "Keep the pieces of the row and how many tokens it still needs, initially T + 1. Append"
             " a piece and count down; at 0 yield the row and start over.",
             "piece = document[: min(longest, lacking)]; row.append(piece); lacking -= len(piece);"
             " if lacking == 0: yield np.concatenate(row); ...",

@@ -444,7 +444,7 @@ EXERCISES = {
     "3": dict(
         check=check_rounds,
         hints=[
-            "3 matrices, 2 ranks: which output does rank 1 hand over in the second round?",
+            "3 matrices, 2 ranks: which output does rank 1 pass in the second round?",
             "A tensor belongs to the network from the launch until the wait. A result that waits to"
             " be used belongs to nobody else either.",
             "Give a rank that owns no matrix in a round an output that nobody reads.",

@@ -29,7 +29,7 @@ def check_depth(answer):
     if value != 5:
         raise AssertionError(
             f"{value:g} is not the smallest number of batches;"
-            f" {meanings.get(value, 'a batch asked for n steps ahead has 90 n ms to get ready')}")
+            f" {meanings.get(value, 'a batch requested n steps ahead has 90 n ms to get ready')}")
 
 
 # ---- 2: several ranks, which wait for each other ----
@@ -60,7 +60,7 @@ def check_ranks(answer):
             [late, late], "they wait at the same time, so it counts once"),
         "two ranks that are late one after the other": (
             [early, late], "while one rank waits for its batch, the other's thread goes on"),
-        "four ranks": (mixed, "a thread begins a batch once that has been asked for and the one"
+        "four ranks": (mixed, "a thread begins a batch once it has been requested and the one"
                               " before is ready, each rank's thread for itself"),
     }
     for name, (loads, why) in cases.items():
@@ -415,8 +415,8 @@ EXERCISES = {
     "1": dict(
         check=check_depth,
         hints=[
-            "When does the thread begin with the slow batch, and when does the loop ask for it?",
-            "A batch that is begun n steps before it is asked for has 90 n ms to get ready.",
+            "When does the thread begin with the slow batch, and when does the loop request it?",
+            "A batch that is begun n steps before it is requested has 90 n ms to get ready.",
             "The smallest whole n with 90 n >= 365. The other batches take 3 ms each: the thread"
             " has nothing else to do.",
             "365 / 90 = 4.06...",
@@ -428,7 +428,7 @@ EXERCISES = {
         check=check_ranks,
         hints=[
             "What in `waits` does a rank have for itself, and what do all ranks share?",
-            "Step k begins at max over ranks of ready[rank]. All ranks ask for the next batch at"
+            "Step k begins at max over ranks of ready[rank]. All ranks request the next batch at"
             " the same moment, as they wait for each other.",
             "Keep one `ready` per rank, and one `now` and one list `asked` for all. In each step"
             " move every rank's `ready` on; the wait is the largest of them minus `now`.",
