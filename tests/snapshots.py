@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import shards as shard_files
+from oracle.rows import rows_of
 from speedrun.history.blocks import split_blocks
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, Milestone, load_manifest
@@ -225,52 +226,17 @@ def token_batches(module, pattern, step_tokens, args, rank=0, world_size=1, vali
         device=torch.device("cpu"))
 
 
-def aligned_starts(tokens, T, bos_id):
-    """Where rows of T tokens begin that begin with documents, from a walk over all of these: one is
-    taken as soon as another is found that begins T tokens later or more, which is next."""
-    starts, candidate = [], None
-    for position in np.flatnonzero(tokens == bos_id).tolist():
-        if candidate is None:
-            candidate = position
-        elif position - candidate >= T:
-            starts.append(candidate)
-            candidate = position
-    return starts
-
-
 def loader_args(module, **values):
     """Hyperparameters with those of these values that the milestone has."""
     return module.Hyperparameters(**fitting(values, vars(module.Hyperparameters())))
 
 
-def packed_rows(tokens, lengths, bos_id, longest):
-    """The packs of next(lengths) + 1 tokens of a shard, from a walk over its tokens: each is taken
-    if its document began in this row and fewer than longest(length) of it are there."""
-    rows, row, taken, T = [], [], None, next(lengths)
-    for token in tokens.tolist():
-        if token == bos_id:
-            taken = 0
-        if taken is not None and taken < longest(T):
-            row.append(token)
-            taken += 1
-        if len(row) == T + 1:
-            rows.append(row)
-            row, taken, T = [], None, next(lengths)
-    return rows
-
-
-def training_rows(milestone, tokens, lengths, args):
-    """The rows of next(lengths) + 1 tokens, which only packs may vary, on which a milestone trains,
-    cut from a shard without its loader."""
-    known = known_values(milestone.id)
-    if known.get("packed"):
-        longest = partial(handles(milestone).document_len, args)
-        return packed_rows(tokens, lengths, args.bos_id, longest)
-    T = next(lengths)
-    starts = range(0, len(tokens) - T, T)
-    if known.get("aligned"):
-        starts = aligned_starts(tokens, T, args.bos_id)
-    return [tokens[start : start + T + 1].tolist() for start in starts]
+def training_rows(milestone, tokens, lengths, num_rows, args):
+    """The rows on which a milestone trains, num_rows per step, cut from a shard without its loader;
+    lengths: an iterator over the steps' T. See `oracle.rows.rows_of`."""
+    return rows_of(milestone.id, np.asarray(tokens).tolist(), lengths, num_rows,
+                   handles(milestone).first_token(args),
+                   partial(handles(milestone).document_len, args))
 
 
 def train(module, args):

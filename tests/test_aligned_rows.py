@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import shards as shard_files
+from oracle import rows as rules
 from snapshots import (
-    aligned_starts,
     by_id,
     declaring,
     handles,
+    known_values,
     load_snapshot,
     loader_args,
-    packed_rows,
     token_batches,
     training_rows,
     where,
@@ -38,11 +38,6 @@ def shard(length, documents):
     return tokens
 
 
-def rows_at(tokens, T, starts):
-    """The rows of T tokens and a target that begin at `starts`."""
-    return [tokens[start : start + T + 1].tolist() for start in starts]
-
-
 @where("aligned_rows")
 def test_rows_follow_the_definition(milestone):
     module, rng = load_snapshot(milestone), np.random.default_rng(0)
@@ -54,7 +49,7 @@ def test_rows_follow_the_definition(milestone):
         tokens = shard(length, documents)
         for T in (1, 8, 63, 64, 100):
             found = [row.tolist() for row in module.aligned_rows(tokens, T, ARGS)]
-            assert found == rows_at(tokens, T, aligned_starts(tokens, T, BOS)), (length, T)
+            assert found == rules.aligned(tokens.tolist(), iter([T]), None, BOS, None), (length, T)
             assert all(len(row) == T + 1 for row in found)  # the last target is there
 
 
@@ -69,6 +64,11 @@ def rows_of(module, folder, world_size, rows, micro_batch_size=1, aligned=True):
     return [torch.cat(some) for some in zip(*micro_batches, strict=True)]
 
 
+def rows_by_rule(milestone, tokens):
+    """The rows of 8 tokens and a target, eight per step."""
+    return training_rows(milestone, tokens, itertools.repeat(8), 8, ARGS)
+
+
 LOADERS = [milestone for known in ("aligned", "packed")
            for milestone in declaring("token_batches", known=known)]
 
@@ -79,11 +79,10 @@ def test_rows_are_dealt_in_order_and_no_step_spans_two_shards(milestone, tmp_pat
     expected = []
     for name, steps in (("a_1", 2), ("a_2", 1)):  # and a few rows more, which are no step
         tokens = shard(600, np.flatnonzero(rng.random(600) < 0.3))
-        rows = training_rows(milestone, tokens, itertools.repeat(8), ARGS)
-        end = next(n for n in range(600) if len(
-            training_rows(milestone, tokens[:n], itertools.repeat(8), ARGS)) == 8 * steps + 3)
-        shard_files.write(tmp_path / f"{name}.bin", tokens[:end])
-        expected += rows[: 8 * steps]
+        full = next(n for n in range(600) if len(rows_by_rule(milestone, tokens[:n])) >= 8 * steps)
+        tokens = tokens[: full + 30]
+        shard_files.write(tmp_path / f"{name}.bin", tokens)
+        expected += rows_by_rule(milestone, tokens)[: 8 * steps]
     expected += expected[:8]  # then round again
     for world_size in (1, 2, 4):
         for micro_batch_size in (1, 2):
@@ -125,10 +124,25 @@ def test_packs_follow_the_definition(milestone):
                 args = loader_args(module, bos_id=BOS, max_document_len=longest, train_seq_len=T,
                                    first_document_len=3)  # in rows of T tokens
                 lengths = [factor * T for factor in factors]
-                rows = handles(module).pack(module, tokens, itertools.cycle(lengths), args)
-                expected = packed_rows(tokens, itertools.cycle(lengths), BOS,
-                                       partial(handles(module).document_len, args))
-                assert [row.tolist() for row in rows] == expected, (length, T, longest)
+                for num_rows in (1, 3):
+                    rows, expected = (make(tokens, itertools.cycle(lengths), num_rows, args)
+                                      for make in (partial(handles(module).pack, module),
+                                                   partial(training_rows, milestone)))
+                    assert [row.tolist() for row in rows] == expected, (length, T, longest)
+
+
+@where("packed_rows", known="packed")
+def test_known_packs(milestone):
+    module, known = load_snapshot(milestone), known_values(milestone.id)["packed"]
+    tokens = shard(known["tokens"], known["documents"])
+    T, longest = known["row"], known["longest"]
+    args = loader_args(module, bos_id=BOS, max_document_len=longest, first_document_len=longest,
+                       train_seq_len=T)
+    found = handles(module).pack(
+        module, tokens, itertools.repeat(T), len(known["rows"]), args)
+    assert [row.tolist() for row in found] == [
+        [token for start, end in row for token in tokens[start:end].tolist()]
+        for row in known["rows"]]
 
 
 @where("token_batches", known="packed")
@@ -141,4 +155,5 @@ def test_a_shard_without_enough_packs_is_refused(milestone, tmp_path):
     assert inputs.flatten().tolist() == shard(200, range(1, 113, 8))[:128].tolist()
     shard_files.write(tmp_path / "a_2.bin", shard(200, range(1, 122, 8)))  # 16: 5 + 4 each
     inputs, _ = rows_of(module, tmp_path, 1, 16)
-    assert inputs[:, 1].tolist() == 2 * shard(200, [])[2:120:16].tolist()
+    rows = rows_by_rule(milestone, shard(200, range(1, 122, 8)))
+    assert inputs.tolist() == 2 * [row[:-1] for row in rows] and len(rows) == 8

@@ -100,7 +100,7 @@ def test_where_the_documents_of_known_packs_begin(milestone, module):
     args = loader_args(module, bos_id=BOS, max_document_len=longest, first_document_len=longest,
                        train_seq_len=T)
     rows = [torch.from_numpy(row)[None, :-1]
-            for row in handles(module).pack(module, tokens, itertools.repeat(T), args)]
+            for row in handles(module).pack(module, tokens, itertools.repeat(T), 2, args)]
     assert [[start for start in module.document_starts(row, args).tolist() if start < T]
             for row in rows] == known["packed_starts"]
 
@@ -109,8 +109,10 @@ def test_where_the_documents_of_known_packs_begin(milestone, module):
 @pytest.mark.parametrize("packed", [True, False])
 def test_too_many_documents_are_refused(milestone, module, packed, tmp_path):
     def first(documents):  # in each row of 200 tokens and a target
+        length = 201 // documents  # the last one is longer
+        assert length > 1, "a document that is only a target would not count"
         rows = np.full((2, 201), 5)
-        rows[:, :documents] = BOS
+        rows[:, : documents * length : length] = BOS
         shard_files.write(tmp_path / "a.bin", rows.flatten())
         args = loader_args(module, bos_id=BOS, vocab_size=64, micro_batch_size=1,
                            train_seq_len=200, first_document_len=200, max_document_len=200)

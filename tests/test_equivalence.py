@@ -108,8 +108,8 @@ def expected_blocks(folder, steps, milestone):
     while len(cuts) < steps:
         rounds += 1
         for file in sorted(folder.glob("*_train_*")):
-            rows = training_rows(milestone, shard_files.read(file), (
-                length for length in lengths[len(cuts) :] for _ in range(step_rows)), args)
+            rows = training_rows(milestone, shard_files.read(file), iter(lengths[len(cuts) :]),
+                                 step_rows, args)
             cuts += [rows[i : i + step_rows]
                      for i in range(0, len(rows) - step_rows + 1, step_rows)]
     assert rounds > 1, "the test must go past the last shard's end"

@@ -3,6 +3,7 @@
 Run: .venv/bin/python -m pytest tests/test_growing_batch.py
 """
 
+import itertools
 from dataclasses import asdict
 from functools import partial
 
@@ -17,12 +18,13 @@ from snapshots import (
     declaring,
     known_values,
     load_snapshot,
+    loader_args,
     micro_args,
     train,
+    training_rows,
     where,
 )
 from speedrun.history.tokens import tokens_after
-from speedrun.scripts.sizes import fitting
 
 # ---- stages ----
 
@@ -130,32 +132,27 @@ def length_of(step):
     return 8 * min(3, 1 + step // 3)
 
 
-def expected_steps(folder, first, count):
+def loader(module):
+    """The hyperparameters of a loader of these rows."""
+    return loader_args(module, micro_batch_size=1, first_document_len=LONGEST,
+                       max_document_len=LONGEST, bos_id=BOS, vocab_size=64,
+                       train_seq_len=length_of(0), scheduled_steps=9)
+
+
+def expected_steps(milestone, folder, first, count):
     """The rows of so many steps from step `first` on, by a walk over all tokens."""
-    steps, step = [], first
+    module, steps = load_snapshot(milestone), []
     while len(steps) < count:
         for file in sorted(folder.glob("*.bin")):
-            rows, row, taken = [], [], LONGEST  # a shard's rest is skipped, and so is its start
-            for token in shard_files.read(file).tolist():
-                taken = 0 if token == BOS else taken
-                if taken < LONGEST:
-                    row.append(token)
-                    taken += 1
-                if len(row) == length_of(step) + 1:
-                    rows.append(row)
-                    row, taken = [], LONGEST  # so is the rest of the row's last document
-                if len(rows) == ROWS:
-                    steps.append(rows)
-                    rows, step = [], step + 1
+            lengths = map(length_of, itertools.count(first + len(steps)))
+            rows = training_rows(milestone, shard_files.read(file), lengths, ROWS, loader(module))
+            steps += [rows[i : i + ROWS] for i in range(0, len(rows) - ROWS + 1, ROWS)]
     return steps[:count]
 
 
 def found_steps(module, folder, first, count, world_size=1):
     """The same of the module's loader; ranks hold blocks of one row in turn."""
-    args = module.Hyperparameters(
-        micro_batch_size=1, max_document_len=LONGEST, bos_id=BOS, vocab_size=64,
-        train_seq_len=length_of(0), scheduled_steps=9)
-    vars(args).update(fitting(dict(first_document_len=LONGEST), vars(args)))
+    args = loader(module)
     ranks = [module.token_batches(
         f"{folder}/*.bin", ROWS * length_of(0), length_of(0), packed=True, args=args, rank=rank,
         world_size=world_size, device=torch.device("cpu"), first=first)
@@ -173,7 +170,7 @@ def found_steps(module, folder, first, count, world_size=1):
 @pytest.mark.parametrize("first", [0, 2, 7, 100])
 def test_rows_have_their_steps_length_in_every_shard(milestone, folder, first):
     found = found_steps(load_snapshot(milestone), folder, first, 40)
-    assert found == expected_steps(folder, first, 40)  # several times around the shards
+    assert found == expected_steps(milestone, folder, first, 40)  # several times around the shards
     lengths = [[len(row) - 1 for row in step] for step in found]
     assert lengths == [ROWS * [length_of(step)] for step in range(first, first + 40)]
 

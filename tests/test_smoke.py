@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import shutil
-from bisect import bisect_left
 from dataclasses import asdict
 
 import numpy as np
@@ -20,7 +19,6 @@ from ranks import run_tool, start_ranks
 from snapshots import (
     MANIFEST,
     MICRO,
-    aligned_starts,
     as_options,
     every_snapshot,
     known_values,
@@ -193,15 +191,12 @@ def test_no_shard_for_a_step(milestone, overrides, words, shards, tmp_path):
 
 @where("token_batches", "prefetched")
 def test_a_token_beyond_the_vocabulary(milestone, shards, tmp_path):
-    T, known = MICRO["seq_len"], known_values(milestone.id)
+    T = MICRO["seq_len"]
 
     def spoil(tokens):
-        starts = aligned_starts(tokens, T, 1) if known.get("aligned") else range(0, len(tokens), T)
-        position = starts[20] + 5  # in the third step of eight rows
-        if known.get("packed"):  # the last target of the 21st pack
-            position = bisect_left(range(len(tokens)), 21, key=lambda end: len(
-                training_rows(milestone, tokens[:end], itertools.repeat(T), args))) - 1
-        tokens[position] = 64
+        places = np.where(tokens == 1, 1, 2 + np.arange(len(tokens)))  # but for documents' starts
+        rows = training_rows(milestone, places, itertools.repeat(T), 8, args)
+        tokens[max(rows[20]) - 2] = 64  # in the third step of eight rows
         return tokens
 
     args = micro_args(milestone, shards, tmp_path / "log", total_batch_size=8 * T)

@@ -13,5 +13,5 @@ def token_batches(module, pattern, step_tokens, seq_len, aligned, **common):
     return module.token_batches(pattern, step_tokens, seq_len, packed=aligned, **common)
 
 
-def pack(module, tokens, lengths, args):
+def pack(module, tokens, lengths, num_rows, args):
     return module.packed_rows(tokens, next(lengths), args)

@@ -11,8 +11,9 @@ def windows(module, args):
     return [row.window for row in module.stages(args)]
 
 
-def pack(module, tokens, lengths, args):
-    return module.packed_rows(tokens, _stages(module, lengths, args), args)
+def pack(module, tokens, lengths, num_rows, args):
+    by_row = (length for length in lengths for _ in range(num_rows))
+    return module.packed_rows(tokens, _stages(module, by_row, args), args)
 
 
 def _stages(module, lengths, args):

@@ -174,8 +174,9 @@ class Handles:
         aligned: whether rows begin with documents, as in training, where the script does that."""
         return module.token_batches(pattern, step_tokens, **common)
 
-    def pack(module, tokens, lengths, args):
-        """The rows that a shard's tokens are packed into; lengths: an iterator over theirs."""
+    def pack(module, tokens, lengths, num_rows, args):
+        """The rows that a shard's tokens are packed into, num_rows of each step; lengths: an
+        iterator over the steps' lengths of a row."""
         raise NotImplementedError("rows are not packed")
 
     EMPTY_FILES = {}  # hyperparameters of files that a run can do without, where it has no data
