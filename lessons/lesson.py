@@ -623,8 +623,8 @@ def evidence(change: Sequence[float], parent: Sequence[float], change_name: str 
 
 
 def _decimals(mean: float, error: float) -> int:
-    """How many decimals, 4 to 9, from 1 for a mean of 10 or more, keep a standard error from looking
-    like zero and a mean difference from looking like the smallest that could be shown."""
+    """How many decimals, 4 to 9 (1 to 9 for a mean of 10 or more), keep a standard error from
+    looking like zero and a mean difference from looking like the smallest that could be shown."""
     least = 4 if mean < 10 else 1  # a mean of 10 or more is a percentage
     for n in range(least, 9):
         seen = round(error if error > LEAST else mean, max(least, n - 1)) > 0

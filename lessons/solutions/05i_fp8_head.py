@@ -163,8 +163,8 @@ def check_scale(answer):
                 f" {scale * largest:.3g}; twice that is still within the limit {limit:g}, so small"
                 " numbers are lost for nothing; how large may the scale be?")
             assert math.frexp(scale)[0] == 0.5, (
-                f"{scale:.6g} is not a power of two; the multiplication itself would round. Round the"
-                " exponent down to a whole number")
+                f"{scale:.6g} is not a power of two; the multiplication itself would round. Round"
+                " the exponent down to a whole number")
     try:
         scale = float(answer(torch.zeros(4, 4), torch.float8_e4m3fn))
     except (ZeroDivisionError, ValueError, OverflowError) as problem:

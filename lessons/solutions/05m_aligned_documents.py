@@ -222,8 +222,8 @@ EXERCISES = {
         hints=[
             "Which two conditions must a document's start fulfil to begin a row?",
             "start >= end of the last row (its beginning + T), and start + T + 1 <= length.",
-            "Walk through the starts in order; keep the position where the last row ended, initially"
-            " 0; append a start that fulfils both, and move the position.",
+            "Walk through the starts in order; keep the position where the last row ended,"
+            " initially 0; append a start that fulfils both, and move the position.",
             "if start >= position and start + T + 1 <= length: rows.append(start);"
             " position = start + ...",
         ],
