@@ -85,9 +85,11 @@ def _all(site: Site) -> Iterator[Found]:
         for heading in lesson_headings(path):
             yield _plain(heading), "section", lesson_title(path), (
                 f"lessons/{path.stem}.html#{anchor(_plain(heading))}"), ""
+    titles = {page.path: page.title for page in site.pages()}
     for heading in _headings(site.root / "history" / "README.md"):
-        if "#" in (path := SECTIONS.get(anchor(_plain(heading)), "")):  # a section of a page
-            yield _plain(heading), "section", "", path, ""
+        path, _, at = SECTIONS.get(anchor(_plain(heading)), "").partition("#")
+        if at:  # a section of a page
+            yield _plain(heading), "section", titles[path], f"{path}#{at}", ""
     for file, path, title, _ in site.texts():
         for heading in _headings(site.root / file):
             yield _plain(heading), "section", title, f"{path}#{anchor(_plain(heading))}", ""
