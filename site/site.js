@@ -183,6 +183,10 @@ function show() {
 }
 function move(event) {
   const links = all("a", dialog), at = links.indexOf(document.activeElement);
+  if (event.key === "Escape") { // which by itself would only empty the field
+    event.preventDefault();
+    dialog.close();
+  }
   if (event.key === "Enter" && at < 0 && links[0]) links[0].click();
   if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
   event.preventDefault();

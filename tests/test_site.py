@@ -675,6 +675,14 @@ def walk(browser, address, width, scheme, five):
     page.keyboard.press("/")
     page.keyboard.type("01 muon")
     page.wait_for_selector("dialog li")
+    page.keyboard.press("Escape")  # closes at once, although a word is typed
+    assert not page.locator("dialog").is_visible()
+    page.keyboard.press("/")
+    page.keyboard.press("ArrowDown")
+    found = "document.activeElement"
+    assert page.evaluate(f"[{found}.localName, getComputedStyle({found}).outlineStyle]") == [
+        "a", "solid"]
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
     is_at("speedrun/muon.html")
     page.click("text=Lesson >> nth=1")
@@ -699,7 +707,8 @@ def walk(browser, address, width, scheme, five):
     ("GQA", "speedrun/paired_heads.html"), ("cu_seqlens", "speedrun/flash_attention_3.html"),
     ("softcap", "speedrun/soft_cap.html"), ("Keller Jordan", "records.html#r2"),
     ("record 21", "records.html#r21"), ("sliding window", "speedrun/flex_attention.html"),
-    ("bf16", "speedrun/bfloat16.html")])
+    ("bf16", "speedrun/bfloat16.html"), ("LR schedule", "speedrun/flat_then_linear.html"),
+    ("one GPU", "run.html#one-gpu")])
 def test_a_question_has_its_answer_first(asked, question, path):
     asked.locator("dialog input").fill(question)
     assert asked.locator("dialog li a").first.get_attribute("href").endswith(f"/{path}")

@@ -27,7 +27,6 @@
     all("svg").forEach((svg, i) => {
       const name = PANELS[i], values = two.map((m) => m[name] || []);
       const top = Math.max(...values.flatMap((pieces) => pieces.filter((_, j) => j % 2))), bottom = BOTTOM[i];
-      const isEmpty = top === -Infinity;
       const y = (v) => (116 - (v - bottom) / (top - bottom || 1) * 76).toFixed(1);
       const set = (part, text) => { svg.querySelector(part).textContent = text; };
       [".dashes", ".key"].forEach((look, k) => svg.querySelector(look).setAttribute("points",
@@ -36,7 +35,7 @@
       const now = values.map((pieces) => !pieces.length ? "none" : valueAt(pieces, step))
         .map((v) => v === null ? "over" : v === "none" ? v : FORMAT[i](v));
       svg.querySelectorAll(".now").forEach((part, k) => { part.textContent = `${two[k].id} ${now[k]}`; });
-      set(".most", isEmpty ? "" : FORMAT[i](top));
+      set(".most", top > bottom ? FORMAT[i](top) : "");
       set(".last", whole(longest));
       now.forEach((text, k) => says[k].push(text));
     });

@@ -176,7 +176,7 @@ def schedules(manifest: Manifest, at: Milestone, *_: Milestone) -> dict:
         panels.append({
             "title": title, "bottom": bottom,
             "now": [f"{m['id']} {text}" for m, text in zip(two, now[name], strict=True)],
-            "top": "" if top is None else form.format(top), "last": f"{longest:,}",
+            "top": form.format(top) if top and top > bottom else "", "last": f"{longest:,}",
             "scrub": f"M{58 + step / longest * 238:.1f} 34V120",
             "lines": [" ".join(
                 f"{58 + at / longest * 238:.1f},{116 - (v - bottom) / (top - bottom or 1) * 76:.1f}"

@@ -8,7 +8,7 @@ from speedrun.base.text import number_ranges
 from speedrun.history.manifest import Milestone
 from speedrun.history.schema import check_keys
 from speedrun.site.lessons import lesson_headings, lesson_title
-from speedrun.site.pages import Site, first_line
+from speedrun.site.pages import SECTIONS, Site, first_line
 from speedrun.site.text import HEADING, anchor
 
 TERMS = "search_terms.toml"  # in history/
@@ -85,10 +85,20 @@ def _all(site: Site) -> Iterator[Found]:
         for heading in lesson_headings(path):
             yield _plain(heading), "section", lesson_title(path), (
                 f"lessons/{path.stem}.html#{anchor(_plain(heading))}"), ""
+    titles = {page.path: page.title for page in site.pages()}
+    for heading in _headings(site.root / "history" / "README.md"):
+        path, _, at = SECTIONS.get(anchor(_plain(heading)), "").partition("#")
+        if at:  # a section of a page
+            yield _plain(heading), "section", titles[path], f"{path}#{at}", ""
     for file, path, title, _ in site.texts():
-        text = (site.root / file).read_text(encoding="utf-8")
-        for heading in dict.fromkeys(h[2] for h in HEADING.finditer(text) if len(h[1]) > 1):
+        for heading in _headings(site.root / file):
             yield _plain(heading), "section", title, f"{path}#{anchor(_plain(heading))}", ""
+
+
+def _headings(path):
+    """The headings of a Markdown file below its title, each once; none without the file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return dict.fromkeys(h[2] for h in HEADING.finditer(text) if len(h[1]) > 1)
 
 
 def _plain(heading):
