@@ -181,12 +181,21 @@ def statements(source: str) -> list[tuple[ast.stmt, int]]:
             start, attempts = end, 0
         if attempts > MOST_ATTEMPTS:
             break
-    return found if start == len(lines) else [(node, 0) for node in ast.parse(source).body]
+    return found if start == len(lines) else [(node, 0) for node in parse(source).body]
 
 
 @cache
 def _parsed(text):
-    return ast.parse(text).body
+    return parse(text).body
+
+
+def parse(source: str | bytes, name: str = "<unknown>") -> ast.Module:
+    """The syntax tree of a file of this name. Raises SyntaxError, also for a null byte, for which
+    Python does so from 3.11.4 on."""
+    try:
+        return ast.parse(source, name)
+    except ValueError as error:
+        raise SyntaxError(str(error)) from None
 
 
 def _is_own_comment(line):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from speedrun.base.errors import UserError
-from speedrun.history.blocks import statements
+from speedrun.history.blocks import parse, statements
 from speedrun.history.fields import default_hyperparameters, hyperparameter_types
 from speedrun.history.glossary import load_glossary
 from speedrun.history.handles import Handles, handles_of
@@ -191,7 +191,7 @@ def _hyperparameters(path):
         try:
             statements(source.decode("utf-8"))  # fast: each is parsed once for all scripts
         except (SyntaxError, ValueError):
-            ast.parse(source, path.name)  # its error names the file
+            parse(source, path.name)  # its error names the file
         defaults, types = default_hyperparameters(path), hyperparameter_types(path)
     except (SyntaxError, RecursionError) as error:
         raise UserError(f"{path} is not a Python script: {error}") from None
