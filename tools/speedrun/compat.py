@@ -120,7 +120,8 @@ def optimized_module() -> Callable[[nn.Module, Callable], nn.Module]:
     from torch._dynamo import eval_frame
 
     def make(module, compiler):
-        # Rules of torch's own modules: half a second for each process group, which forgets them.
+        # It would look for the module among torch's own, in a table that takes half a second to
+        # make and that every new process group throws away.
         with mock.patch.object(eval_frame.trace_rules, "check", lambda function: False):
             return eval_frame.OptimizedModule(module, compiler)
 
