@@ -15,6 +15,7 @@ from snapshots import (
     micro_args,
     micro_sizes,
     train,
+    tried,
     where,
 )
 from test_optimizers import World
@@ -183,7 +184,8 @@ def test_which_weights_are_bfloat16(milestone):
         assert param.equal(exact[name].to(param.dtype)), "initial weights are rounded once"
 
 
-@in_bfloat16
+@pytest.mark.parametrize(
+    "milestone", [IN_BFLOAT16[0], *tried(IN_BFLOAT16[1:])], ids=by_id)
 def test_after_the_warm_up_no_remainder_is_left(milestone, shards, tmp_path, monkeypatch):
     module = load_snapshot(milestone)
     losses = [train(module, micro_args(

@@ -64,6 +64,7 @@ def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
     assert not parent or ask(id=id, texts=[source_of(parent)]) != [None]
 
 
+@pytest.mark.slow
 def test_a_switch_without_its_kernel_is_not_enough(ask):
     without = edited("05o", ("momentum), dtype, use_triton)", "momentum), dtype)"))
     forgotten = edited("05o", ("symmetric_product(A, A, alpha=c, beta=b, use_triton=use_triton)",
@@ -82,6 +83,7 @@ def test_a_validation_in_training_mode_shows_as_such_and_in_eight_bits(ask):
     assert found[1].startswith("products of eight bits in the validation with use_fp8=True: none")
 
 
+@pytest.mark.slow
 def test_a_warm_up_of_all_windows_is_right_and_one_of_fewer_is_not(ask):
     some = "set_window(window_size(step, args), long_window_size(step, args))\n"
     found = ask(id="08g", jobs=["training"], texts=[
@@ -249,7 +251,7 @@ def test_values_exercise_every_window(id, tmp_path):
 
 
 @pytest.mark.parametrize("id", [
-    pytest.param(id, marks=pytest.mark.slow) if looks > 6 else id
+    pytest.param(id, marks=pytest.mark.slow) if looks > 3 else id
     for id, looks in Counter(tried_at(id, edits) for id, _, edits, _ in SEEN_BY_ONE_LOOK).items()])
 def test_what_one_look_shows(id, ask):
     cases = [(job, edited(id, *edits), words)

@@ -43,10 +43,12 @@ def lesson():
     return lesson
 
 
-# The third exercise of a lesson trains: by default it is tried in the last lesson, else if asked.
+# The third exercise of a lesson trains, and so do these: by default one is tried, else if asked.
+TRAINING = {("02", "1"), ("03", "2"), ("05q", "2"), ("e0", "2")}
 exercises = pytest.mark.parametrize("path, number", [
     pytest.param(path, number, id=f"{path.stem}-{number}",
-                 marks=pytest.mark.slow if number == "3" and path != SOLUTIONS[-1] else [])
+                 marks=pytest.mark.slow if path != SOLUTIONS[-1] and (
+                     number == "3" or (path.stem.split("_")[0], number) in TRAINING) else [])
     for path in SOLUTIONS for number in "123"])
 
 

@@ -145,6 +145,20 @@ def test_largest_micro_batch_fits_and_the_next_does_not():
 ASSEMBLED = bool(os.environ.get("RUN_SLOW"))  # takes as long again
 
 
+@compiles
+def test_a_compiled_step_is_counted_as_by_hand():
+    settings = dict(num_layers=1, vocab_size=512, seq_len=1024, micro_batch_size=1,
+                    total_batch_size=1024)
+    found = observe(find_script("p4"), H100, 1, settings, True)
+    assert (found.graphs, found.recompiled) == (2, 0)  # forward and backward
+    assert "_fused_adamw_" in {launch.name for launch in found.launches}
+    assert {launch.kind for launch in found.launches} == {"triton", "library", "eager"}
+    flops = {group: sum(launch.flops for launch in found.launches if launch.group == group)
+             for group in ("products", "attention")}
+    assert flops["products"] == 6 * (12 * 768**2 + 512 * 768) * 1024  # of the layer, the head
+    assert flops["attention"] == (2 + 5) * 2 * 768 * 1024 * 1024 / 2  # forward, backward; causal
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """05a with two of its layers: FlexAttention forward and backward, a window that grows."""
@@ -192,11 +206,13 @@ def small(tmp_path_factory):
     return observe(find_script(str(script)), H100, 1, settings, True, ASSEMBLED)
 
 
+@pytest.mark.slow
 @compiles
 def test_a_window_that_the_warm_up_leaves_out_is_compiled_again(small):
     assert small.recompiled == 2  # forward and backward for the second step's window
 
 
+@pytest.mark.slow
 @compiles
 def test_a_step_ends_with_its_optimizers(small):
     names = [launch.name for launch in small.launches]
@@ -204,6 +220,7 @@ def test_a_step_ends_with_its_optimizers(small):
     assert "cos" not in names  # the last validation's window makes the rotary tables again
 
 
+@pytest.mark.slow
 @compiles
 def test_flash_attention_is_counted_by_its_windows(small):
     pairs = sum(min(t, window) + 1 for window in (896, 384) for t in range(1024))  # a layer each
@@ -212,6 +229,7 @@ def test_flash_attention_is_counted_by_its_windows(small):
     assert sum(launch.flops for launch in attention) == (2 + 5) * 2 * 768 * pairs
 
 
+@pytest.mark.slow
 @compiles
 def test_a_rotary_embedding_moves_each_byte_once(small):
     moved = [launch.moved for launch in small.launches
@@ -220,6 +238,7 @@ def test_a_rotary_embedding_moves_each_byte_once(small):
     assert moved == 2 * [1024 * (4 * 768 * 2 + 2 * 128 * 4 + 2 * 6 * 4)]
 
 
+@pytest.mark.slow
 @compiles
 def test_a_head_in_fp8_is_compiled(small):
     products = [launch for launch in small.launches if launch.name == "_scaled_mm"]
@@ -229,6 +248,7 @@ def test_a_head_in_fp8_is_compiled(small):
     assert {launch.flops for launch in products} == {2 * 1024 * 768 * 512}
 
 
+@pytest.mark.slow
 @compiles
 def test_a_kernel_of_the_scripts_own_is_compiled(small):
     kernels = [launch for launch in small.launches if launch.name == "symmetric_kernel"]

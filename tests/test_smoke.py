@@ -32,6 +32,7 @@ from snapshots import (
     token_batches,
     train,
     training_rows,
+    tried_snapshots,
     where,
 )
 from speedrun.scripts.sizes import length_names
@@ -140,7 +141,7 @@ def test_logits_without_targets(milestone):
     assert not torch.allclose(model(changed)[:, 5:], logits[:, 5:])
 
 
-@where("make_optimizers")
+@tried_snapshots
 def test_seed(milestone, shards, tmp_path):
     module = load_snapshot(milestone)
     runs = [
