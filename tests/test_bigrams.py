@@ -85,9 +85,9 @@ def test_a_table_of_zeros_is_the_parent(milestone):
     losses = [one(tokens[:, :-1], tokens[:, 1:]) for one in models]
     assert losses[0].equal(losses[1])
     losses[0].backward()
-    width = len(model.layer_scalars)
+    width = len(model.layer_init)
     gradients = model.scalars.grad[: 11 * width].view(11, width)
-    assert not gradients[:, [*model.layer_scalars].index("bigrams")].any() and gradients.any()
+    assert not gradients[:, [*model.layer_init].index("bigrams")].any() and gradients.any()
     assert model.bigram_embed.weight.grad.any()
     assert scalars_of(model)["bigrams"].tolist() == pytest.approx([0.1] * 11)
     fresh = module.GPT(micro_sizes(module))

@@ -156,7 +156,7 @@ class Model:
         f, self.P, self.inputs, self.rounded = self.f, P, inputs, tables == "bfloat16"
         self.branch = attn_scale or ((2 * self.L) ** -0.5 if f.branch_factor else 1)
         self.documents = (inputs == bos_id).cumsum(1) * bool(f.documents)
-        self.mlps_in_eight_bits = eight_bits and bool(f.fp8_act_headroom)
+        self.mlps_in_eight_bits = eight_bits and bool(f.fp8_mlp_act_headroom)
         self.long = 10**6 if window is None else window
         self.short = max(1, self.long // (2 * tile_size)) * tile_size
         self.turns = m.frequencies(self.D, f.half_rotation)
@@ -286,7 +286,7 @@ class Model:
     def mlp(self, i, x):
         f, name = self.f, f"blocks.{i}.mlp."
         if self.mlps_in_eight_bits:  # with room above the largest number of the pass before
-            room = f.fp8_act_headroom * self.largest.get(i, 448 / f.fp8_act_headroom)
+            room = f.fp8_mlp_act_headroom * self.largest.get(i, 448 / f.fp8_mlp_act_headroom)
             y, self.largest[i] = m.EightBitMLP.apply(
                 x, self.P[f"{name}c_fc"], self.P[f"{name}c_proj"], 448 / room)
             return y

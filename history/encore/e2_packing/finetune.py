@@ -218,7 +218,7 @@ def count_slots(rows, args):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 class Linear(nn.Linear):
@@ -359,7 +359,7 @@ def load_start(model, args):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0

@@ -11,8 +11,8 @@ Changed: against llm.c's GPT-2, no biases; RMSNorm without parameters; exact GEL
 Record:  commit 4a452a2 of modded-nanogpt plus unit-norm gradients, by @kellerjordan0, 2024-06-01:
          val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -216,7 +216,7 @@ class NormalizedAdamW(torch.optim.AdamW):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0

@@ -11,8 +11,8 @@ Changed: Muon for the blocks' matrices, with queries, keys and values separate a
 Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in 22.3
          minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -274,7 +274,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0

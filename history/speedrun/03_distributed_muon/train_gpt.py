@@ -10,8 +10,8 @@ Changed: each matrix has one owner, which keeps its momentum and orthogonalises 
 Record:  #6 by @kellerjordan0, 2024-10-18: val loss 3.2747 after 2.67B tokens in 13.1 minutes on
          8xH100 (#7, the same script under PyTorch 2.5.0: 12.0 minutes)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -129,7 +129,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 class Rotary(nn.Module):
@@ -282,7 +282,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0

@@ -9,8 +9,8 @@ Changed: after the backward pass one all-reduce per parameter averages its gradi
          no buckets and no hooks, so the compiled graph stays whole
 Record:  part of #19 by @YouJiacheng, 2025-01-13
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
     train_steps: int = 1390
-    scheduled_steps: int = 1390  # the step at which the schedules of rate and window end
+    scheduled_steps: int = 1390  # the step at which the cooldown ends
     cooldown_frac: float = 0.4  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.0  # the decay ends at zero
     momentum_warmup_steps: int = 300
@@ -154,7 +154,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 class Linear(nn.Linear):
@@ -167,11 +167,11 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
-        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
+        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); negates only the sines
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -405,7 +405,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0

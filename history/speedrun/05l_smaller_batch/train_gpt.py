@@ -9,8 +9,8 @@ Changed: smaller batches, and more of them; validation on sequences four times a
          scales for weights and gradients; no search for faster kernels, as the new rules require
 Record:  #21 by @leloykun, 2025-01-26: val loss 3.2808 after 0.70B tokens in 2.93 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
+    total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -73,11 +73,11 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 1e-10 * 393_216  # times a step's tokens, because gradients are sums over them
     train_steps: int = 1770
-    scheduled_steps: int = 1770  # the step at which the schedules of rate and window end
+    scheduled_steps: int = 1770  # the step at which the cooldown ends
     cooldown_frac: float = 0.4  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
-    window_end: int = 1728  # tokens that a token sees at the end, rounded up to whole tiles
+    window_end: int = 1728  # tokens that L layers see at the end, rounded up to whole tiles
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
@@ -174,7 +174,7 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 def init_uniform(weight):
@@ -193,14 +193,14 @@ class Linear(nn.Linear):
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
+    """x (N, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
         x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (N, V)
 
     @staticmethod
     def backward(ctx, grad):
@@ -209,8 +209,8 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -233,11 +233,11 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
-        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
+        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); negates only the sines
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -472,7 +472,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0
@@ -578,7 +578,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     device = next(model.parameters()).device
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens
+    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps

@@ -9,8 +9,8 @@ Changed: the window has three values, each with its own compiled kernels, and st
          exact to the token instead of ending with a tile
 Record:  part of #29 by @varunneal, 2025-09-03
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
+    total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -61,12 +61,12 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, at most 1, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly the singular values of every update, as no matrix is tall
+    muon_lr: float = 0.05  # an update's singular values are about this, as no matrix is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -76,11 +76,11 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
     train_steps: int = 1670
-    scheduled_steps: int = 1670  # the step at which the schedules of rate and window end
+    scheduled_steps: int = 1670  # the cooldown ends here; the stages of windows divide these steps
     cooldown_frac: float = 0.45  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
-    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
     tile_size: int = 128  # mask tiles are tile_size queries by tile_size keys
@@ -128,8 +128,8 @@ def muon_momentum(step, args):
 
 def window_size(step, args):
     """window_start in the first stage, window_growth more in each later stage."""
-    stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
-    return args.window_start + stage * args.window_growth
+    stage = args.window_stages * step // (args.scheduled_steps + 1)  # + 1 as in the record
+    return args.window_start + min(stage, args.window_stages - 1) * args.window_growth
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -255,7 +255,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 def init_uniform(weight):
@@ -265,14 +265,14 @@ def init_uniform(weight):
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
+    """x (N, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
         x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (N, V)
 
     @staticmethod
     def backward(ctx, grad):
@@ -281,8 +281,8 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -305,11 +305,11 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
-        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
+        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
-        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,); negates only the sines
+        frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -538,7 +538,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0
@@ -620,7 +620,7 @@ def warm_up(model, optimizers, batches, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         inputs, targets = next(batches)
-        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # reaches all stages
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # 6 reach all stages
         model(inputs, targets, window_size(step, args)).backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -644,7 +644,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens
+    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps

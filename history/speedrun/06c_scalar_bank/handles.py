@@ -4,9 +4,9 @@ ATTENTION = ("x", "values", "c", "mask")
 
 
 def scalars(model):
-    width, L = len(model.layer_scalars), len(model.blocks)
+    width, L = len(model.layer_init), len(model.blocks)
     rows = model.scalars[: width * L].view(L, width)
-    return dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
+    return dict(zip(model.layer_init, rows.unbind(1), strict=True))
 
 
 def set_skips(model, factors):

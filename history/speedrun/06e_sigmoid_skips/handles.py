@@ -2,6 +2,6 @@
 
 
 def set_skips(model, factors):
-    width, L = len(model.layer_scalars), len(model.blocks)
+    width, L = len(model.layer_init), len(model.blocks)
     rows = model.scalars.detach()[: width * L].view(L, width)
-    rows[:, [*model.layer_scalars].index("skip")] = factors.logit()
+    rows[:, [*model.layer_init].index("skip")] = factors.logit()

@@ -9,8 +9,8 @@ Changed: for embeddings, head and scalars, a rank receives only its own rows' gr
          those rows and sends them out; Adam's state is also sharded
 Record:  part of #32 by @bernard24, 2025-09-11; in #24 by @vagrawal already
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Hyperparameters:
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
-    total_batch_size: int = 393_216  # tokens per step, all ranks; small batches need fewer in total
+    total_batch_size: int = 393_216  # tokens per optimizer step, all ranks
     train_seq_len: int = 49_152  # tokens per sequence: documents end to end, an eighth of a step
     val_seq_len: int = 262_144  # longer, so that fewer documents are cut
     micro_batch_size: int = 1  # sequences per forward pass per rank
@@ -65,12 +65,12 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, at most 1, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.05  # roughly the singular values of every update, as no matrix is tall
+    muon_lr: float = 0.05  # an update's singular values are about this, as no matrix is tall
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -80,11 +80,11 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 8 times the record's: here gradients are sums over ranks, not means
     train_steps: int = 1670
-    scheduled_steps: int = 1670  # the step at which the schedules of rate and window end
+    scheduled_steps: int = 1670  # the cooldown ends here; the stages of windows divide these steps
     cooldown_frac: float = 0.5  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
-    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
     window_end: int = 1664  # window of the last validation; YaRN lets it exceed training windows
@@ -139,8 +139,8 @@ def all_windows(args):
 
 def window_size(step, args):
     """The window of this step's stage; window_end in the validation after the last step."""
-    stage = min(args.window_stages * step // (args.scheduled_steps + 1), args.window_stages - 1)
-    return all_windows(args)[-1 if step == args.train_steps else stage]
+    stage = args.window_stages * step // (args.scheduled_steps + 1)  # + 1 as in the record
+    return all_windows(args)[-1 if step == args.train_steps else min(stage, args.window_stages - 1)]
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -187,6 +187,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    # The last start is padding, or some were cut off.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -199,7 +200,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: room for 1 per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; 1 per 410 tokens as in #78
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -287,7 +288,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 def init_uniform(weight):
@@ -297,14 +298,14 @@ def init_uniform(weight):
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
+    """x (N, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
         x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (N, V)
 
     @staticmethod
     def backward(ctx, grad):
@@ -313,8 +314,8 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -337,8 +338,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
-        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
+        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -346,7 +347,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) each time it grew."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -365,7 +366,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask or (starts, longest, window)}; tokens see `window` back in a document."""
+    """{kind: dense mask or (starts, longest, window)}; window: visible previous tokens."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -466,9 +467,9 @@ class GPT(nn.Module):
         longest = max(args.train_seq_len, args.val_seq_len)
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
-        self.layer_scalars = dict(skip=-1.5, x=1.0, x0=0.0, value=0.5, value_embed=0.5)
-        scalars = [*self.layer_scalars.values()] * args.num_layers
-        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
+        self.layer_init = dict(skip=-1.5, x=1.0, x0=0.0, value=0.5, value_embed=0.5)
+        scalars = [*self.layer_init.values()] * args.num_layers
+        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))
         self.lm_head = Head(args)
         if args.bf16:
             self.embed.bfloat16()  # the residual stream takes its dtype
@@ -484,25 +485,26 @@ class GPT(nn.Module):
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer."""
-        L, width = len(self.blocks), len(self.layer_scalars)
+        L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
-        return [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
+        # The last entries are padding: 8 ranks get equal shares.
+        return [dict(zip(self.layer_init, row, strict=True)) for row in rows]
 
     def forward(self, inputs, targets=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
         windows = dict(L=self.window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
-        coefficients = self.named_coefficients()
+        per_layer = self.named_coefficients()
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
         value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         skips = []
         # A U-net (arXiv 1505.04597): the first half pushes its outputs, the second half pops them,
         # each times a weight between 0 and 1, which starts at sigmoid(-1.5) = 0.18.
         half = len(self.blocks) // 2
-        for block, c in zip(self.blocks[:half], coefficients[:half], strict=True):
+        for block, c in zip(self.blocks[:half], per_layer[:half], strict=True):
             x = block(x, value_embeds, x0, c, masks)
             skips.append(x)
-        for block, c in zip(self.blocks[half:], coefficients[half:], strict=True):
+        for block, c in zip(self.blocks[half:], per_layer[half:], strict=True):
             x = x + c["skip"].sigmoid() * skips.pop()  # the first pop is x, as in the record
             x = block(x, value_embeds, x0, c, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
@@ -541,7 +543,7 @@ def adam_update(param, grad, mean, mean_square, rate, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam in which each rank computes its share of the rows of every parameter."""
+    """Adam in which each rank updates its share of the rows of every parameter."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -626,7 +628,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0
@@ -707,7 +709,7 @@ def warm_up(model, optimizers, batches, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         inputs, targets = next(batches)
-        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # reaches all stages
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # 6 reach all stages
         model.set_window(window_size(step, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:
@@ -732,7 +734,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens
+    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps

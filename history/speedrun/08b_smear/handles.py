@@ -2,8 +2,8 @@
 
 
 def scalars(model):
-    width, L = len(model.layer_scalars), len(model.blocks)
+    width, L = len(model.layer_init), len(model.blocks)
     values = model.scalars
     rows = values[: width * L].view(L, width)
-    named = dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
-    return named | dict(zip(model.model_scalars, values[width * L :], strict=False))  # then padding
+    named = dict(zip(model.layer_init, rows.unbind(1), strict=True))
+    return named | dict(zip(model.model_init, values[width * L :], strict=False))  # then padding

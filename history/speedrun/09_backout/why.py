@@ -7,7 +7,7 @@ def draw(picture):
     module = picture.snapshot
     args = module.Hyperparameters(bf16=False)
     with torch.device("meta"):  # shapes without data
-        share = module.GPT(args).model_scalars["backout"]
+        share = module.GPT(args).model_init["backout"]
     step, y, last = 29, 62, args.num_layers
     picture.title("Before the head, a part of the stream is removed")
     picture.line([(0, y), (step * last + 22, y)], "ink")

@@ -2,8 +2,8 @@
 
 
 def set_skips(model, factors):
-    of_layers = len(model.layer_scalars) * len(model.blocks)
-    place = of_layers + [*model.model_scalars].index("skip")
+    of_layers = len(model.layer_init) * len(model.blocks)
+    place = of_layers + [*model.model_init].index("skip")
     model.scalars.detach()[place] = factors[model.args.skip_to].logit()
 
 

@@ -10,8 +10,8 @@ Changed: one scalar multiplies the weights of queries, keys and values, another 
 Record:  #48 by @ChrisJMcCormick, 2025-12-11: mean val loss of 10 runs 3.2777 after 0.57B tokens in
          2.17 minutes on 8xH100 (#47 by @roeeshenberg: 2.19 minutes)
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -72,12 +72,12 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # scales logit gradients of at most 1, far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, at most 1, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # an update's singular values are about this times a factor below
+    muon_lr: float = 0.023  # an update's singular values are about this x one of the factors below
     attention_lr_factor: float = 2.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -101,10 +101,10 @@ class Hyperparameters:
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
-    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_end: int = 1664  # window after the scheduled steps
-    long_window_end: int = 2560  # long window of the last validation
+    long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
@@ -140,7 +140,7 @@ class Stage(NamedTuple):
     """A row of the table of schedules; every step has the same number of sequences."""
     seq_len: int  # tokens per training sequence
     peak_lr: float  # lr_multiplier before the cooldown
-    window: int  # previous tokens that a token sees
+    window: int  # previous tokens that L layers see
 
 
 def stages(args):
@@ -150,7 +150,7 @@ def stages(args):
         Stage(1 * T, 1.0, start),
         Stage(2 * T, args.second_stage_lr, start + growth),
         Stage(3 * T, args.third_stage_lr, start + 2 * growth),
-        Stage(3 * T, args.final_lr_multiplier, args.window_end),  # the decay is over
+        Stage(3 * T, args.final_lr_multiplier, args.window_end),  # cooled down: peak_lr is unused
     ]
 
 
@@ -169,7 +169,7 @@ def lr_multiplier(step, args):
 
 
 def muon_momentum(step, args):
-    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    """Linear to muon_momentum over momentum_warmup_steps, back over momentum_cooldown_steps."""
     left = (args.train_steps - step) / args.momentum_cooldown_steps
     progress = min(1.0, step / args.momentum_warmup_steps, left)
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
@@ -195,7 +195,7 @@ def open_shard(file):
 
 
 def packed_rows(shard, row_stages, args):
-    """Yields rows of seq_len + 1 tokens, one per row stage: documents cut to max_document_len."""
+    """Yields seq_len + 1 tokens per entry of row_stages: documents cut to max_document_len."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, missing = [], next(row_stages).seq_len + 1
@@ -232,6 +232,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    # The last start is padding, or some were cut off.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -258,7 +259,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: room for 1 per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; 1 per 410 tokens as in #78
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -346,7 +347,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 def init_uniform(weight):
@@ -356,14 +357,14 @@ def init_uniform(weight):
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
+    """x (N, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
         x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (N, V)
 
     @staticmethod
     def backward(ctx, grad):
@@ -372,8 +373,8 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -396,8 +397,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
-        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
+        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -405,7 +406,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) each time it grew."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -424,7 +425,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask or (starts, longest, window)}; tokens see `window` back in a document."""
+    """{kind: dense mask or (starts, longest, window)}; window: visible previous tokens."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -455,7 +456,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, value_embed, c, mask):  # c: coefficients by name
         B, T, C = x.shape
         weights = self.c_qkvo.to(x.dtype).view(4, C, C)
-        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm undoes it for q and k
+        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm cancels it in q and k
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if value_embed is not None:
             v = v + value_embed.view_as(v)
@@ -486,9 +487,9 @@ class MLP(nn.Module):
         return F.relu(x @ self.c_fc.to(x.dtype)).square() @ self.c_proj.to(x.dtype).T
 
 
-def smear(x, scale, gate):
-    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
-    gates = F.linear(x[:, 1:, : gate.size(1)], gate.to(x.dtype)).sigmoid()  # (B, T - 1, 1)
+def smear(x, scale, gate_weight):
+    """x (B, T, C) plus scale * x's gate * the previous token's x, even across documents."""
+    gates = F.linear(x[:, 1:, : gate_weight.size(1)], gate_weight.to(x.dtype)).sigmoid()
     return torch.cat((x[:, :1], x[:, 1:] + scale * gates * x[:, :-1]), dim=1)
 
 
@@ -530,10 +531,10 @@ class GPT(nn.Module):
         longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
         self.rotary = Rotary(args.model_dim // args.num_heads, longest)  # one for all layers
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
-        self.layer_scalars = dict(x=1.1, x0=0.0, value=0.5, output=1.0)
-        self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
-        scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
-        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))  # 8 ranks
+        self.layer_init = dict(x=1.1, x0=0.0, value=0.5, output=1.0)
+        self.model_init = dict(smear=0.0, backout=0.5, skip=-1.5)  # all values as in the record
+        scalars = [*self.layer_init.values()] * args.num_layers + [*self.model_init.values()]
+        self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))
         self.lm_head = Head(args)
         if args.bf16:
             self.embed.bfloat16()  # the residual stream takes its dtype
@@ -544,33 +545,33 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # S layers see half of it; the rotary tables are set for it
+        self.window = window  # S layers see half, in whole tiles; rotary tables are set for it
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer, then one for the model."""
-        L, width = len(self.blocks), len(self.layer_scalars)
+        L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
-        layers = [dict(zip(self.layer_scalars, row, strict=True)) for row in rows]
+        layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
         # The last entries are padding: 8 ranks get equal shares.
-        return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=False))
+        return layers, dict(zip(self.model_init, self.scalars[width * L :], strict=False))
 
     def forward(self, inputs, targets=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
-        coefficients, scalars = self.named_coefficients()
-        x = x0 = norm(smear(self.embed(inputs), scalars["smear"], self.smear_gate))  # (B, T, C)
+        per_layer, per_model = self.named_coefficients()
+        x = x0 = norm(smear(self.embed(inputs), per_model["smear"], self.smear_gate))  # (B, T, C)
         value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         outputs = []  # one per layer
-        for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
+        for i, (block, c) in enumerate(zip(self.blocks, per_layer, strict=True)):
             if i == self.args.skip_to:
-                x = x + scalars["skip"].sigmoid() * outputs[self.args.skip_from]
+                x = x + per_model["skip"].sigmoid() * outputs[self.args.skip_from]
             x = block(x, value_embeds, x0, c, masks)
             outputs.append(x)
         # The output of backout_layer helps later layers more than the head.
-        x = x - scalars["backout"] * outputs[self.args.backout_layer]
+        x = x - per_model["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
         # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a faster tanh(u).
@@ -641,7 +642,7 @@ def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
 
 
 class ShardedAdam(torch.optim.Optimizer):
-    """Adam in which each rank computes its share of the rows of every parameter."""
+    """Adam in which each rank updates its share of the rows of every parameter."""
     def __init__(self, groups, betas, eps, compiled):
         super().__init__(groups, dict(betas=betas, eps=eps, weight_decay=0.0))
         self.adam_update = torch.compile(adam_update, dynamic=False, disable=not compiled)
@@ -693,7 +694,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; the first num_attentions hold four (n, n), as (n, 4n).
+        # A group's matrices share a shape; the first num_attentions hold four (m, m), as (m, 4m).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -733,7 +734,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
-            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a number recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
             own_attentions = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
@@ -752,7 +753,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0
@@ -858,7 +859,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach all stages
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args), long_window_size(step, args))
         model(inputs, targets).backward()
@@ -885,7 +886,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens
+    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps

@@ -2,9 +2,9 @@
 
 
 def scalars(model):
-    width, L = len(model.layer_scalars), len(model.blocks)
+    width, L = len(model.layer_init), len(model.blocks)
     values = model.scalars
     rows = values[: width * L].view(L, width)
-    named = dict(zip(model.layer_scalars, rows.unbind(1), strict=True))
-    named |= dict(zip(model.model_scalars, values[width * L :], strict=True))
+    named = dict(zip(model.layer_init, rows.unbind(1), strict=True))
+    named |= dict(zip(model.model_init, values[width * L :], strict=True))
     return named | dict(x0=model.x0_weights)

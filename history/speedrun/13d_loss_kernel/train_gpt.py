@@ -10,8 +10,8 @@ Changed: a kernel visits each token's logits once, caps them and stores the loss
 Record:  #60 by @soren_dunn_ with the AI system Locus, 2026-01-16: mean val loss of 10 runs 3.2788
          after 0.47B tokens in 1.77 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
-         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (record size: 8 GPUs)
-         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints tiny options)
+         torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
+         python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Hyperparameters:
     num_layers: int = 11  # GPT-2's 12 without the first, which was not worth its time
     layer_without_attention: int = 6  # counted from 0; attention would help little in this layer
     value_embed_pattern: str = ".01.....234"  # a digit = the layer's own value table; . = none
-    bigram_rows: int = 251_520  # rows of the bigrams' table: 5 times the vocabulary's
+    bigram_rows: int = 251_520  # rows of the bigram table: 5 times the vocabulary's
     bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
     value_embed_init: float = 0.01  # initial standard deviation; not 0, as gates read the tables
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
@@ -85,7 +85,7 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # an update's singular values are about this times a factor below
+    muon_lr: float = 0.023  # an update's singular values are about this x one of the factors below
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -93,22 +93,22 @@ class Hyperparameters:
     muon_weight_decay: float = 1.2  # a step removes at most this x rate^2 x lr factor x weight
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
-    value_embed_lr: float = 0.6  # rate of both the value embeddings and the bigrams' table
+    value_embed_lr: float = 0.6  # rate of both the value embeddings and the bigram table
     head_lr: float = 0.008  # rate of both the head and the embedding
     tied_frac: float = 2 / 3  # share of scheduled_steps in which head and embedding are one table
     scalar_lr: float = 0.04
     gate_lr: float = 0.008
     smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
     skip_gate_lr: float = 4e-4
-    value_embed_beta1: float = 0.75  # shared with the bigrams' table
-    head_beta1: float = 0.5  # shared with the embedding; low, or rare tokens' rows keep moving
+    value_embed_beta1: float = 0.75  # shared with the bigram table
+    head_beta1: float = 0.5  # shared with the embedding; low, so rare tokens' rows soon stop
     adam_beta1: float = 0.65  # for x0_weights
     adam_beta2: float = 0.95  # for the tables and x0_weights
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
     small_beta2: float = 0.99
     adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
     adam_weight_decay: float = 0.005  # a step removes at most this x rate^2 x decay factor x weight
-    value_embed_decay_factor: float = 5.0  # shared with the bigrams' table
+    value_embed_decay_factor: float = 5.0  # shared with the bigram table
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
@@ -121,10 +121,10 @@ class Hyperparameters:
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
-    window_start: int = 384  # previous tokens that a token sees in the first stage
+    window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_end: int = 1664  # window after the scheduled steps
-    long_window_end: int = 2560  # long window of the last validation
+    long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
@@ -160,8 +160,8 @@ class Stage(NamedTuple):
     """A row of the table of schedules; every step has the same number of sequences."""
     seq_len: int  # tokens per training sequence
     peak_lr: float  # lr_multiplier before the cooldown
-    window: int  # previous tokens that a token sees
-    target_weights_start: list  # in the loss, as the stage starts; the next token's first
+    window: int  # previous tokens that L layers see
+    target_weights_start: list  # as the stage starts: the next token's, then other targets'
     target_weights_end: list  # as the stage ends
 
 
@@ -209,7 +209,7 @@ def last_tied_step(args):
 
 
 def muon_momentum(step, args):
-    """Linear up to muon_momentum over momentum_warmup_steps, down over momentum_cooldown_steps."""
+    """Linear to muon_momentum over momentum_warmup_steps, back over momentum_cooldown_steps."""
     left = (args.train_steps - step) / args.momentum_cooldown_steps
     progress = min(1.0, step / args.momentum_warmup_steps, left)
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
@@ -235,7 +235,7 @@ def open_shard(file):
 
 
 def packed_rows(shard, row_stages, args):
-    """Yields rows of seq_len + 1 tokens, one per row stage: documents cut to max_document_len."""
+    """Yields seq_len + 1 tokens per entry of row_stages: documents cut to max_document_len."""
     # The last document is cut to fill the row; all cut-off tokens are skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, missing = [], next(row_stages).seq_len + 1
@@ -272,6 +272,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
+                    # The last start is padding, or some were cut off.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -298,7 +299,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: room for 1 per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; 1 per 410 tokens as in #78
     starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
     return starts.flatten().int()
 
@@ -415,7 +416,7 @@ if find_spec("triton"):
 
 
 def relu2_product(a, b, post=None, use_triton=False):
-    """relu(a b)^2 for a (M, K) and b (K, N); given post (M, N), 2 a b sqrt(post)."""
+    """relu(a b)^2 for a (M, K), b (K, N); the backward pass gives post (M, N): 2 a b sqrt(post)."""
     if not use_triton:
         product = a @ b
         return F.relu(product).square() if post is None else 2 * product * post.sqrt()
@@ -500,7 +501,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, use_triton=Fa
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -510,14 +511,14 @@ def init_uniform(weight, scale=0.5):
 
 
 class FP8Linear(torch.autograd.Function):
-    """x (T, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
+    """x (N, C) times weight (V, C) transposed, with FP8 (arXiv 2209.05433) forward and backward."""
     @staticmethod
     def forward(ctx, x, weight, x_scale, weight_scale, grad_scale):
         x8 = quantize(x, x_scale, torch.float8_e4m3fn)  # 3 mantissa bits, at most 448
         weight8 = quantize(weight, weight_scale, torch.float8_e4m3fn)
         ctx.save_for_backward(x8, weight8)
         ctx.scales = x_scale, weight_scale, grad_scale
-        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (T, V)
+        return fp8_product(x8, x_scale, weight8, weight_scale, x.dtype, fast=True)  # (N, V)
 
     @staticmethod
     def backward(ctx, grad):
@@ -526,8 +527,8 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (T, C)
-        grad_weight = fp8_product(  # computed transposed, which is faster
+            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -550,8 +551,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t the pair of dimensions (i, i + D/2) rotates by t * frequencies[i]. Half of
-        # the frequencies fall from 1 to 1 / 1024 in geometric steps; the others are zero.
+        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -559,7 +560,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) each time it grew."""
+        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -601,7 +602,7 @@ def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
     A query can match the token before the key's. So one layer can be an induction head: it finds
-    its own token earlier and copies what followed. The shift crosses the starts of documents.
+    an earlier copy of its own token and copies what followed. The shift crosses document starts.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
     fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
@@ -640,7 +641,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, extra_values, c, mask):  # c: coefficients by name
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm undoes it for q and k
+        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm cancels it in q and k
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
@@ -695,9 +696,9 @@ class MLP(nn.Module):
         return y.view_as(x)
 
 
-def smear(x, scale, gate):
-    """Adds scale * gate * the previous token's x to x (B, T, C), even across documents."""
-    return torch.cat((x[:, :1], x[:, 1:] + scale * gates(x[:, 1:], gate) * x[:, :-1]), dim=1)
+def smear(x, scale, gate_weight):
+    """x (B, T, C) plus scale * x's gate * the previous token's x, even across documents."""
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates(x[:, 1:], gate_weight) * x[:, :-1]), dim=1)
 
 
 class ValueEmbeds(nn.Module):
@@ -711,7 +712,7 @@ class ValueEmbeds(nn.Module):
         rows = args.value_embed_init * torch.randn(math.prod(self.shape), args.model_dim)
         self.weight = nn.Parameter(rows)
 
-    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; gradients add up in weight's dtype
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; backward sums in weight's dtype
         return dict(zip(self.layers, self.weight.unflatten(0, self.shape)[:, inputs], strict=True))
 
 
@@ -777,7 +778,7 @@ class CappedLoss(torch.autograd.Function):
 
 
 class GPT(nn.Module):
-    """Token ids to next-token logits, or to the mean loss if targets are given."""
+    """Token ids to next-token logits or, given targets, to the tokens' mean weighted loss."""
     def __init__(self, args):
         super().__init__()
         self.args = args
@@ -793,7 +794,7 @@ class GPT(nn.Module):
         self.value_embeds = ValueEmbeds(args)
         self.bigram_embed = BigramEmbed(args)
         longest = max(args.val_seq_len, *(row.seq_len for row in stages(args)))
-        # All layers share one; each slot of paired heads has a position.
+        # One for all layers; each slot of paired heads has a position.
         self.rotary = Rotary(args.model_dim // args.num_heads, 2 * longest)
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
         self.attention_layers = [i for i, block in enumerate(self.blocks) if block.attn is not None]
@@ -803,9 +804,9 @@ class GPT(nn.Module):
         self.value_gates = nn.Parameter(torch.zeros(
             len(self.value_embeds.layers), args.num_heads, args.gate_channels))
         self.skip_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
-        self.layer_scalars = dict(x=1.1, value=0.5, output=1.0, bigrams=args.bigram_scale)
-        self.model_scalars = dict(smear=0.0, backout=0.5, skip=-1.5)
-        scalars = [*self.layer_scalars.values()] * args.num_layers + [*self.model_scalars.values()]
+        self.layer_init = dict(x=1.1, value=0.5, output=1.0, bigrams=args.bigram_scale)
+        self.model_init = dict(smear=0.0, backout=0.5, skip=-1.5)  # all values as in the record
+        scalars = [*self.layer_init.values()] * args.num_layers + [*self.model_init.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         if args.bf16:
@@ -815,42 +816,42 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # S layers see half of it; the rotary tables are set for it
+        self.window = window  # S layers see half, in whole tiles; rotary tables are set for it
         self.long_window = long_window
         self.rotary.set_window(window, self.args)
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer, then one for the model."""
-        L, width = len(self.blocks), len(self.layer_scalars)
+        L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
-        layers = [dict(zip(self.layer_scalars, row, strict=True), x0=x0_weight)
+        layers = [dict(zip(self.layer_init, row, strict=True), x0=x0_weight)
                   for row, x0_weight in zip(rows, self.x0_weights, strict=True)]
         for i, gate in zip(self.attention_layers, self.attention_gates, strict=True):
             layers[i]["gate"] = gate
         for i, gate in zip(self.value_embeds.layers, self.value_gates, strict=True):
             layers[i]["value_gate"] = gate
-        return layers, dict(zip(self.model_scalars, self.scalars[width * L :], strict=True))
+        return layers, dict(zip(self.model_init, self.scalars[width * L :], strict=True))
 
     def forward(self, inputs, targets=None, tied=False, target_weights=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
         masks = attention_masks(inputs, windows, self.training, self.args)
         masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
-        coefficients, scalars = self.named_coefficients()
+        per_layer, per_model = self.named_coefficients()
         embed_weight = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, embed_weight)  # (B, T, C)
-        x = x0 = norm(smear(x, scalars["smear"], self.smear_gate))
+        x = x0 = norm(smear(x, per_model["smear"], self.smear_gate))
         value_embeds = self.value_embeds(inputs)
         sources = dict(x0=x0, bigrams=self.bigram_embed(inputs))  # the tensors that layers mix in
         outputs = []  # one per layer
-        for i, (block, c) in enumerate(zip(self.blocks, coefficients, strict=True)):
+        for i, (block, c) in enumerate(zip(self.blocks, per_layer, strict=True)):
             if i == self.args.skip_to:
                 skip = 2 * gates(x0, self.skip_gate) * outputs[self.args.skip_from]
-                x = x + scalars["skip"].sigmoid() * skip
+                x = x + per_model["skip"].sigmoid() * skip
             x = block(x, value_embeds.get(i), sources, c, masks)
             outputs.append(x)
         # The output of backout_layer helps later layers more than the head.
-        x = x - scalars["backout"] * outputs[self.args.backout_layer]
+        x = x - per_model["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         cap = height, shift, width = self.cap
         if targets is None:
@@ -1008,7 +1009,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; the first num_attentions hold four (n, n), as (n, 4n).
+        # A group's matrices share a shape; the first num_attentions hold four (m, m), as (m, 4m).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -1051,7 +1052,7 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
-            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a number recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
             own_attentions = len(group["params"][: group["num_attentions"]][share])
             n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
@@ -1071,7 +1072,7 @@ class Muon(torch.optim.Optimizer):
 
 # -------------------------------------------- Training --------------------------------------------
 class Log:
-    """A run's log: the same lines in log.txt and on the screen, both from rank 0."""
+    """Rank 0's log: the script's text, then lines that also appear on the screen."""
     def __init__(self, args):
         self.train_steps = args.train_steps
         self.file = None  # for all ranks but 0
@@ -1184,7 +1185,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # every stage occurs
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach all stages
         inputs, targets = next(load_train(first=step))
         model.set_window(window_size(step, args), long_window_size(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)
@@ -1212,10 +1213,10 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens
+    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
     device = next(model.parameters()).device
-    target_weights_of = [torch.tensor(target_weights(step, args)).to(device)
-                         for step in range(args.train_steps)]  # before the clock starts
+    weights_by_step = [torch.tensor(target_weights(step, args)).to(device)
+                       for step in range(args.train_steps)]  # before the clock starts
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
@@ -1232,7 +1233,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
 
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
-            loss = model(inputs, targets, tied, target_weights_of[step])
+            loss = model(inputs, targets, tied, weights_by_step[step])
             # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
             (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
             train_loss += loss.detach() / grad_accum_steps
