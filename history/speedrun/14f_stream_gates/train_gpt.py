@@ -276,14 +276,13 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
-        steps = 0
+        before = first  # the step whose rows come next
         for shard in shards:
-            row_stages = (stage(step, args) for step in itertools.count(first + steps)
-                          for _ in range(num_rows))
+            row_stages = (stage(i, args) for i in itertools.count(first) for _ in range(num_rows))
             rows = packed_rows(shard, row_stages, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
             while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
-                steps += 1
+                first += 1
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
@@ -294,8 +293,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert steps, f"no file {pattern} fills the {num_rows} rows of a step"
-        first += steps
+        assert first > before, f"no file {pattern} fills the {num_rows} rows of a step"
 
 
 def prefetched(batches, args, device):
