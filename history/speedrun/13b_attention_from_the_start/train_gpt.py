@@ -869,12 +869,12 @@ class ShardedAdam(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is None:
                     continue  # a tied embedding has none
-                assert group["replicated"] or len(param) % world_size == 0, (
-                    f"{world_size} ranks cannot share {len(param)} rows: alter ranks or vocab_size")
                 if group["replicated"]:
                     grad = param.grad
                     reduction = dist.all_reduce(grad, async_op=True)
                 else:
+                    assert len(param) % world_size == 0, (
+                        f"{world_size} ranks cannot share {len(param)} rows: alter one of them")
                     grad = torch.empty_like(param.grad[: len(param) // world_size])
                     reduction = dist.reduce_scatter_tensor(grad, param.grad, async_op=True)
                 reductions.append((group, param, grad, reduction))
