@@ -835,13 +835,13 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a number recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            own_attentions = len(group["params"][: group["num_attentions"]][share])
-            n = grads.size(1)  # an attention is four (n, n) matrices, orthogonalised separately
-            parts = [(tensor[:own_attentions].view(-1, tensor.size(1), n), tensor[own_attentions:])
-                     for tensor in (grads, state["momentum_buffer"], state["mean_square"])]
+            own_attentions = len(range(group["num_attentions"])[share])  # that this rank updates
+            m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
+            tensors = grads, state["momentum_buffer"], state["mean_square"]
+            attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
+            others = [tensor[own_attentions:] for tensor in tensors]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
-                       .view(-1, *grads.shape[1:])
-                       for part in zip(*parts, strict=True) if len(part[0])]
+                       .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
             decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it again
             self.cautious_update(weights[share], torch.cat(updates), rates, decay)
