@@ -292,7 +292,7 @@ def test_when_value_embeddings_begin_to_move(milestone, shards, tmp_path, monkey
 
 # ---- 11d: gates on value embeddings and on the skip ----
 
-GATED = having("value_gate", "Block", "GPT", "gates")
+GATED = having("value_gate", "Block", "GPT")
 gates = pytest.mark.parametrize("milestone", GATED, ids=by_id)
 
 

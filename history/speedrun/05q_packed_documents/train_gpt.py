@@ -359,6 +359,11 @@ def attention_mask(inputs, window, args):
     return (tiles[:, :T, :T] & visible(b[:, None, None], None, t[:, None], t))[:, None]
 
 
+def gates(x, weight):
+    """Sigmoids (B, T, H) of weight (H, channels) times the leading channels of x (B, T, C)."""
+    return F.linear(x[..., : weight.size(1)], weight.to(x.dtype)).sigmoid()
+
+
 class CausalSelfAttention(nn.Module):
     """Multi-head attention: each token attends to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
@@ -387,8 +392,7 @@ class CausalSelfAttention(nn.Module):
             y = flex_attention(q, k, v, block_mask=mask, scale=self.scale)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
-        y = y.transpose(1, 2) * gates[..., None]  # a gate can switch a head off for a token
+        y = y.transpose(1, 2) * gates(x, self.gate)[..., None]  # can switch a head off for a token
         return F.linear(y.reshape(B, T, C), weights[3])
 
 

@@ -381,6 +381,11 @@ def attention_masks(inputs, windows, training, args):
     return {kind: visible & (distance <= window) for kind, window in windows.items()}
 
 
+def gates(x, weight):
+    """Sigmoids (B, T, H) of weight (H, channels) times the leading channels of x (B, T, C)."""
+    return F.linear(x[..., : weight.size(1)], weight.to(x.dtype)).sigmoid()
+
+
 class CausalSelfAttention(nn.Module):
     """Multi-head attention: each token attends to the tokens that the mask lets it see."""
     def __init__(self, args, rotary):
@@ -411,8 +416,7 @@ class CausalSelfAttention(nn.Module):
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
-        gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
-        y = y * gates[..., None]  # a gate can switch a head off for a token
+        y = y * gates(x, self.gate)[..., None]  # a gate can switch a head off for a token
         return F.linear(y.reshape(B, T, C), weights[3])
 
 

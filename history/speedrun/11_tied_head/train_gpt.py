@@ -458,6 +458,11 @@ def offset_keys(k):
     return torch.stack((rotating, fixed), dim=-2).flatten(-3)
 
 
+def gates(x, weight):
+    """Sigmoids (B, T, H) of weight (H, channels) times the leading channels of x (B, T, C)."""
+    return F.linear(x[..., : weight.size(1)], weight.to(x.dtype)).sigmoid()
+
+
 class CausalSelfAttention(nn.Module):
     """Multi-head attention: each token attends to the tokens that the mask lets it see."""
     def __init__(self, args, rotary, layer):
@@ -491,8 +496,7 @@ class CausalSelfAttention(nn.Module):
             starts, longest, window = mask
             y = varlen_attn(*(t.flatten(0, 1) for t in (q, k, v)), starts, starts, longest, longest,
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
-        gates = F.linear(x[..., : self.gate.size(1)], self.gate.to(x.dtype)).sigmoid()  # (B, T, H)
-        y = y * gates[..., None]  # a gate can switch a head off for a token
+        y = y * gates(x, self.gate)[..., None]  # a gate can switch a head off for a token
         return F.linear(y.reshape(B, T, C), c["output"] * weights[3])  # cheaper than scaling y
 
 
@@ -511,8 +515,7 @@ class MLP(nn.Module):
 
 def smear(x, scale, gate_weight):
     """x (B, T, C) plus scale * x's gate * the previous token's x, even across documents."""
-    gates = F.linear(x[:, 1:, : gate_weight.size(1)], gate_weight.to(x.dtype)).sigmoid()
-    return torch.cat((x[:, :1], x[:, 1:] + scale * gates * x[:, :-1]), dim=1)
+    return torch.cat((x[:, :1], x[:, 1:] + scale * gates(x[:, 1:], gate_weight) * x[:, :-1]), dim=1)
 
 
 class Block(nn.Module):
