@@ -55,10 +55,9 @@ class Watched:
         self.module, self.calls = load_snapshot(milestone), []
         masks = self.module.attention_masks
 
-        def noted(inputs, windows, training, args, **slots):
-            if "L" in windows:  # not those of paired heads
-                self.calls.append((training, inputs.size(1), windows["L"], windows["S"]))
-            return masks(inputs, windows, training, args, **slots)
+        def noted(inputs, windows, training, args):
+            self.calls.append((training, inputs.size(1), windows["L"], windows["S"]))
+            return masks(inputs, windows, training, args)
 
         monkeypatch.setattr(self.module, "attention_masks", noted)
 

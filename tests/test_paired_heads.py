@@ -27,9 +27,9 @@ def visible_slots(inputs, window, bos_id=1):
         for k in range(2 * len(tokens))] for q in range(2 * len(tokens))])
 
 
-def masks_of(module, inputs, window, args, slots=2):
-    """The module's masks for one window, as the arguments of a kernel or dense."""
-    return module.attention_masks(inputs, dict(P=window), True, args, slots=slots)["P"]
+def masks_of(module, inputs, window, args):
+    """The module's masks of paired heads for one window, as the arguments of a kernel or dense."""
+    return module.attention_masks(inputs, dict(P=window), True, args)["P"]
 
 
 def by_loops(module, attention, values, visible):
@@ -130,9 +130,9 @@ def test_slots_see_their_document_and_a_window_of_slots(milestone):
     # A window of 128 slots is one of 64 tokens: as many numbers as in layers without pairs.
     seen = masks_of(module, torch.zeros(1, 100, dtype=torch.int64), 128, args)[0, 0].sum(1)
     assert seen.tolist() == [min(slot, 128) + 1 for slot in range(200)]
-    plain = masks_of(module, inputs, 7, args, slots=1)
-    assert plain.equal(module.attention_masks(inputs, dict(S=7), True, args)["S"])
-    assert plain.shape == (3, 1, 20, 20)
+    masks = module.attention_masks(inputs, dict(L=7, S=7, P=7), True, args)
+    assert masks["P"].equal(masks_of(module, inputs, 7, args)) and masks["S"].equal(masks["L"])
+    assert masks["S"].shape == (3, 1, 20, 20)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,7 @@ def test_documents_are_twice_as_long_for_the_kernel(milestone):
         if first:  # rows of the first stage, where documents may be shorter
             vars(args).update(fitting(dict(first_document_len=15, train_seq_len=600), vars(args)))
             longest = 2 * handles(module).document_len(args, 600)
-        starts, found, window = module.attention_masks(
-            inputs, dict(P=8), training, args, slots=2)["P"]
+        starts, found, window = module.attention_masks(inputs, dict(P=8), training, args)["P"]
         assert (found, window) == (longest, 8) and starts.dtype == torch.int32
         assert starts.tolist() == [0, 14, 600, 1200, 2380] + [2400] * (len(starts) - 5)
 

@@ -11,8 +11,8 @@ def countable(args):  # a slot of a pair sees as many keys as a token
 
 
 def replace_masks(module, replace, mask):
-    replace(module, "attention_masks", lambda inputs, windows, training, args, slots=1: {
-        kind: mask(inputs.repeat_interleave(slots, dim=1), window)
+    replace(module, "attention_masks", lambda inputs, windows, training, args: {
+        kind: mask(inputs.repeat_interleave(SLOTS if kind == "P" else 1, dim=1), window)
         for kind, window in windows.items()})
 
 

@@ -458,24 +458,25 @@ class Rotary(nn.Module):
         return x * self.cos[: x.size(1)] + swapped * self.sin[: x.size(1)]
 
 
-def attention_masks(inputs, windows, training, args, slots=1):
-    """{kind: dense mask or (starts, longest, window)}; each token takes `slots` slots.
-
-    A slot sees `window` slots back in its document: window / 2 tokens if a token takes two.
-    """
-    T = slots * inputs.size(1)
+def attention_masks(inputs, windows, training, args):
+    """{kind: dense mask or (starts, longest, window)}; window: visible previous slots."""
+    slots = {kind: 2 if kind == "P" else 1 for kind in windows}  # per token; two: see pair_heads
+    T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
-        starts = slots * document_starts(inputs, args)
-        longest = slots * args.max_document_len if training else T  # packed_rows cuts documents
-        return {kind: (starts, longest, window) for kind, window in windows.items()}
-    assert T <= 16_384, (
-        f"a dense mask of {T} x {T} slots is too large; lower train_seq_len or val_seq_len")
+        starts = document_starts(inputs, args)
+        longest = args.max_document_len if training else T  # packed_rows cuts training documents
+        return {kind: (slots[kind] * starts, slots[kind] * longest, window)
+                for kind, window in windows.items()}
+    assert max(slots.values()) * T <= 16_384, (
+        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
     document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
-    document_ids = document_ids.repeat_interleave(slots, dim=1)
-    t = torch.arange(T, device=inputs.device)
-    distance = t[:, None] - t
-    visible = (document_ids[:, None, :, None] == document_ids[:, None, None]) & (distance >= 0)
-    return {kind: visible & (distance <= window) for kind, window in windows.items()}
+    def mask(slots, window):
+        ids = document_ids.repeat_interleave(slots, dim=1)
+        t = torch.arange(ids.size(1), device=inputs.device)
+        distance = t[:, None] - t
+        visible = (ids[:, None, :, None] == ids[:, None, None]) & (distance >= 0)
+        return visible & (distance <= window)
+    return {kind: mask(slots[kind], window) for kind, window in windows.items()}
 
 
 def offset_keys(k):
@@ -681,8 +682,8 @@ class GPT(nn.Module):
     def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
+        windows["P"] = windows["S"]  # as many slots, so half the tokens
         masks = attention_masks(inputs, windows, self.training, self.args)
-        masks |= attention_masks(inputs, dict(P=windows["S"]), self.training, self.args, slots=2)
         per_layer, per_model = self.named_coefficients()
         embed_weight = self.lm_head.weight if tied else self.embed.weight
         x = F.embedding(inputs, embed_weight)  # (B, T, C)
