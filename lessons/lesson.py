@@ -744,13 +744,20 @@ def _exercise(exercise: str) -> dict[str, Callable | list[str]]:
     if file is None:
         raise UserError(f"The checks of exercise {exercise} were not found: there is no file"
                         f" lessons/solutions/{lesson}_*.py. Try: git restore lessons/solutions")
+    exercises = _exercises(file)
+    if number not in exercises:
+        has = ", ".join(f"{lesson}.{one}" for one in exercises)
+        raise UserError(f"There is no exercise {exercise}; this lesson has {has}")
+    return exercises[number]
+
+
+@cache
+def _exercises(file: Path) -> dict[str, dict]:
+    """The exercises in a file of solutions/, loaded once: so its checks keep what they trained."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if number not in module.EXERCISES:
-        has = ", ".join(f"{lesson}.{one}" for one in module.EXERCISES)
-        raise UserError(f"There is no exercise {exercise}; this lesson has {has}")
-    return module.EXERCISES[number]
+    return module.EXERCISES
 
 
 # ------------------------------------------- Sampling -------------------------------------------
