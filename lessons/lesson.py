@@ -40,7 +40,7 @@ from IPython.display import SVG, Markdown, display  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.colors import ListedColormap  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
-from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator  # noqa: E402
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator  # noqa: E402
 
 from speedrun.anatomy.picture import model_svg, strip_svg  # noqa: E402
 from speedrun.base.errors import UserError  # noqa: E402
@@ -199,14 +199,45 @@ def walk(*lessons: str) -> None:
 
 
 def draw(*panels: Panel, size: tuple[float, float] = (4.7, 3.5)) -> None:
-    """Shows a picture of each panel; size: of one, in inches. A phone shows 4.7 inches whole."""
+    """Shows a picture of each panel; size: of one, in inches. A phone shows 4.7 inches whole.
+
+    A title is centred on the picture, where 45 letters fit, not on the axes. A legend that covers
+    a line moves below the axes, and the picture grows by its height.
+    """
     for panel in panels:
         figure, axes = plt.subplots(figsize=size)
         panel(axes)
-        axes.set_title(textwrap.fill(axes.get_title(), int(9.6 * size[0])))
-        words = f"{axes.get_title()}: {axes.get_ylabel()}, {axes.get_xlabel()}".rstrip(", ")
+        title = textwrap.fill(axes.get_title(), int(9.6 * size[0]))
+        words = f"{title}: {axes.get_ylabel()}, {axes.get_xlabel()}".rstrip(", ")
+        axes.set_title("")
+        figure.suptitle(title, fontsize=plt.rcParams["axes.titlesize"])
+        legend = axes.get_legend()
+        if legend and _covers_a_line(axes, legend):
+            legend.remove()
+            height = _legend_below(axes).get_window_extent().height
+            figure.set_figheight(size[1] + height / figure.dpi)
         display(SVG(themed_svg(figure, " ".join(words.split()))))
         plt.close(figure)
+
+
+def _covers_a_line(axes, legend):
+    """Whether a legend of the axes lies on one of their lines."""
+    axes.figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    return any(line.get_transform().transform_path(line.get_path()).intersects_bbox(
+        box, filled=False) for line in axes.lines)
+
+
+def _legend_below(axes, **settings):
+    """A legend below the axes, in as many columns, at most three, as the picture has room for."""
+    figure = axes.figure
+    handles, labels = axes.get_legend_handles_labels()
+    for columns in (3, 2, 1):
+        legend = figure.legend(**{"handles": handles, "labels": labels} | settings, ncols=columns,
+                               loc="outside lower center", columnspacing=1.2)
+        if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
+            return legend
+        legend.remove()
 
 
 def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *, log: str = "",
@@ -224,15 +255,19 @@ def curves(series: dict[str, Sequence], title: str, xlabel: str, ylabel: str, *,
                 axes.plot(x, y.T, color=style["color"], linewidth=0.6, alpha=0.6)
                 y = y.mean(0)
             axes.plot(x, y, marker=marker, label=name, **style)
-        for letter, axis, far in (("x", axes.xaxis, axes.dataLim.intervalx),
-                                  ("y", axes.yaxis, axes.dataLim.intervaly)):
+        for letter, axis, low, high in zip("xy", (axes.xaxis, axes.yaxis), axes.dataLim.minpos,
+                                           axes.dataLim.max, strict=True):
             if letter in log:
                 axes.set(**{f"{letter}scale": "log"})
-                if far[1] > 10 * far[0]:  # else powers of ten are too few
-                    axis.set_minor_formatter(NullFormatter())
+                if math.floor(math.log10(high)) >= math.floor(math.log10(low)) + 2:
+                    axis.set_minor_formatter(NullFormatter())  # two powers of ten are enough
                 elif letter == "x" and len(x) <= 6:
                     axis.set_minor_locator(NullLocator())
                     axes.set_xticks(x, [f"{each:,g}" for each in x])
+                elif high > 4 * low:
+                    axis.set_minor_locator(LogLocator(subs=(2, 5)))
+                    for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+                        set_formatter("{x:,g}")
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel, **settings)
         if len(series) > 1:
             axes.legend()
@@ -270,7 +305,6 @@ def draw_models(*ids: str) -> None:
     display(SVG(strip_svg(MANIFEST, ids, background="white")))
 
 
-MOST_UPRIGHT = 20  # names of bars that find room side by side
 ROOM = 38  # letters below the bars of a picture of the usual size
 
 
@@ -278,7 +312,7 @@ def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **
     """A bar for each name; of several values the mean, and a line from least to largest. Bars lie
     where their names are too long to stand side by side; settings such as ylim follow them."""
     longest = max(len(line) for name in values for line in f"{name}".split("\n"))
-    flat = len(values) <= MOST_UPRIGHT and longest * len(values) > ROOM
+    flat = longest * len(values) > ROOM
     turn = {"xlim": "ylim", "ylim": "xlim", "yscale": "xscale", "xlabel": "ylabel"} if flat else {}
 
     def panel(axes):
@@ -291,16 +325,15 @@ def bars(values: dict[str, float | Sequence[float]], title: str, ylabel: str, **
         axes.set(title=title, **{turn.get(name, name): value for name, value in settings.items()})
         if flat:
             axes.set_xlabel(ylabel)
-            axes.invert_yaxis()
+            axes.set_ylim(len(values) - 0.5, -0.5)
             if "yscale" not in settings:
                 axes.xaxis.set_major_locator(MaxNLocator(5))
-            if settings.get("ylim", (None, 0))[1] is None:  # bars from 0 would leave much room
-                left = axes.get_xlim()[0]
-                most = max(np.max(np.asarray(each)) for each in values.values())
-                axes.set_xlim(left, most + 0.05 * (most - left))
         else:
             axes.set_ylabel(ylabel)
-            axes.tick_params("x", rotation=90 if len(values) > MOST_UPRIGHT else 0)
+        if settings.get("ylim", (None, 0))[1] is None:  # bars from 0 would leave much room
+            low = settings["ylim"][0] or 0
+            most = max(np.max(np.asarray(each)) for each in values.values())
+            axes.set(**{turn.get("ylim", "ylim"): (low, most + 0.05 * (most - low))})
         axes.grid(False, axis="y" if flat else "x")
     return panel
 
@@ -316,8 +349,7 @@ def cells(matrix, title: str, xlabel: str, ylabel: str, *, colors: dict[str, str
                                   vmax=len(colors) - 1, aspect="auto", interpolation="nearest")
             patches = [Patch(facecolor=color, edgecolor="0.5", label=name)
                        for name, color in colors.items()]
-            axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
-            axes.get_legend().set_gid(FLIPPED)  # like the picture
+            _legend_below(axes, handles=patches, labels=[*colors]).set_gid(FLIPPED)
         else:
             # The largest entry is a light grey where numbers have to stay readable on it.
             top = entries.max() * (2 if numbers else 1)
@@ -352,8 +384,7 @@ def timeline(rows: dict[str, list[tuple[str, float]]], title: str, xlabel: str =
         axes.invert_yaxis()
         axes.set(title=title, xlabel=xlabel, **settings)
         axes.grid(False, axis="y")
-        wide = sum(sorted(map(len, names))[-3:]) > 27  # letters of the three longest side by side
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if wide else 3)
+        _legend_below(axes)
     return panel
 
 

@@ -262,6 +262,39 @@ def test_a_picture_follows_the_page_and_keeps_its_letters(lesson, monkeypatch):
     assert shown[again] == shown[0]  # so that a notebook run again changes where numbers do
 
 
+def test_no_title_is_cut_and_no_legend_lies_on_a_line(lesson, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(lesson, "themed_svg", lambda figure, _: drawn.append(figure) or "<svg/>")
+    monkeypatch.setattr(lesson, "display", lambda svg: None)
+    zigzag = {f"a line with a long name {k}": [k, 9, 0] * 9 for k in range(5)}
+    spans = {"row": [(name, 1.0) for name in ("the whole step", "all-reduce", "apply all of it")]}
+    lesson.draw(lesson.bars({"a name of 18 letters": 1, "b": 2}, 11 * "word", ""),
+                lesson.curves(zigzag, "", "", ""), lesson.timeline(spans, ""),
+                lesson.curves({"a": [9, 1, 1, 1], "b": [8, 1, 1, 1]}, "", "", ""))
+    named, below, rows, inside = drawn
+    for figure in drawn:
+        figure.draw_without_rendering()
+        for text in [*figure.texts, *figure.legends]:
+            box = text.get_window_extent()
+            assert 0 <= box.x0 and box.x1 <= figure.bbox.width, text
+    assert named.get_suptitle() == 11 * "word" and not named.axes[0].get_title()
+    for figure in (below, rows):
+        assert figure.legends[0].get_window_extent().y1 <= figure.axes[0].bbox.y0
+    assert below.axes[0].bbox.height > 0.9 * inside.axes[0].bbox.height
+    assert inside.axes[0].get_legend() and not inside.legends
+
+
+def test_a_logarithmic_axis_has_at_least_two_numbers(lesson):
+    figure, (narrow, wide) = lesson.plt.subplots(2, figsize=(4.7, 7))
+    lesson.curves({"a": ([1, 4, 16, 64], [300, 700, 2000, 4000])}, "", "", "", log="xy")(narrow)
+    lesson.curves({"a": [3e-3, 2, 4]}, "", "", "", log="y")(wide)
+    figure.draw_without_rendering()
+    numbers = [[text.get_text() for text in axis.get_ticklabels(which="both")] for axis in
+               (narrow.xaxis, narrow.yaxis, wide.yaxis)]
+    assert numbers[0] == ["1", "4", "16", "64"] and {"500", "1,000", "2,000"} <= {*numbers[1]}
+    assert sum("10" in text for text in numbers[2]) > 2 and "2" not in numbers[2]
+
+
 def test_a_walk_lists_lessons_and_their_hours(lesson, monkeypatch):
     shown = []
     monkeypatch.setattr(lesson, "display", lambda markdown: shown.append(markdown.data))
@@ -278,7 +311,10 @@ def test_long_names_of_bars_lie(lesson):
     lesson.bars({"a long name of a bar": 1, "another long name": [2, 3], "c": 2}, "", "loss",
                 ylim=(0.5, None))(axes)
     assert [bar.get_width() for bar in axes.patches] == [1, 2.5, 2]
-    assert axes.get_xlabel() == "loss" and axes.get_xlim()[0] == 0.5
+    assert axes.get_xlabel() == "loss" and axes.get_xlim() == (0.5, 3.125)  # a little past 3
+    upright = lesson.plt.subplots()[1]
+    lesson.bars({"a": 1, "b": [2, 3]}, "", "loss", ylim=(0.5, None))(upright)
+    assert upright.get_ylim() == (0.5, 3.125)
 
 
 def test_panels_show_what_they_get(lesson):
@@ -311,13 +347,18 @@ def test_a_slider_redraws_where_one_can_move_it(lesson, monkeypatch):
     assert shown[1:] == ["panel of 3"]
 
 
-@pytest.mark.parametrize("count", [5, 36, 48])
-def test_names_of_bars_do_not_overlap(lesson, count):
-    figure, axes = lesson.plt.subplots(figsize=(14, 4))
+@pytest.mark.parametrize("count, height", [(5, 3.5), (14, 3.5), (65, 11)])
+def test_names_of_bars_do_not_overlap(lesson, count, height):
+    figure, axes = lesson.plt.subplots(figsize=(4.7, height))
     lesson.bars({f"{number:02}m": 1 for number in range(count)}, "", "")(axes)
     figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
-    assert all(a.x1 + 3 < b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+    upright, flat = ([label.get_window_extent() for label in axis.get_ticklabels()]
+                     for axis in (axes.xaxis, axes.yaxis))
+    if count == 5:
+        assert all(a.x1 + 3 < b.x0 for a, b in zip(upright, upright[1:], strict=False))
+    else:
+        assert len(flat) == count
+        assert all(a.y0 >= b.y1 - 3 for a, b in zip(flat, flat[1:], strict=False))  # 3: descenders
 
 
 def test_an_answer_that_crashes_is_told_not_raised(lesson, capsys):
