@@ -422,6 +422,7 @@ def test_markdown_becomes_html():
     ('["GPT"]', '["GTP"]', "changes no GTP"),
     ("(30)", "(31)", "the script does not hold"),
     ("largest", "largest", "should be in their chain's order"),
+    ("says =", "says", "/threads.toml: "),
 ])
 def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
     manifest = load_manifest()
@@ -431,6 +432,7 @@ def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
     cap = next(t for t in load_threads(manifest) if t.name == "cap")
     assert [number_of(cap, s, manifest.get(s.milestone)) for s in cap.step] == [
         "30", "15", "23.0", "23.0"]
+    assert number_of(cap, replace(cap.step[0], reads=None), manifest.get("03d")) == ""
     parts = text.split("[[thread]]")
     steps = parts[1].split("[[thread.step]]")
     if old == new:
