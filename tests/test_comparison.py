@@ -119,9 +119,12 @@ def test_rows():
     assert b.speed_up == pytest.approx(2 / (crossed / 100))
     assert b.mfu == pytest.approx(6e6 * 1e5 / 2e12)
     assert (b.failed, c.runs, c.failed, c.val_loss) == (1, 0, 1, None)
+    slow.unread, slow.tokens_per_step = 3, 524_288
     shown = notes(comparison)
     assert "failed: fast, seed 1: out of memory" in shown
+    assert "slow: lines that begin like a step line and are not understood: 3" in shown
     assert columns(comparison)["runs"] == ["2", "1, 1 failed", "0, 1 failed"]
+    assert columns(comparison)["tokens"] == ["104.86M", "200,000", "—"]
 
 
 def test_a_target_out_of_reach_is_a_dash():
@@ -458,6 +461,8 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["01", "--csv", "/no/such/folder/x.csv"], 1, "there is no folder"),
     (["01", "--png", "curves.xyz"], 1, "curves.xyz: the file's name must end in .png"),
     (["01", "--markdown", "logs/1.txt"], 1, "logs/1.txt: the file's name must end in .md"),
+    (["e4b", "--target", "3.3"], 2, "--target is for scripts that train"),
+    (["01", "02", "--ablate"], 2, "--ablate takes one milestone"),
     (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
     (["01:muon_lr=1,seed=2"], 2, "--set seed=2: the seed is chosen with --seed"),
@@ -498,10 +503,16 @@ def test_a_run_is_known_by_its_code(tmp_path):
         write_log(tmp_path / name, "log.txt", [(0, 6), (200, 3.3)],
                   dict(seed=0, muon_lr=0.1, vocab_size=257), script=name)
         (tmp_path / name / "train_gpt.py").write_text(script.replace(old, new), encoding="utf-8")
-    ended = compare(tmp_path / "my run", tmp_path / "another", "--json", tmp_path / "runs.json")
+    second = shutil.copytree(tmp_path / "my run", tmp_path / "second")
+    text = (second / "log.txt").read_text(encoding="utf-8")
+    (second / "log.txt").write_text(text.replace('"muon_lr": 0.1', '"muon_lr": 0.2'), "utf-8")
+    ended = compare(tmp_path / "my run", second, tmp_path / "another",
+                    "--json", tmp_path / "runs.json")
     assert ended.returncode == 0, ended.stderr
-    found, other = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["entries"]
-    assert (found["label"], found["milestone"]) == ("01_muon", "muon")
+    written = (tmp_path / "runs.json").read_text(encoding="utf-8")
+    found, second, other = json.loads(written)["entries"]
+    assert (found["label"], found["milestone"]) == ("01_muon (my run)", "muon")
+    assert (second["label"], second["milestone"]) == ("01_muon (second)", "muon")
     assert found["options"] == dict(muon_lr=0.1, vocab_size=257)
     assert (other["label"], other["milestone"]) == ("another", None)
 

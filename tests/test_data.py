@@ -20,7 +20,8 @@ import builtin_corpus
 import cached_fineweb10B
 import fineweb
 import shards
-from speedrun.run import conversations
+from speedrun.base.errors import UserError
+from speedrun.run import conversations, data
 from speedrun.run.data import fingerprint, holds_bytes, shards_in
 
 DATA = Path(shards.__file__).parent
@@ -257,6 +258,16 @@ def test_the_fingerprint_of_a_run_is_that_of_the_shards_now(corpus, tmp_path):
     assert fingerprint(tmp_path) not in (corpus[1], None)
     (tmp_path / "corpus.json").unlink()
     assert fingerprint(tmp_path) is None  # of other shards nothing is said
+
+
+def test_a_script_that_cannot_fill_a_folder_says_why(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(data, "REPOSITORY", tmp_path)
+    for text, reason in (("import sys; sys.exit('error: no room')", "no room"),
+                         ("import os; os._exit(3)", "no reason given")):
+        (tmp_path / "data" / "x.py").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=f"^data/x.py failed: {reason}$"):
+            data.fill(tmp_path, "x.py")
 
 
 def test_a_file_that_begins_with_a_dot_is_not_there(tmp_path):
@@ -497,9 +508,10 @@ def test_content_is_compared_with_the_hubs_sha256(hub, tmp_path, left):
         assert not list(out_dir.rglob(f"{name}*"))
         return
     partial.write_bytes(good[:1200] + bytes(600) if left == "zeros" else good + b"x" * 10)
+    (outdated := partial.with_suffix(".0123456789abcdef")).touch()  # of another version
     process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
     assert process.returncode == 0, process.stderr
-    assert (out_dir / name).read_bytes() == good
+    assert (out_dir / name).read_bytes() == good and not outdated.exists()
 
 
 def test_a_proxy_that_needs_a_package_is_one_line(tmp_path):
@@ -667,11 +679,18 @@ def test_an_empty_folders_name_is_not_the_current_folder(script, monkeypatch, ca
     assert shards.folder("~/data") == Path.home() / "data"
 
 
-def test_a_folder_is_no_input(tmp_path, monkeypatch):
+@pytest.mark.parametrize("option, value, fault", [
+    ("--input", "texts.txt", "texts.txt is not a regular file"),
+    ("--workers", "0", "must be at least 1, not 0"),
+    ("--shard-size", str(2**31), "must lie in 1..2147483647, not 2147483648"),
+])
+def test_an_argument_is_refused_before_any_work(option, value, fault, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").mkdir()
-    monkeypatch.setattr(sys, "argv", ["fineweb.py", "--input", str(tmp_path / "texts.txt")])
-    with pytest.raises(SystemExit, match="texts.txt is not a regular file$"):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fineweb.py", "--out", "out", option, value])
+    with pytest.raises(SystemExit, match=f"{fault}$"):
         fineweb.main()
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):

@@ -30,8 +30,9 @@ from speedrun.diff.facts import (
     ideas_between,
     read_side,
 )
+from speedrun.diff.structure import CODE, FORMATTING, classify, methods
 from speedrun.diff.terminal import make_console, print_arranged, print_changes
-from speedrun.history.blocks import FREE, split_blocks
+from speedrun.history.blocks import FREE, Block, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in MILESTONES if milestone.parent]
@@ -161,6 +162,12 @@ def test_code_is_never_called_words():
                      ("    return total", "        return total")):
         (change,) = changes(replaced(old, new)).values()
         assert change.words == () and marked(change)
+    assert classify("class A:", "class A(B):") == {CODE}  # a head by itself is no statement
+    note = "# at the margin\n    def f(self):\n        return 1\n"
+    assert classify(note, note.replace("1", "2")) == {CODE}
+    assert classify(note, note.replace("1\n", "1\n\n")) == {FORMATTING}
+    text = Block("text", 'TEXT = """\nclass A:\n"""', 1)
+    assert methods(text) == (Block("", text.text, 1),)
 
 
 def test_changed_constant_is_marked_in_its_line():
@@ -639,7 +646,7 @@ def test_two_columns_stay_within_a_terminal(width):
     assert "self.skip_weights = nn.Parameter(torch.ones(args.num_layers // 2))" in right
 
 
-def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeypatch):
+def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeypatch, files):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -652,6 +659,13 @@ def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeyp
     stream = io.StringIO()
     print_changes(make_console(stream), find_difference(FILE, replaced("LIMIT = 3", "LIMIT = 4")))
     assert "- LIMIT = " in stream.getvalue() and "[31m" not in stream.getvalue()
+    monkeypatch.delenv("NO_COLOR")
+    stream = io.StringIO()
+    (files / "b.py").write_text(replaced("LIMIT = 3", "LIMIT = '\x1b[2J'"), encoding="utf-8")
+    sides = [read_side(str(files / name)) for name in ("a.py", "b.py")]
+    terminal.print_unified(make_console(stream), *sides, None)
+    assert "\x1b[31m-LIMIT = 3" in stream.getvalue() and "\x1b[32m+LIMIT" in stream.getvalue()
+    assert "\x1b[2J" not in stream.getvalue()
 
 
 def test_syntax_error_is_one_line_and_a_plain_diff(files):
@@ -666,6 +680,7 @@ def test_nothing_to_show_is_said(files):
     (files / "b.py").write_text(FILE.replace("\n\n\ndef", "\n\ndef"), encoding="utf-8")
     (files / "c.py").write_bytes(FILE.replace("\n", "\r\n").encode())
     assert diff("a.py", "a.py", cwd=files).stdout.endswith("\nno difference\n")
+    assert diff("a.py", "a.py", "--full", cwd=files).stdout.endswith("no difference\n")
     assert "the blocks are the same" in diff("a.py", "b.py", cwd=files).stdout
     assert diff("a.py", "b.py", "--full", cwd=files).stdout.startswith("--- a.py")
     assert "other line endings" in diff("a.py", "c.py", cwd=files).stdout
@@ -800,6 +815,11 @@ def test_page_is_written(tmp_path):
     ended = diff("02", "03", "--html", target)
     assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
     assert Reader(target.read_text("utf-8")).cells and list(tmp_path.iterdir()) == [target]
+    for arguments, title in ((["p0", "--origin"], '<span class="id">p0</span> Every line'),
+                             (["--life", "MLP"], "<code>MLP</code>")):
+        ended = diff(*arguments, "--html", target)
+        assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
+        assert f"<h1>{title}" in target.read_text("utf-8")
 
 
 # ---- timing ----

@@ -10,8 +10,10 @@ import random
 import re
 import shutil
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -543,7 +545,7 @@ def test_a_start_of_another_model_is_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize("long", ["train", "val"])
-def test_conversations_of_which_none_would_be_left_are_refused(folder, tmp_path, long):
+def test_conversations_of_which_none_would_be_left_are_refused(folder, tmp_path, long, monkeypatch):
     for name in ("train", "val"):
         question = ["hi", "x" * 700][name == long]
         write_conversations(tmp_path / f"chat_{name}.jsonl", [turns(question, "yo")] * 3)
@@ -555,6 +557,12 @@ def test_conversations_of_which_none_would_be_left_are_refused(folder, tmp_path,
     conversations.check_answers(file, dict(values, seq_len=703))  # 700, and three markers
     with pytest.raises(UserError, match="all 3"):
         conversations.check_answers(file, dict(values, seq_len=702))
+    words = SimpleNamespace(encode_ordinary=str.split)  # in place of GPT-2's: a question has one
+    monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda _: words))
+    conversations.check_answers(file, dict(bos_id=50256, seq_len=4))
+    with pytest.raises(UserError, match="all 3"):
+        conversations.check_answers(file, dict(bos_id=50256, seq_len=3))
+    conversations.check_answers(file, dict(seq_len=3))  # whose tokens are not known
 
 
 # ---- runs ----

@@ -16,7 +16,7 @@ import pytest
 from snapshots import MILESTONES, SCRIPTS, every_script, known_values, own_values
 from speedrun.base.errors import UserError
 from speedrun.history.blocks import split_blocks
-from speedrun.history.fields import default_hyperparameters, retuned
+from speedrun.history.fields import default_hyperparameters, read_fields, retuned
 from speedrun.history.glossary import GLOSSARY, load_glossary
 from speedrun.history.handles import Handles, handles_of
 from speedrun.history.manifest import HISTORY, Figures, ManifestError, load_manifest
@@ -200,15 +200,18 @@ def test_chains_stand_in_the_order_of_their_first_ids(history):
 def test_tiny_values_are_the_glossarys_then_the_ancestors(history):
     add(history, "02_tiny", NEXT + "[tiny]\ntrain_steps = 20\n[check]\nseed = 7\n")
     add(history, "03_below", NEXT + "[tiny]\nseed = 3\n")
+    add(history, "04_text", NEXT + '[tiny]\nseed = "4"\n')
     manifest = load_manifest(history)
-    assert [manifest.overrides(m, "tiny") for m in manifest.milestones] == [
+    assert [manifest.overrides(m, "tiny") for m in manifest.milestones[:4]] == [
         {"train_steps": 10, "seed": 2}, {"train_steps": 10, "seed": 2},
         {"train_steps": 20, "seed": 2}, {"train_steps": 20, "seed": 3}]  # no script has a window
     assert manifest.overrides(manifest.get("03"), "record") == {}
-    assert [manifest.inherited(m, "check") for m in manifest.milestones] == [
+    assert [manifest.inherited(m, "check") for m in manifest.milestones[:4]] == [
         {"seed": 5}, {"seed": 5}, {"seed": 7}, {"seed": 7}]
     with pytest.raises(ManifestError, match='no scale "huge"; one of record, tiny'):
         manifest.overrides(manifest.get("00"), "huge")
+    with pytest.raises(ManifestError, match=r"04_text/milestone.toml: \[tiny\] seed is not a nu"):
+        manifest.overrides(manifest.get("04"), "tiny")
 
 
 # ---- faults ----
@@ -268,6 +271,7 @@ def test_a_chain_whose_first_folder_is_missing(history):
     )],
     ("records = [1, 2]", '[incomparable]\nwhat = ["time"]', 'incomparable: missing key "why"'),
     ("records = [1, 2]", '[incomparable]\nwhat = ["loss"]\nwhy = "x"', "a list of time and tokens"),
+    ("records = [1, 2]", '[incomparable]\nwhat = ["time"]\nwhy = ""', '"why" must be a string'),
 ])
 def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message):
     assert old in NEXT
@@ -367,6 +371,8 @@ def test_every_handle_of_this_history_overrides_one_of_the_list():
 def test_a_history_without_records_or_milestones(history):
     (history / "records.json").write_text('[{"number": 1}]', encoding="utf-8")
     assert fault_of(history) == 'history/records.json: record 1: missing key "date"'
+    (history / "records.json").write_text("{}", encoding="utf-8")
+    assert fault_of(history) == "history/records.json: must be a list of records"
     (history / "records.json").write_text("[", encoding="utf-8")
     assert fault_of(history).startswith("history/records.json: Expecting value")
     (history / "records.json").unlink()
@@ -530,6 +536,8 @@ def test_every_hyperparameter_has_a_short_entry():
 
 def test_retuned_is_what_has_another_default_or_is_gone(tmp_path):
     for name, body in (("old", "a: int = 512 * 1024; b: float = 1; c: str = best(); d: int = 2"),
-                       ("new", "a: int = 524_288; b: float = 1.0; c: str = fast(); e: int = 2")):
+                       ("new", "a: int = 524_288; b: float = 1.0; c: str = fast(); e: int = max("
+                               "  # why\n        1, 2)")):
         (tmp_path / name).write_text(f"class Hyperparameters:\n    {body}\n", encoding="utf-8")
     assert retuned(tmp_path / "old", tmp_path / "new") == ["b", "c", "d"]
+    assert read_fields(tmp_path / "new")["e"].written == "max(1, 2)"  # no comment

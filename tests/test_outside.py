@@ -80,6 +80,8 @@ date = "2025-02"
     ('setting = "s"', 'setting = "s"\nwho = "me"', 'either "setting" or "who" and "what"'),
     ("[[idea.finding]]", '[[idea]]\nname = "B"\nmilestones = ["01"]\n[[idea.finding]]',
      'A: give a finding, or say in "unknown" what was not found'),
+    ("[[idea]]", '[[idea]]\nname = "A"\nmilestones = ["01"]\nunknown = "x"\n[[idea]]',
+     "A: there are two ideas of this name"),
     ('size = "1B"', 'size = "1B"\nsise = "1B"', 'unknown key "sise"; did you mean "size"?'),
     ("as_of =", "as_of", "history/carries_over.toml: "),
 ])

@@ -170,6 +170,11 @@ def test_what_another_call_has_predicted_meanwhile_is_kept(tmp_path, monkeypatch
     assert (asked, load_predictions(path)) == (["00"], invented("00") | other)
 
 
+def test_bytes_that_a_rank_sends_in_a_ring():
+    kinds = ("allreduce float32", "allgather float32", "reduce_scatter bfloat16")
+    assert [predictions._ring_bytes(kind, 800) for kind in kinds] == [1400, 700, 700]
+
+
 def test_staleness_is_found():
     some = replace(MANIFEST, milestones=MANIFEST.milestones[:5])
     ids = [m.id for m in some.milestones]

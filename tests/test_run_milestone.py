@@ -28,7 +28,7 @@ from speedrun.base.text import short
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus, progress
-from speedrun.run.failure import FAILURES, REPORT, error_line, explain
+from speedrun.run.failure import FAILURES, REPORT, describe_exit, error_line, explain
 from speedrun.run.log import RULE, RunLog, read_log
 from speedrun.run.plan import TINY_RUNS, Nodes, make_plan
 from speedrun.run.progress import follow
@@ -425,6 +425,7 @@ def test_the_first_cause_counts_not_its_consequences(tmp_path):
     assert failure.rank == 1 and not failure.explained
     failure = failure_of(tmp_path, (0, 1), (1, -9), stderr={0: texts[0], 1: "a warning\n"})
     assert failure.text == "rank 1 was killed by SIGKILL (out of memory?)"
+    assert describe_exit(-40) == "was killed by signal 40"  # which has no name
     assert failure.exit_code == 128 + 9
     gloo = traceback("RuntimeError: [enforce fail at x.cc:9] . Unable to find address for: eth7")
     failure = failure_of(tmp_path, (0, 1), stderr={0: gloo})
@@ -666,12 +667,13 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
     screen = Terminal()
     with follow(plan, screen) as show:
         show("a message")
-        for line in LOG.splitlines():
+        for line in ('hyperparameters:{"total_batch_size": 900}', *LOG.splitlines()):
             show(line)
         show("cut in mid-li")
     shown = screen.getvalue()
     assert "step 0      val_loss 5.0000" in shown and "a message" in shown and "1/2" in shown
     assert "step_avg" not in shown  # a step is told in other words
+    assert ("100,000 tokens/s" in shown) == (columns == 120)  # 900 in 9 ms
     log = RunLog()
     for line in LOG.splitlines():
         log.feed(line)
@@ -767,6 +769,10 @@ def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
     stream = io.StringIO()
     print_summary(summary, stream)
     assert "official" in stream.getvalue().splitlines()[0]
+    rows = dict(read=1200, cut=3, dropped=4, waste=0.125, waste_alone=0.5)
+    print_summary(replace(summary, rows=rows), stream)
+    for words in ("1,200, cut 3, dropped 4", "12.5% of an epoch's slots, 50.0% with a row for"):
+        assert words in " ".join(stream.getvalue().split())
     diverged = to_json(replace(summary, val_loss=float("nan"), rows={"waste": float("inf")}))
     assert json.loads(diverged, parse_constant=pytest.fail)["val_loss"] is None
 

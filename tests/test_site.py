@@ -39,7 +39,7 @@ from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import _replace_site, build
 from speedrun.site.interactive import PLACES, figures_of
-from speedrun.site.lessons import claims_of, make_lesson
+from speedrun.site.lessons import claims_of, lesson_title, make_lesson
 from speedrun.site.pages import MOST, Site
 from speedrun.site.search import BEST, load_terms
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
@@ -273,8 +273,11 @@ def test_pages_of_before_a_killed_build_are_not_forgotten(tmp_path, monkeypatch)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("speedrun.site.build.replace_file", killed)
         _replace_site(tmp_path, {"b.html": b""})
+    (tmp_path / ".b.html.12345678.tmp").touch()
     _replace_site(tmp_path, {"c.html": b""})
-    assert [path.name for path in tmp_path.glob("*.html")] == ["c.html"]
+    assert {path.name for path in tmp_path.iterdir()} - {".built"} == {"c.html"}
+    with pytest.raises(UserError, match=r"c.html.d.html cannot be written: "):
+        _replace_site(tmp_path, {"c.html/d.html": b""})
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no SIGKILL")
@@ -335,8 +338,22 @@ def test_a_long_life_is_several_pages(tmp_path):
 
 
 def test_a_section_of_two_tables_comes_once():
-    titles = [title for title, *_ in Site(REPOSITORY)._predicted()["sections"]]
+    site = Site(REPOSITORY)
+    titles, anchors, _ = zip(*site._predicted()["sections"], strict=True)
     assert "Encore: Fine-tuning" in titles and len(set(titles)) == len(titles)
+    quoted = [site._quoted(m) for m in site.manifest.milestones if m.stated or m.claimed]
+    assert len(set(quoted)) == 2 and set(quoted) <= set(anchors)
+
+
+@pytest.mark.parametrize("folder, link, address", [
+    ("history", "#all-records", "../records.html"), ("history", "#here", "#here"),
+    ("lessons", "../history/README.md#what-saved-most", "../saved.html"),
+    ("lessons", "../history/README.md#elsewhere", "../speedrun/index.html"),
+    ("history", "speedrun/01_muon/train_gpt.py", "../speedrun/muon-script.html"),
+    ("history", "speedrun/01_muon/why.py", None),
+])
+def test_a_link_between_files_is_one_between_pages(folder, link, address):
+    assert Site(REPOSITORY).target(folder, "a/page.html")(link) == address
 
 
 def test_ids_below_the_ladder_do_not_touch():
@@ -351,6 +368,7 @@ def test_ids_below_the_ladder_do_not_touch():
 def test_equal_losses_are_drawn():
     own = load_manifest().of_chain("speedrun")
     ladder = load_ladder(REPOSITORY / RESULTS / TINY, own)
+    assert ladder_chart(replace(ladder, entries=[]), own, 700) is None
     one = replace(ladder, entries=[replace(ladder.entries[0], runs=ladder.entries[0].runs[:1])])
     assert [len(chart.points) for chart in both(ladder_chart, one, own)] == [2, 2]  # run and mean
 
@@ -370,6 +388,7 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
               f'{head}><a xlink:href="javascript:EVIL"/></svg>',
               f"{head}><foreignObject>EVIL</foreignObject></svg>"]
     outputs = [{"image/svg+xml": svg} for svg in (still, still, *active)]
+    outputs += [{"image/png": "SUhEUgAAAAMAAAAC"}]  # the part that has its size, 3 x 2
     outputs += [{"text/html": "<script>EVIL</script>"}, {"application/javascript": "EVIL"},
                 {"text/html": "<b>EVIL</b>", "text/plain": "plain"},
                 {"text/markdown": "<script>EVIL</script>"}]
@@ -379,7 +398,10 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
         nbformat.v4.new_code_cell("1", outputs=[
             nbformat.v4.new_output("display_data", data=data) for data in outputs])])
     nbformat.write(notebook, tmp_path / "a.ipynb")
-    page = make_lesson(tmp_path / "a.ipynb", str).html
+    lesson = make_lesson(tmp_path / "a.ipynb", str)
+    page, (name, data), = lesson.html, *lesson.pictures.items()
+    assert data == b"IHDR\0\0\0\3\0\0\0\2"
+    assert (f'<img src="a_files/{name}" alt="A picture of: Title" width="3" height="2"') in page
     assert '<rect id="r"/></a><use xlink:href="#r"/>' in page and "plain" in page
     assert 'href="../history/b"' in page  # a picture of the history leads to its milestones
     assert '<rect id="o1-r"/></a><use xlink:href="#o1-r"/>' in page  # ids are a page's own
@@ -401,6 +423,7 @@ def test_markdown_becomes_html():
     assert without_unmeasured(f"x\n\n{table}") == (
         "x\n\n| a | c |\n| --- | --- |\n| 1 | — |\n| 2 | 3 |\n")
     assert without_unmeasured(table.replace("| — | 3", "| 4 | 3")).count("| 4 |") == 1
+    assert section_at("# A\n\nx\n", "b") == ""
     assert section_at("# A\n\n## One GPU\n\nx\n\n### B\n\ny\n\n## C\n", "one-gpu") == (
         "\n\nx\n\n### B\n\ny\n\n")
     for formula in (r"x^", r"\href{javascript:alert(1)}{x}", r"\style{a:b}{x}"):
@@ -422,6 +445,7 @@ def test_markdown_becomes_html():
     ('["GPT"]', '["GTP"]', "changes no GTP"),
     ("(30)", "(31)", "the script does not hold"),
     ("largest", "largest", "should be in their chain's order"),
+    ("says =", "says", "/threads.toml: "),
 ])
 def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
     manifest = load_manifest()
@@ -431,6 +455,7 @@ def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
     cap = next(t for t in load_threads(manifest) if t.name == "cap")
     assert [number_of(cap, s, manifest.get(s.milestone)) for s in cap.step] == [
         "30", "15", "23.0", "23.0"]
+    assert number_of(cap, replace(cap.step[0], reads=None), manifest.get("03d")) == ""
     parts = text.split("[[thread]]")
     steps = parts[1].split("[[thread.step]]")
     if old == new:
@@ -459,6 +484,7 @@ def test_a_claim_is_what_its_cell_printed(tmp_path):
     nb = nbformat.v4
     outputs = [nb.new_output("stream", name="stdout", text="Muon: 1.2\n"),
                nb.new_output("stream", name="stderr", text="warning"),
+               nb.new_output("execute_result", data={"text/plain": "1.3\n"}),
                nb.new_output("display_data", data={"image/svg+xml": "<svg/>"}),
                nb.new_output("display_data", data={"image/png": "AAAA"})]
     cells = [nb.new_code_cell("x", outputs=outputs, metadata={"tags": [tag]})
@@ -467,7 +493,8 @@ def test_a_claim_is_what_its_cell_printed(tmp_path):
     nbformat.write(nb.new_notebook(cells=cells), path)
     own, = claims_of(path, "05", True)
     assert (own.text, own.drawn, own.files) == (
-        "Muon: 1.2", ["<svg/>"], {"lessons/05_flex_files/0_3.png": b"\0\0\0"})
+        "Muon: 1.2\n1.3", ["<svg/>"], {"lessons/05_flex_files/0_4.png": b"\0\0\0"})
+    assert lesson_title(path) == "05_flex"  # it has no heading
     assert [len(claims_of(path, id, False)) for id in ("05", "05b", "05c")] == [0, 1, 0]
 
 

@@ -25,6 +25,7 @@ from test_ladder import line_of
 # Tables that count FLOPs or tiles, which takes long: they are made once, in the repository itself.
 COUNTED = {"claims", "one-gpu", "memory", "attention"}
 OTHERS = [table for table in generated.TABLES if table.name not in COUNTED]
+WHY = Path("history/speedrun/00_baseline/why.svg")
 COMMANDS = sorted((REPOSITORY / "tools").glob("*.py"))
 
 
@@ -203,7 +204,8 @@ def test_a_picture_is_whole_small_and_leads_to_scripts(name):
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """A repository with every generated item but COUNTED, all fresh."""
+    """A repository with every generated item but COUNTED and the figures of other whys than 00's,
+    all fresh."""
     tmp_path = tmp_path_factory.mktemp("fresh")
     shutil.copytree(REPOSITORY / "history", tmp_path / "history", ignore=shutil.ignore_patterns(
         "__pycache__", "*.md", "*.svg"))
@@ -211,6 +213,9 @@ def fresh(tmp_path_factory):
     (tmp_path / "history" / "results" / "tiny.jsonl").write_text("\n".join(lines), "utf-8")
     predicted = test_predictions.invented(*(m.id for m in load_manifest().of_chain().milestones))
     write_predictions(tmp_path / "history" / "results" / "predictions.json", predicted)
+    shutil.copy(REPOSITORY / WHY.with_suffix(".md"), (tmp_path / WHY).parent)
+    (tmp_path / "lessons").mkdir()
+    shutil.copy(REPOSITORY / "lessons" / "00_baseline.ipynb", tmp_path / "lessons")
     for table in OTHERS:
         path = tmp_path / table.file
         path.parent.mkdir(exist_ok=True)
@@ -237,6 +242,7 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     copy, tmp_path, capsys, monkeypatch
 ):
     assert make_figures.main(["--check"], root=copy) == 0
+    assert (copy / WHY).read_bytes() == (REPOSITORY / WHY).read_bytes()
     copy = shutil.copytree(copy, tmp_path / "edited")  # a folder's manifest is read once
     listing = copy / "history" / "records.json"
     listing.write_text(listing.read_text("utf-8").replace("31.4", "31.5"), encoding="utf-8")
@@ -244,6 +250,12 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     entry.write_text(entry.read_text("utf-8").replace("3.2785", "3.2786"), encoding="utf-8")
     (copy / "README.md").unlink()
     (copy / "history" / "records.svg").unlink()
+    (copy / WHY).write_text("old", encoding="utf-8")
+    outside = copy / "lessons" / "carries_over.md"
+    outside.write_text(outside.read_text("utf-8").replace("<!-- end", "<!-- End"), "utf-8")
+    (copy / "history" / "results" / "optimizers.json").write_text("{", encoding="utf-8")
+    (copy / "history" / "results" / "encore_finetune.json").unlink()
+    shutil.copy(REPOSITORY / WHY.parent.parent / "01_muon" / "why.md", entry.parent)  # no lesson
     (copy / "history" / "results" / "tiny.jsonl").write_text("{", encoding="utf-8")
     predicted = copy / "history" / "results" / "predictions.json"
     old = replace(load_predictions(predicted)["baseline"], code="old")
@@ -259,8 +271,12 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
         "stale: history/README.md: table records",
         "stale: history/records.svg",
         "stale: history/causes.svg",
+        f"stale: {WHY}",
     ]
     assert "error: README.md: the file is missing" in seen.err
+    for line in ("lessons/carries_over.md: <!-- begin ", "history/results/optimizers.json: Expect",
+                 "history/results/encore_finetune.json: [Errno 2]", "01_muon: [Errno 2]"):
+        assert f"error: {line}" in seen.err
     assert "predictions.json: e1: the script has changed since it was predicted; make" in seen.err
     assert "line 1 column 2 (char 1); git restore history/results/tiny.jsonl\n" in seen.err
     monkeypatch.setattr("os.fsync", lambda _: os.truncate("", -1))  # any OSError

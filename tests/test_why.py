@@ -85,14 +85,14 @@ def test_a_why_that_has_not_its_form_is_refused(tmp_path):
 
 
 def test_a_number_that_the_lesson_does_not_print_is_refused():
-    picture = why.Picture(RACE.get("01"), MANIFEST, REPOSITORY)
+    picture = why.Picture(RACE.get("01"), REPOSITORY)
     with pytest.raises(ValueError, match="01_muon.ipynb prints nothing like sixty-four"):
         picture.printed("sixty-four (of)")
     with pytest.raises(ValueError, match=r"01_muon.ipynb prints \d+ different texts like"):
         picture.printed(r"(\d)")
     nobody = SimpleNamespace(folder=REPOSITORY / "history", name="00_nobody")
     with pytest.raises(UserError, match="history/why.py: the file is missing"):
-        why.draw(nobody, MANIFEST, REPOSITORY)
+        why.draw(nobody, REPOSITORY)
 
 
 def test_the_lesson_shows_it_below_its_title_and_nothing_else_moves():

@@ -53,10 +53,7 @@ def _method_starts(text):
     starts = {"": 1}
     if text[:1].isspace() or not re.search("^class ", text, re.MULTILINE):  # to parse takes long
         return starts
-    try:
-        (whole, above), *_ = statements(text)  # most are parsed already
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return starts
+    (whole, above), *_ = statements(text)  # most are parsed already
     if not isinstance(whole, ast.ClassDef):
         return starts
     lines, taken = text.split("\n"), above + whole.lineno

@@ -347,8 +347,8 @@ def _print_unified(console, texts, names, starts):
     for number, line in enumerate(unified_diff(a, b, *names)):
         if line.startswith("@@"):
             numbers = zip("-+", re.findall(r"[-+](\d+)", line), starts, strict=True)
-            for sign, number, start in numbers:
-                line = line.replace(sign + number, f"{sign}{int(number) + start - 1}", 1)
+            for sign, first, start in numbers:
+                line = line.replace(sign + first, f"{sign}{int(first) + start - 1}", 1)
         end = "" if line.endswith("\n") else "\n\\ No newline at end of file\n"
         if console.is_terminal:
             style = "bold" if number < 2 else styles.get(line[0], "")

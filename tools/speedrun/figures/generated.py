@@ -175,7 +175,7 @@ def update(root: Path, check: bool) -> tuple[list[str], list[str]]:
     for milestone in sources.history.milestones:
         try:
             part = load_why(milestone)
-            files = why.made_of(part, milestone, sources.history, root) if part else {}
+            files = why.made_of(part, milestone, root) if part else {}
         except (ValueError, OSError) as error:
             errors.append(f"{milestone.name}: {error}")
             continue
@@ -214,8 +214,6 @@ def _read_sources(root):
                 timings.append(one := prelude.load_timings(root / RESULTS / name))
                 faults = [f"{fault}; make it again: {one.command}"
                           for fault in prelude.stale_timings(one, history)]
-            except FileNotFoundError:
-                continue  # the table stays as it is
             except (ValueError, OSError) as error:
                 faults = [str(error)]
             errors += [f"{RESULTS}/{name}: {fault}" for fault in faults]

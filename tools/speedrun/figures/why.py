@@ -16,7 +16,7 @@ from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.figures.charts import LETTER, NARROW
 from speedrun.figures.tables import replace_between
-from speedrun.history.manifest import FIGURE, Manifest, Milestone
+from speedrun.history.manifest import FIGURE, Milestone
 from speedrun.history.why import Why
 from speedrun.scripts.find import load_snapshot
 
@@ -37,8 +37,8 @@ class Picture:
 
     width = NARROW
 
-    def __init__(self, milestone: Milestone, manifest: Manifest, root: Path):
-        self.milestone, self._manifest, self._root = milestone, manifest, root
+    def __init__(self, milestone: Milestone, root: Path):
+        self.milestone, self._root = milestone, root
         self._title, self._height = "", 0.0
         self._group = ElementTree.Element("g", {"class": "chart why"})
 
@@ -46,10 +46,6 @@ class Picture:
     def snapshot(self) -> ModuleType:
         """The milestone's script, imported."""
         return load_snapshot(self.milestone.script)
-
-    def snapshot_of(self, id: str) -> ModuleType:
-        """Another milestone's script, imported; raises UserError if there is none."""
-        return load_snapshot(self._manifest.get(id).script)
 
     @property
     def lesson(self) -> str:
@@ -134,14 +130,14 @@ class Picture:
             self._group, shape, ({"class": kind} if kind else {}) | known).text = words
 
 
-def made_of(part: Why, milestone: Milestone, manifest: Manifest, root: Path) -> dict[Path, str]:
+def made_of(part: Why, milestone: Milestone, root: Path) -> dict[Path, str]:
     """{file: text} of what follows from a why.md: its figure and, if a notebook has the milestone's
     name, that notebook with the part at its top.
 
     root: the repository. Raises ValueError or OSError, one line, as draw, and for such a notebook
     without a title.
     """
-    made = {milestone.folder / part.figure.name: draw(milestone, manifest, root)}
+    made = {milestone.folder / part.figure.name: draw(milestone, root)}
     notebook = root / milestone.lesson
     if notebook.stem == milestone.name:
         made[notebook] = with_part(notebook.read_text(encoding="utf-8"), part.as_markdown(
@@ -164,7 +160,7 @@ def with_part(notebook: str, part: str) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def draw(milestone: Milestone, manifest: Manifest, root: Path) -> str:
+def draw(milestone: Milestone, root: Path) -> str:
     """The SVG of a milestone's figure; root: the repository, whose lessons have the numbers.
 
     Raises ValueError, one line, where the why.py is missing or its number was not printed.
@@ -177,7 +173,7 @@ def draw(milestone: Milestone, manifest: Manifest, root: Path) -> str:
     spec = importlib.util.spec_from_file_location(f"figure of {milestone.name}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    picture = Picture(milestone, manifest, root)
+    picture = Picture(milestone, root)
     module.draw(picture)
     return picture.svg("".join((TEMPLATES / name).read_text(encoding="utf-8")
                                for name in ("chart.css", "why.css")))

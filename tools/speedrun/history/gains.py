@@ -102,9 +102,7 @@ def whole_records(manifest: Manifest, m: Milestone) -> list[str]:
     for record in m.covered:
         others = [o.id for o in manifest.milestones if o is not m and record in o.covered]
         shared = f", shared with {_listed(others)}" if others else ""
-        before = manifest.records.get(record.number - 1)
-        if before is None:
-            continue
+        before = manifest.records[record.number - 1]
         minutes = before.retimed[-1]["minutes"] if before.retimed else before.minutes
         found.append(f"record #{record.number}{shared}: {minutes:g} to {record.minutes:g} minutes")
     return found

@@ -40,14 +40,12 @@ class Thread:
 
 
 def load_threads(manifest: Manifest, path: Path = THREADS) -> tuple[Thread, ...]:
-    """Return the threads in the file at `path`; none if there is no such file.
+    """Return the threads in the file at `path`.
 
-    Raises ValueError, one line, for an entry that does not fit: an unknown milestone, milestones
-    that are not in the chain's order, a block that the milestone does not change, a pattern that
-    the script does not hold.
+    Raises OSError for an unreadable file, ValueError, one line, for an entry that does not fit: an
+    unknown milestone, milestones that are not in the chain's order, a block that the milestone does
+    not change, a pattern that the script does not hold.
     """
-    if not path.is_file():
-        return ()
     name = f"{path.parent.name}/{path.name}"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -9,15 +9,12 @@ Blank lines are skipped, and so are other keys.
 import glob
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from speedrun.base.errors import UserError
 from speedrun.base.text import short
 from speedrun.history.manifest import REPOSITORY
-from speedrun.run.data import BUILTIN, DOCUMENT_START
-from speedrun.run.failure import error_line
+from speedrun.run.data import BUILTIN, DOCUMENT_START, fill
 
 SCRIPT = REPOSITORY / "data" / "builtin_chat.py"
 SPLITS = ("train", "val")
@@ -41,11 +38,7 @@ def files_in(folder: Path) -> dict[str, str]:
 
 def make_builtin() -> None:
     """Makes the embedded conversations if they are not there. Raises UserError if that fails."""
-    made = subprocess.run([sys.executable, str(SCRIPT), "--out", str(BUILTIN)],
-                          capture_output=True, encoding="utf-8", errors="replace")
-    if made.returncode:
-        reason = error_line(made.stderr).removeprefix("error: ")
-        raise UserError(f"cannot make the embedded conversations: {reason or 'no reason given'}")
+    fill(BUILTIN, SCRIPT.name)
 
 
 def fingerprint(*files: str | Path) -> str:

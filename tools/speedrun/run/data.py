@@ -117,7 +117,7 @@ def fingerprint(folder: Path) -> str | None:
 
 def make_builtin() -> None:
     """Makes the embedded corpus if it is not there. Raises UserError if that fails."""
-    _fill(BUILTIN, "builtin_corpus.py")
+    fill(BUILTIN, "builtin_corpus.py")
 
 
 def make_builtin_gpt2() -> None:
@@ -136,7 +136,7 @@ def make_builtin_gpt2() -> None:
                 text = document[1:].astype(np.uint8).tobytes().decode("utf-8", "replace")
                 print(json.dumps({"text": text}), file=file)
         file.flush()
-        _fill(BUILTIN_GPT2, "fineweb.py", "--input", file.name,
+        fill(BUILTIN_GPT2, "fineweb.py", "--input", file.name,
               "--shard-size", str(GPT2_SHARD_TOKENS))
 
 
@@ -158,15 +158,16 @@ def make_builtin_ids() -> None:
         raise UserError(f"cannot write in {short(BUILTIN_IDS)}: {error.strerror}") from None
 
 
-def _fill(folder, script, *options):
-    """Runs a script of data/ that fills the folder, if it is not whole."""
+def fill(folder: Path, script: str, *options: str) -> None:
+    """Runs a script of data/, by its name, which fills the folder if it is not whole. Raises
+    UserError with the script's reason if that fails."""
     made = subprocess.run(
         [sys.executable, str(REPOSITORY / "data" / script), "--out", str(folder), *options],
         capture_output=True, encoding="utf-8", errors="replace",
     )
     if made.returncode:
         reason = error_line(made.stderr).removeprefix("error: ")
-        raise UserError(f"cannot make the embedded corpus: {reason or 'no reason given'}")
+        raise UserError(f"data/{script} failed: {reason or 'no reason given'}")
 
 
 def steps_by_shard(step_tokens: Iterable[int], shards: Iterable[int]) -> Iterator[list[int]]:

@@ -41,6 +41,7 @@ from speedrun.history.measured import Measurement, load_measurements
 from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.history.records import Record, load_records
 from speedrun.history.threads import THREADS, Thread, load_threads, number_name
+from speedrun.history.why import load_why
 from speedrun.run.data import shards_read
 from speedrun.scripts.find import code_hash
 from speedrun.site.interactive import figures_of
@@ -506,18 +507,14 @@ class Site:
     def _why(self, m):
         """(text, the figure's address and size, what it shows) of a milestone's why.md; None
         without one."""
-        path = m.folder / "why.md"
-        if not path.is_file():
+        part = load_why(m)
+        if part is None:
             return None
-        text = path.read_text(encoding="utf-8")
-        html = make_html(text, self.target(f"history/{m.chain}/{m.name}", self.path_of(m)))
-        found = re.search(r"!\[([^\]]+)\]\(([\w.-]+\.svg)\)", text)
-        if not found:
-            return html, None, "", ""
-        drawn = (m.folder / found[2]).read_bytes()
-        address = f"{m.chain}/{m.slug}/{found[2]}"
+        html = make_html(part.text, self.target(f"history/{m.chain}/{m.name}", self.path_of(m)))
+        drawn = part.figure.read_bytes()
+        address = f"{m.chain}/{m.slug}/{part.figure.name}"
         self.files[address] = drawn
-        return html, address, svg_size(drawn.decode()), found[1]
+        return html, address, svg_size(drawn.decode()), part.shown
 
     def _claims(self, m):
         """What the lesson measures of a milestone: (printed text, picture) of its claim cells."""
@@ -593,7 +590,7 @@ class Site:
 
     def _laptop(self):
         path, drawn = self.root / RESULTS / TINY, []
-        for chain in self.chains if path.is_file() else ():
+        for chain in self.chains:
             own = self.manifest.of_chain(chain)
             drawn.append((chain, charts.both(charts.ladder_chart, load_ladder(path, own), own)))
         return {"charts": [(chain, chart) for chain, chart in drawn if chart],
