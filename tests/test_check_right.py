@@ -505,13 +505,27 @@ def test_the_stand_in_for_triton_has_what_the_kernels_use():
     assert len(used) > 20 and used <= vars(modules(print)["triton.language"]).keys()
 
 
-def test_zeros_do_not_show_whether_they_were_rounded():
+def test_zeros_and_nan_do_not_show_whether_they_were_rounded():
     import torch
 
     from speedrun.check.trace_model import precision_of
 
     assert precision_of(torch.zeros(2)) == precision_of(torch.tensor([0.1])) == "float32"
     assert precision_of(torch.tensor([0.5])) == "float32, holding what bfloat16 can"
+    assert precision_of(torch.tensor([0.5, torch.nan])) == "float32, not all finite"
+
+
+def test_of_many_names_that_differ_in_one_way_the_first_is_told():
+    from speedrun.check.differences import differences
+
+    def told(count):
+        wanted = {"dtypes": ["has", {f"w{i}": "float32" for i in range(count)} | {"x": "new"}, 0]}
+        (found,) = differences(wanted, {"dtypes": ["has", {f"w{i}": "half" for i in range(count)},
+                                                   0]})
+        return found.expected, found.got
+
+    assert told(23) == ("w0 and 22 others: float32, x: new", "w0 and 22 others: half, no x")
+    assert told(2) == ("w0: float32, w1: float32, x: new", "w0: half, w1: half, no x")
 
 
 def caught(id, some, ask):

@@ -11,6 +11,7 @@ import torch
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]?\d+)?|nan|inf")
 SIGMAS = 5.5  # of a sampling error: in ten thousand checks of right scripts one is refused
 LOSS = "the loss of "  # so begins what the model's job calls it; its gradients: see differences
+FEW = 6  # names that differ in one way and are told one by one
 LEVELS = torch.tensor([0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98])  # of quantiles
 
 
@@ -95,12 +96,20 @@ def _fact(wanted, seen, _):
 
 
 def _has(wanted, seen, _):
-    """All that is wanted, {name: text}; more does no harm."""
-    names = [name for name in wanted if seen.get(name) != wanted[name]]
-    if names:
-        return (_listed([_named(name, wanted[name]) for name in names]),
-                _listed([_named(name, seen[name]) if name in seen else f"no {name}"
-                         for name in names]))
+    """All that is wanted, {name: text}; more does no harm. Of many names that differ in one way the
+    first is told."""
+    alike = {}  # {how they differ: names}
+    for name, value in wanted.items():
+        if seen.get(name) != value:
+            alike.setdefault((value, seen[name]) if name in seen else name, []).append(name)
+    expected, got = [], []
+    for names in alike.values():
+        told = names if len(names) <= FEW else [f"{names[0]} and {len(names) - 1} others"]
+        for name, words in zip(names, told, strict=False):
+            expected.append(_named(words, wanted[name]))
+            got.append(_named(words, seen[name]) if name in seen else f"no {name}")
+    if expected:
+        return _listed(expected), _listed(got)
 
 
 def _same(wanted, seen, _):

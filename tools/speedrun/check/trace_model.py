@@ -229,7 +229,10 @@ def counted(counts):
 
 
 def precision_of(weights):
-    """In words: the dtype, and whether the weights were rounded; zeros do not show that."""
+    """In words: the dtype, and whether the weights are finite and were rounded; zeros do not show
+    that."""
+    if not weights.isfinite().all():
+        return f"{dtype_name(weights.dtype)}, not all finite"
     rounded = is_rounded(weights) and bool(weights.any())
     return dtype_name(weights.dtype) + ", holding what bfloat16 can" * rounded
 
