@@ -515,6 +515,20 @@ def test_zeros_and_nan_do_not_show_whether_they_were_rounded():
     assert precision_of(torch.tensor([0.5, torch.nan])) == "float32, not all finite"
 
 
+def test_two_scripts_that_end_in_nan_show_the_same():
+    import torch
+
+    from speedrun.check.differences import alike
+
+    def seen(loss, weight):
+        return {"the loss": ["numbers", {"": loss}, 1e-5],
+                "the move": ["tensors", {"w": torch.tensor([1.0, weight, torch.inf])}, 1e-3]}
+
+    assert alike(seen(torch.nan, torch.nan), seen(torch.nan, torch.nan))
+    assert not alike(seen(torch.nan, torch.nan), seen(2.0, torch.nan))
+    assert not alike(seen(torch.nan, torch.nan), seen(torch.nan, torch.inf))
+
+
 def test_of_many_names_that_differ_in_one_way_the_first_is_told():
     from speedrun.check.differences import differences
 

@@ -149,7 +149,8 @@ def _cut(text):
 def _numbers(wanted, seen, tolerance):
     """{name: number}; the name of a single one is ""."""
     wrong = [name for name, number in wanted.items() if name not in seen
-             or not math.isclose(number, seen[name], rel_tol=tolerance, abs_tol=tolerance)]
+             or not math.isclose(number, seen[name], rel_tol=tolerance, abs_tol=tolerance)
+             and not (math.isnan(number) and math.isnan(seen[name]))]
     if wrong:
         name = wrong[0]
         a, b = wanted[name], seen.get(name, math.nan)
@@ -187,7 +188,7 @@ def _tensors(wanted, seen, tolerance):
              for name, a in wanted.items()}
     largest = max((a.nan_to_num().norm().item() for a, _ in pairs.values()), default=0.0)
     wrong = [name for name, (a, b) in pairs.items()  # `not` also where only one is no number
-             if not (a - b).where(~(a.isnan() & b.isnan()), 0).norm()
+             if not (a - b).where((a != b) & ~(a.isnan() & b.isnan()), 0).norm()
              <= within[name] * (a.nan_to_num().norm() + 1e-4 * largest + 1e-12)]
     if wrong:
         off = {name: _distance(*pairs[name]) for name in wrong}
