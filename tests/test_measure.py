@@ -394,7 +394,7 @@ def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "BUILTIN", folder)
     monkeypatch.setattr(data, "make_builtin", lambda: None)
     written = []
-    monkeypatch.setattr(data, "_fill", lambda out, script, *options: written.append(
+    monkeypatch.setattr(data, "fill", lambda out, script, *options: written.append(
         (out, script, Path(options[1]).read_text(encoding="utf-8"))))
     data.make_builtin_gpt2()
     ((out, script, text),) = written

@@ -241,6 +241,7 @@ def snapshot(root: Path) -> dict:
 def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     copy, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # drawing a why imports its script
     assert make_figures.main(["--check"], root=copy) == 0
     assert (copy / WHY).read_bytes() == (REPOSITORY / WHY).read_bytes()
     copy = shutil.copytree(copy, tmp_path / "edited")  # a folder's manifest is read once
