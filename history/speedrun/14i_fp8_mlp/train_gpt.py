@@ -1098,7 +1098,7 @@ class GPT(nn.Module):
     def forward(self, inputs, targets=None, tied=False, target_weights=None, prefix_targets=None):
         short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
         windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
-        windows["P"] = windows["S"]  # as many slots, so half the tokens
+        windows["P"] = windows["S"]  # the same number of slots, so half the tokens
         masks = attention_masks(inputs, windows, self.training, self.args)
         document_ids = (inputs == self.args.bos_id).cumsum(1)  # (B, T)
         per_layer, per_model = self.named_coefficients()

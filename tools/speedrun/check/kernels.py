@@ -159,14 +159,14 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
             launched(same, wide)
 
         def agrees(self, counts, values, before, form):
-            """Whether a form with smaller tiles makes of the first matrix what is there now."""
+            """Whether a form with smaller tiles makes of the first matrices what is there now."""
             sizes = {name: shrunk(size) if type(size) is int and size >= 2 * SHRUNK else size
                      for name, size in form.items()}
             rows, batch, *rest = counts(sizes | values)
             copies = {name: tensor.clone() for name, tensor in before.items()}
             if all(len(tensor) == batch for tensor in before.values() if tensor.ndim > 1):
-                batch = 1
-                copies = {name: tensor[:1] if tensor.ndim > 1 else tensor
+                batch = min(batch, 2)
+                copies = {name: tensor[:batch] if tensor.ndim > 1 else tensor
                           for name, tensor in copies.items()}
             run(self.function, (rows, batch, *rest), values | copies, sizes)
             return all(_close(copy, values[name][: len(copy)] if copy.ndim else values[name])
