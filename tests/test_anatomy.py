@@ -92,7 +92,7 @@ def test_picture_shows_the_module_tree(id):
     assert not composed or f"to the last {composed} tokens".encode() in svg
     assert numbers(parts, "bigrams") == {*picture["bigrams"]}
     if kinds:
-        assert long == record.get("long_window_end", module.window_size(args.train_steps, args))
+        assert long == handles_for(module.__file__).window_at(module, args.train_steps, args)[-1]
 
 
 @pytest.mark.parametrize("id", sorted(QUICK))

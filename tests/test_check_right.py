@@ -85,7 +85,7 @@ def test_a_validation_in_training_mode_shows_as_such_and_in_eight_bits(ask):
 
 @pytest.mark.slow
 def test_a_warm_up_of_all_windows_is_right_and_one_of_fewer_is_not(ask):
-    some = "set_window(window_size(step, args), long_window_size(step, args))\n"
+    some = "set_window(*window_sizes(step, args))\n"
     found = ask(id="08g", jobs=["training"], texts=[
         edited("08g", (some, f"set_window(*2 * [all_windows(args)[{which}]])\n"))
         for which in ("i - 1", "0")])

@@ -783,15 +783,14 @@ def test_watch_waits_for_a_file_that_is_being_replaced(script, answers, monkeypa
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_checks_too(signum, script, tmp_path, start):
-    script.write_text("import os, pathlib, time\n"
-                      f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
-                      "time.sleep(300)\n", encoding="utf-8")
-    temporary = tmp_path / "tmp"
+    pid, temporary = tmp_path / "pid", tmp_path / "tmp"
+    script.write_text(f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text("
+                      "str(os.getpid()))\ntime.sleep(300)\n", encoding="utf-8")
     temporary.mkdir()
     started = start(QUICK, "--script", script, TMPDIR=str(temporary))
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(started.pid, signum)
         ended = start.end(started)
@@ -800,7 +799,7 @@ def test_a_signal_ends_the_checks_too(signum, script, tmp_path, start):
     assert ended.returncode == 128 + signum
     assert ended.stderr == ("error: interrupted\n" if signum == signal.SIGINT else "")
     time.sleep(0.2)
-    assert not _runs(int((tmp_path / "pid").read_text()))
+    assert not _runs(int(pid.read_text()))
     assert list(temporary.iterdir()) == []
 
 

@@ -70,7 +70,7 @@ FIRST, SECOND, THIRD = (32, 16, 8), (64, 32, 16), (96, 48, 24)  # row, long and 
 LAST = (96, 56, 24)  # after the scheduled steps: half of 56 rounded down to tiles
 
 
-@where("train", "window_size", "GPT", known="stages")
+@where("train", "window_sizes", "GPT", known="stages")
 def test_steps_have_the_rows_and_windows_of_their_stage(milestone, shards, tmp_path, monkeypatch):
     watched = Watched(milestone, monkeypatch)
     train(watched.module, micro_args(milestone, shards, tmp_path / "log", kernel_warmup_steps=0,
@@ -82,7 +82,7 @@ def test_steps_have_the_rows_and_windows_of_their_stage(milestone, shards, tmp_p
     assert validated == [(16, *window) for window in windows]
 
 
-@where("warm_up", "window_size", "GPT", known="stages")
+@where("warm_up", "window_sizes", "GPT", known="stages")
 def test_the_warm_up_visits_every_stage(milestone, shards, tmp_path, monkeypatch):
     watched = Watched(milestone, monkeypatch)
     monkeypatch.setattr(watched.module, "train", lambda *_: None)
@@ -154,7 +154,7 @@ def found_steps(module, folder, first, count, world_size=1):
     args = loader(module)
     ranks = [module.token_batches(
         f"{folder}/*.bin", ROWS * length_of(0), length_of(0), packed=True, args=args, rank=rank,
-        world_size=world_size, device=torch.device("cpu"), first=first)
+        world_size=world_size, device=torch.device("cpu"), step=first)
         for rank in range(world_size)]
     rows = []
     for _ in range(count * ROWS // world_size):
@@ -199,7 +199,7 @@ def test_the_warm_up_takes_no_rows_from_the_training(
 
     def noted(*args, **named):
         batches = []
-        streams.append((args[0], named.get("first", 0), batches))
+        streams.append((args[0], named.get("step", 0), batches))
         for batch in token_batches(*args, **named):
             batches.append(batch[0])
             yield batch

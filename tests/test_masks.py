@@ -242,7 +242,7 @@ def test_both_masks_have_the_same_loss(milestone):
 
 
 @pytest.mark.parametrize(
-    "milestone", tried(declaring("window_size", "attention_masks")), ids=by_id)
+    "milestone", tried(declaring("window_size", "window_sizes", "attention_masks")), ids=by_id)
 @torch.no_grad()
 def test_windows_need_one_graph_or_one_for_each_stage(milestone):
     module, graphs = load_snapshot(milestone), []
@@ -268,7 +268,7 @@ def test_windows_need_one_graph_or_one_for_each_stage(milestone):
         assert len(graphs) == (3 if is_staged(milestone) else 1) and len(set(losses)) == 3
 
 
-STAGED = [m for m in declaring("window_size") if is_staged(m)]
+STAGED = [m for m in declaring("window_size", "window_sizes") if is_staged(m)]
 
 
 @pytest.mark.parametrize("milestone", tried(STAGED), ids=by_id)
@@ -329,11 +329,12 @@ def test_how_far_each_layer_sees(milestone, monkeypatch):
 # ---- the window's schedule ----
 
 
-@where("window_size", "Hyperparameters", known="window")
+@where("window_size", "window_sizes", "Hyperparameters", known="window")
 def test_window_table(milestone):
     module, known = load_snapshot(milestone), known_values(milestone.id)["window"]
     args = module.Hyperparameters()
-    windows = [module.window_size(step, args) for step in range(args.train_steps + 1)]
+    windows = [handles(milestone).window_at(module, step, args)[0]
+               for step in range(args.train_steps + 1)]
     changes = [step for step in range(len(windows))
                if step == 0 or windows[step] != windows[step - 1]]
     assert changes == known["changes"]
@@ -359,7 +360,7 @@ def test_window_is_never_empty(milestone):
         assert windows == sorted(windows) and start <= windows[0] and windows[-1] <= end
 
 
-@where("window_size", "warm_up", known="small_windows")
+@where("window_size", "window_sizes", "warm_up", known="small_windows")
 def test_the_warm_up_meets_all_that_the_run_needs(milestone):
     module, seen, settlings = load_snapshot(milestone), [], []
     parts = handles(module)
@@ -379,8 +380,8 @@ def test_the_warm_up_meets_all_that_the_run_needs(milestone):
                          inputs.size(1)))
             return self.weight.sum()
 
-    def batches(args, first=0):
-        return itertools.repeat((torch.empty(1, parts.row_len(module, first, args)), None))
+    def batches(args, step=0):
+        return itertools.repeat((torch.empty(1, parts.row_len(module, step, args)), None))
 
     model = Model(1, 1)
     optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]

@@ -349,7 +349,7 @@ def test_all_layers_share_one_rotary_table_that_is_not_saved(milestone):
     rows = 32 * max(handles(module).ROW_FACTORS)  # of the longest sequence
     rows *= handles(module).SLOTS  # a token of paired heads has two positions
     assert tables == 2 * [(rows, 1, 16)]  # cos and sin
-    kept = {name for name, _ in model.named_buffers() if name.endswith((".signs", ".post_amax"))}
+    kept = {name for name, _ in model.named_buffers() if name.endswith((".signs", ".post_limit"))}
     assert model.state_dict().keys() == kept | dict(
         model.named_parameters(remove_duplicate=False)).keys()
 

@@ -76,9 +76,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)

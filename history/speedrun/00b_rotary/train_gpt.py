@@ -76,9 +76,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -189,8 +187,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
-        x = x + self.mlp(norm(x))
-        return x
+        return x + self.mlp(norm(x))
 
 
 class GPT(nn.Module):

@@ -78,9 +78,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -195,8 +193,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
-        x = x + self.mlp(norm(x))
-        return x
+        return x + self.mlp(norm(x))
 
 
 class GPT(nn.Module):
@@ -321,19 +318,17 @@ class Clock:
 
 def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
-    optimizers = [
-        torch.optim.Adam([model.embed.weight],  # also the head's: they are tied
-                         lr=args.embed_lr, betas=(args.adam_beta1, args.adam_beta2),
-                         eps=args.adam_eps, fused=True),
-        Muon(model.blocks.parameters(), lr=args.muon_lr, momentum=args.muon_momentum,
-             bf16=args.bf16, compiled=args.compile),
-    ]
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    adam = torch.optim.Adam([model.embed.weight],  # also the head's: they are tied
+                            lr=args.embed_lr, betas=(args.adam_beta1, args.adam_beta2),
+                            eps=args.adam_eps, fused=True)
+    muon = Muon(model.blocks.parameters(), lr=args.muon_lr, momentum=args.muon_momentum,
+                bf16=args.bf16, compiled=args.compile)
+    param_groups = adam.param_groups + muon.param_groups
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
-    return optimizers
+    return [adam, muon]
 
 
 def set_schedules(optimizers, step, args):

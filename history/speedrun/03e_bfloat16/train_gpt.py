@@ -81,9 +81,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -139,7 +137,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 class Linear(nn.Linear):
@@ -368,18 +366,16 @@ def make_optimizers(model, args):
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=scalar_params, lr=args.scalar_lr),
     ]
-    optimizers = [
-        torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
-                         fused=True),
-        Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
-             bf16=args.bf16, compiled=args.compile),
-    ]
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    adam = torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2),
+                            eps=args.adam_eps, fused=True)
+    muon = Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum, bf16=args.bf16,
+                compiled=args.compile)
+    param_groups = adam.param_groups + muon.param_groups
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
-    return optimizers
+    return [adam, muon]
 
 
 def set_schedules(optimizers, step, args):

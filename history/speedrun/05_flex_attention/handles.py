@@ -27,5 +27,5 @@ def set_window(model, window):
     model.args.window = window
 
 
-def reach(module, step, args):
-    return [args.window] * args.num_layers
+def reach(window, args):
+    return [window] * args.num_layers

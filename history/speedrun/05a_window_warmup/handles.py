@@ -23,7 +23,3 @@ def set_window(model, window):
 
 def compiled_for(module, step, args):
     return (module.window_size(step, args),)
-
-
-def reach(module, step, args):
-    return [module.window_size(step, args)] * args.num_layers

@@ -3,9 +3,8 @@
 KINDS = ("L", "S")
 
 
-def reach(module, step, args):
-    window, tile = module.window_size(step, args), args.tile_size
-    short = max(1, window // tile // 2) * tile  # half as many tiles
+def reach(window, args):
+    short = max(1, window // args.tile_size // 2) * args.tile_size  # half as many tiles
     return [window if kind == "L" else short
             for layer, kind in enumerate(args.window_pattern[: args.num_layers])
             if layer != args.layer_without_attention]

@@ -100,9 +100,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -214,35 +212,32 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
             return  # the tile is above the diagonal; tiles below it store its numbers
-
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
+        x += matrix * M * K
+        out += matrix * M * M
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for start in range(0, K, DEPTH):
+        for start in range(0, K, DEPTH):  # rows beyond M wrap around; they are not stored
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")  # float32 is not cut to TF32
-
         inside = (i < M) & (j < M)
-        square = matrix * M * M
         if addend is not None:
-            summand = tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+            summand = tl.load(addend + matrix * M * M + i * M + j, mask=inside, other=0.0)
             total = tl.load(factors) * total + tl.load(factors + 1) * summand
         total = total.to(out.dtype.element_ty)
-        tl.store(out + square + i * M + j, total, mask=inside)
-        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+        tl.store(out + i * M + j, total, mask=inside)
+        tl.store(out + j.T * M + i.T, total.T, mask=inside.T)
 
 
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
     if not use_triton or M < 64:  # a tile has at least 64 rows
-        if addend is None:
-            return x @ x.mT
-        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+        return x @ x.mT if addend is None else torch.baddbmm(
+            addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
+    # In a tensor: plain numbers would compile and tune another kernel for each pair.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -253,7 +248,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight):
@@ -278,8 +273,7 @@ class FP8Linear(torch.autograd.Function):
         x_scale, weight_scale, grad_scale = ctx.scales
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
-        grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
         grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
@@ -425,8 +419,7 @@ class Block(nn.Module):
         x = x_weight * x + embed_weight * x0  # a learned shortcut from the embedding
         if self.attn is not None:
             x = x + self.attn(norm(x), value_embeds.get(self.value_table), masks[self.window_kind])
-        x = x + self.mlp(norm(x))
-        return x
+        return x + self.mlp(norm(x))
 
 
 class GPT(nn.Module):
@@ -596,18 +589,16 @@ def make_optimizers(model, args):
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=scalar_params, lr=args.scalar_lr),
     ]
-    optimizers = [
-        torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
-                         fused=True),
-        Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
-             bf16=args.bf16, compiled=args.compile, use_triton=args.use_triton),
-    ]
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    adam = torch.optim.Adam(adam_groups, betas=(args.adam_beta1, args.adam_beta2),
+                            eps=args.adam_eps, fused=True)
+    muon = Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum, bf16=args.bf16,
+                compiled=args.compile, use_triton=args.use_triton)
+    param_groups = adam.param_groups + muon.param_groups
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
-    return optimizers
+    return [adam, muon]
 
 
 def set_schedules(optimizers, step, args):

@@ -13,9 +13,8 @@ def set_window(model, window):
     model.forward = partial(type(model).forward, model, window=window)
 
 
-def reach(module, step, args):
-    window, tile = module.window_size(step, args), args.tile_size
-    short = max(1, window // tile // 2) * tile
+def reach(window, args):
+    short = max(1, window // args.tile_size // 2) * args.tile_size
     return [1 + (window if kind == "L" else short)  # 1: the token itself
             for layer, kind in enumerate(args.window_pattern[: args.num_layers])
             if layer != args.layer_without_attention]

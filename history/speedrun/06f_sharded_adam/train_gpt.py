@@ -80,7 +80,7 @@ class Hyperparameters:
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 8 times the record's: here gradients are sums over ranks, not means
     train_steps: int = 1670
-    scheduled_steps: int = 1670  # the cooldown ends here; the stages of windows divide these steps
+    scheduled_steps: int = 1670  # the cooldown ends here; the window's stages divide these steps
     cooldown_frac: float = 0.5  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
@@ -107,9 +107,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -187,7 +185,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last start is padding, or some were cut off.
+                    # The last entry must be padding: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -198,11 +196,10 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 
 def document_starts(inputs, args):
-    """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
+    """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; 1 per 410 tokens as in #78
-    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
-    return starts.flatten().int()
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: 1 per 410, as in record #78
+    return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
 # -------------------------------------------- Kernels --------------------------------------------
@@ -249,35 +246,32 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
             return  # the tile is above the diagonal; tiles below it store its numbers
-
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
+        x += matrix * M * K
+        out += matrix * M * M
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for start in range(0, K, DEPTH):
+        for start in range(0, K, DEPTH):  # rows beyond M wrap around; they are not stored
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")  # float32 is not cut to TF32
-
         inside = (i < M) & (j < M)
-        square = matrix * M * M
         if addend is not None:
-            summand = tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+            summand = tl.load(addend + matrix * M * M + i * M + j, mask=inside, other=0.0)
             total = tl.load(factors) * total + tl.load(factors + 1) * summand
         total = total.to(out.dtype.element_ty)
-        tl.store(out + square + i * M + j, total, mask=inside)
-        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+        tl.store(out + i * M + j, total, mask=inside)
+        tl.store(out + j.T * M + i.T, total.T, mask=inside.T)
 
 
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
     if not use_triton or M < 64:  # a tile has at least 64 rows
-        if addend is None:
-            return x @ x.mT
-        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+        return x @ x.mT if addend is None else torch.baddbmm(
+            addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
+    # In a tensor: plain numbers would compile and tune another kernel for each pair.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -288,7 +282,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight):
@@ -313,8 +307,7 @@ class FP8Linear(torch.autograd.Function):
         x_scale, weight_scale, grad_scale = ctx.scales
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
-        grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
         grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
@@ -347,7 +340,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth so far."""
+        """Tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth up to it."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -366,14 +359,13 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask or (starts, longest, window)}; window: visible previous tokens."""
+    """{kind: mask (B, 1, T, T) or (starts, longest, window)}; window: visible previous tokens."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
         return {kind: (starts, longest, window) for kind, window in windows.items()}
-    assert T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+    assert T <= 16_384, f"a dense {T} x {T} mask is too large; lower train_seq_len or val_seq_len"
     document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     t = torch.arange(T, device=inputs.device)
     distance = t[:, None] - t
@@ -473,6 +465,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(args.num_layers))
         self.layer_init = dict(skip=-1.5, x=1.0, x0=0.0, value=0.5, value_embed=0.5)
         scalars = [*self.layer_init.values()] * args.num_layers
+        # Padded, so that 8 ranks get equal shares.
         self.scalars = nn.Parameter(F.pad(torch.tensor(scalars), (0, -len(scalars) % 8)))
         self.lm_head = Head(args)
         if args.bf16:
@@ -491,12 +484,11 @@ class GPT(nn.Module):
         """Coefficients by name: a dict for each layer."""
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
-        # The last entries are padding: 8 ranks get equal shares.
         return [dict(zip(self.layer_init, row, strict=True)) for row in rows]
 
     def forward(self, inputs, targets=None):
-        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
-        windows = dict(L=self.window, S=short_tiles * self.args.tile_size)
+        short = max(1, self.window // self.args.tile_size // 2) * self.args.tile_size  # whole tiles
+        windows = dict(L=self.window, S=short)
         masks = attention_masks(inputs, windows, self.training, self.args)
         per_layer = self.named_coefficients()
         x = x0 = norm(self.embed(inputs))  # (B, T, C)
@@ -685,18 +677,16 @@ def make_optimizers(model, args):
         dict(params=[model.lm_head.weight], lr=args.head_lr),
         dict(params=[model.scalars], lr=args.scalar_lr),
     ]
-    optimizers = [
-        ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
-                    compiled=args.compile),
-        Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum,
-             bf16=args.bf16, compiled=args.compile, use_triton=args.use_triton),
-    ]
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    adam = ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                       compiled=args.compile)
+    muon = Muon(hidden_matrix_params, lr=args.muon_lr, momentum=args.muon_momentum, bf16=args.bf16,
+                compiled=args.compile, use_triton=args.use_triton)
+    param_groups = adam.param_groups + muon.param_groups
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
-    return optimizers
+    return [adam, muon]
 
 
 def set_schedules(optimizers, step, args):
@@ -713,7 +703,7 @@ def warm_up(model, optimizers, batches, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         inputs, targets = next(batches)
-        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # 6 reach all stages
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # 6: two in each stage
         model.set_window(window_size(step, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:

@@ -2,7 +2,7 @@
 
 
 def compiled_for(module, step, args):
-    return module.window_size(step, args), step <= module.last_tied_step(args)
+    return module.window_sizes(step, args)[0], step <= module.last_tied_step(args)
 
 
 FEATURES = {

@@ -3,7 +3,7 @@
 
 def compiled_for(module, step, args):
     # only the number of the weights is compiled in
-    return (module.window_size(step, args), step <= module.last_tied_step(args),
+    return (module.window_sizes(step, args)[0], step <= module.last_tied_step(args),
             len(module.target_weights(step, args)))
 
 

@@ -72,12 +72,12 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # as in the record; inputs reach at most sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # keeps logit gradients far inside e5m2's 57,344
+    fp8_grad_scale: float = 448 / 0.75  # logit gradients, see train, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 1.0  # initial standard deviation is this / sqrt(model_dim); c_fc has 0.5
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
-    cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: only 7.8 lie above
+    cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: 7.8 below the cap
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
@@ -97,7 +97,7 @@ class Hyperparameters:
     smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
     skip_gate_lr: float = 4e-4
     value_embed_beta1: float = 0.75
-    head_beta1: float = 0.5  # shared with the embedding; low, so rare tokens' rows soon stop
+    head_beta1: float = 0.5  # shared with the embedding; low, so rare tokens' rows soon stop moving
     adam_beta1: float = 0.65  # for x0_weights
     adam_beta2: float = 0.95  # for the tables and x0_weights
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
@@ -140,9 +140,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -176,9 +174,8 @@ def stages(args):
 def stage(step, args):
     """The stage of this step."""
     *scheduled, last = stages(args)
-    if step >= args.scheduled_steps:
-        return last
-    return scheduled[len(scheduled) * step // args.scheduled_steps]
+    number = len(scheduled) * step // args.scheduled_steps
+    return scheduled[number] if number < len(scheduled) else last
 
 
 def lr_multiplier(step, args):
@@ -197,7 +194,7 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step with one table for embedding and head: Adam's first step after tied_frac."""
+    """The last step with one table for embedding and head: Adam's first from tied_frac on."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
     while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
@@ -206,19 +203,15 @@ def last_tied_step(args):
 
 def muon_momentum(step, args):
     """Linear to muon_momentum over momentum_warmup_steps, back over momentum_cooldown_steps."""
-    left = (args.train_steps - step) / args.momentum_cooldown_steps
-    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    remaining = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, remaining)
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
 
 
-def window_size(step, args):
-    """The window of this step's stage."""
-    return stage(step, args).window
-
-
-def long_window_size(step, args):
-    """The window of layers with a long window: long_window_end in the last validation."""
-    return args.long_window_end if step == args.train_steps else window_size(step, args)
+def window_sizes(step, args):
+    """The model's window and long_window: the stage's; a longer long one in the last validation."""
+    window = stage(step, args).window
+    return window, args.long_window_end if step == args.train_steps else window
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -244,12 +237,12 @@ def packed_rows(shard, row_stages, args):
             row, missing = [], next(row_stages).seq_len + 1
 
 
-def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `packed_rows` makes rows as long as each step's stage requires, from step `first` on;
+    If packed, `packed_rows` makes rows as long as each step's stage requires, from `step` on;
     step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
-    Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
+    Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -257,24 +250,24 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
-        before = first  # the step whose rows come next
+        first = step  # of this pass over the shards
         for shard in shards:
-            row_stages = (stage(i, args) for i in itertools.count(first) for _ in range(num_rows))
+            row_stages = (stage(i, args) for i in itertools.count(step) for _ in range(num_rows))
             rows = packed_rows(shard, row_stages, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
             while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
-                first += 1
+                step += 1
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last start is padding, or some were cut off.
+                    # The last entry must be padding: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert first > before, f"no file {pattern} fills the {num_rows} rows of a step"
+        assert step > first, f"no file {pattern} fills the {num_rows} rows of a step"
 
 
 def prefetched(batches, args, device):
@@ -282,20 +275,17 @@ def prefetched(batches, args, device):
     executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
-
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-
     return iter(next_batch, None)  # endless; a generator would start only at its first use
 
 
 def document_starts(inputs, args):
-    """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
+    """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; 1 per 410 tokens as in #78
-    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
-    return starts.flatten().int()
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: 1 per 410, as in record #78
+    return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
 # -------------------------------------------- Kernels --------------------------------------------
@@ -342,35 +332,32 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
             return  # the tile is above the diagonal; tiles below it store its numbers
-
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
+        x += matrix * M * K
+        out += matrix * M * M
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for start in range(0, K, DEPTH):
+        for start in range(0, K, DEPTH):  # rows beyond M wrap around; they are not stored
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")  # float32 is not cut to TF32
-
         inside = (i < M) & (j < M)
-        square = matrix * M * M
         if addend is not None:
-            summand = tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+            summand = tl.load(addend + matrix * M * M + i * M + j, mask=inside, other=0.0)
             total = tl.load(factors) * total + tl.load(factors + 1) * summand
         total = total.to(out.dtype.element_ty)
-        tl.store(out + square + i * M + j, total, mask=inside)
-        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+        tl.store(out + i * M + j, total, mask=inside)
+        tl.store(out + j.T * M + i.T, total.T, mask=inside.T)
 
 
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
     if not use_triton or M < 64:  # a tile has at least 64 rows
-        if addend is None:
-            return x @ x.mT
-        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+        return x @ x.mT if addend is None else torch.baddbmm(
+            addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
+    # In a tensor: plain numbers would compile and tune another kernel for each pair.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -381,7 +368,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -406,15 +393,14 @@ class FP8Linear(torch.autograd.Function):
         x_scale, weight_scale, grad_scale = ctx.scales
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
-        grad_x = fp8_product(
-            grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)  # (N, C)
+        grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
         grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
 
 class Head(nn.Module):
-    """Linear map to the logits, initially small; computed in FP8 in training if use_fp8."""
+    """Linear map to the logits, initially small as in the record; in FP8 in training if use_fp8."""
     def __init__(self, args):
         super().__init__()
         self.weight = nn.Parameter(0.005 * torch.randn(args.vocab_size, args.model_dim))
@@ -440,7 +426,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth so far."""
+        """Tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth up to it."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -459,8 +445,8 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask or (starts, longest, window)}; window: visible previous slots."""
-    slots = {kind: 2 if kind == "P" else 1 for kind in windows}  # per token; two: see pair_heads
+    """{kind: mask (B, 1, slots, slots) or (starts, longest, window)}; window: previous slots."""
+    slots = {kind: 2 if kind == "P" else 1 for kind in windows}  # per token; see pair_heads
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -468,7 +454,7 @@ def attention_masks(inputs, windows, training, args):
         return {kind: (slots[kind] * starts, slots[kind] * longest, window)
                 for kind, window in windows.items()}
     assert max(slots.values()) * T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+        f"a dense mask of {2 * T} x {2 * T} slots is too large; lower train_seq_len or val_seq_len")
     document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     def mask(slots, window):
         ids = document_ids.repeat_interleave(slots, dim=1)
@@ -511,7 +497,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights, args.qkv_init)[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # shaped like c_fc, for Muon
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C) like c_fc, for Muon
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -521,7 +507,7 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, extra_values, c, mask):  # c: coefficients by name
         B, T, C = x.shape
         weights = self.c_qkvo.view(4, C, C)
-        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm cancels it in q and k
+        qkv = F.linear(x, c["value"] * weights[:3].flatten(0, 1))  # norm undoes the factor in q, k
         q, k, v = qkv.view(B, T, 3, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         if extra_values is not None:
             v = v + extra_values
@@ -582,8 +568,7 @@ class Block(nn.Module):
                 factors = 2 * gates(normed, c["value_gate"])[..., None]  # initially 1
                 extra_values = factors * value_embed.unflatten(2, (self.attn.num_heads, -1))
             x = x + self.attn(normed, extra_values, c, masks[self.window_kind])
-        x = x + self.mlp(norm(x))
-        return x
+        return x + self.mlp(norm(x))
 
 
 def cross_entropy(logits, targets, weights):
@@ -647,8 +632,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # S layers see half, in whole tiles; rotary tables are set for it
-        self.long_window = long_window
+        self.window, self.long_window = window, long_window  # rotary tables are set for `window`
         self.rotary.set_window(window, self.args)
 
     def named_coefficients(self):
@@ -664,13 +648,11 @@ class GPT(nn.Module):
         return layers, dict(zip(self.model_init, self.scalars[width * L :], strict=True))
 
     def forward(self, inputs, targets=None, tied=False, target_weights=(1.0,)):
-        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
-        windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
-        windows["P"] = windows["S"]  # the same number of slots, so half the tokens
+        short = max(1, self.window // self.args.tile_size // 2) * self.args.tile_size  # whole tiles
+        windows = dict(L=self.long_window, S=short, P=short)  # P: in slots, so half as many tokens
         masks = attention_masks(inputs, windows, self.training, self.args)
         per_layer, per_model = self.named_coefficients()
-        embed_weight = self.lm_head.weight if tied else self.embed.weight
-        x = F.embedding(inputs, embed_weight)  # (B, T, C)
+        x = F.embedding(inputs, self.lm_head.weight if tied else self.embed.weight)  # (B, T, C)
         x = x0 = norm(smear(x, per_model["smear"], self.smear_gate))
         value_embeds = {name: embed(inputs) for name, embed in self.value_embeds.items()}
         outputs = []  # one per layer
@@ -876,9 +858,9 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
-            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a number recompiles
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            own_attentions = len(range(group["num_attentions"])[share])  # that this rank updates
+            own_attentions = len(range(group["num_attentions"])[share])  # attentions in this share
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
             attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
@@ -886,7 +868,7 @@ class Muon(torch.optim.Optimizer):
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it again
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates: lr squared
             self.cautious_update(
                 weights[share], torch.cat(updates), rates, decay, state.get("remainders"))
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
@@ -975,19 +957,17 @@ def make_optimizers(model, args):
         dict(params=[model.attention_gates, model.value_gates], lr=args.gate_lr, **small,
              weight_decay=args.adam_weight_decay),
     ]
-    optimizers = [
-        ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
-                    compiled=args.compile),
-        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
-             neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
-             compiled=args.compile, use_triton=args.use_triton),
-    ]
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    adam = ShardedAdam(adam_groups, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps,
+                       compiled=args.compile)
+    muon = Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
+                neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
+                compiled=args.compile, use_triton=args.use_triton)
+    param_groups = adam.param_groups + muon.param_groups
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
-    return optimizers
+    return [adam, muon]
 
 
 def set_schedules(optimizers, step, args):
@@ -1010,8 +990,8 @@ def warm_up(model, optimizers, load_train, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach all stages
-        inputs, targets = next(load_train(first=step))
-        model.set_window(window_size(step, args), long_window_size(step, args))
+        inputs, targets = next(load_train(step=step))
+        model.set_window(*window_sizes(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)
         model(inputs, targets, step <= last_tied_step(args), weights).backward()
         for optimizer in optimizers_due(optimizers, i - 1, args):
@@ -1045,7 +1025,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
-        windows = window_size(step, args), long_window_size(step, args)
+        windows = window_sizes(step, args)
         if windows != (model.window, model.long_window):  # before the validation, which uses them
             model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):

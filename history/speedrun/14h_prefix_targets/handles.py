@@ -6,7 +6,7 @@ EMPTY_FILES = {"prefix_file": "none"}
 
 
 def compiled_for(module, step, args):
-    return (module.window_size(step, args), step <= module.last_tied_step(args),
+    return (module.window_sizes(step, args)[0], step <= module.last_tied_step(args),
             len(module.target_weights(step, args)), True)  # True: it is given prefixes
 
 

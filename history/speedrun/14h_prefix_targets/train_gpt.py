@@ -70,12 +70,12 @@ class Hyperparameters:
     bigram_rows: int = 377_280  # rows of the bigram table: 7.5 times the vocabulary's
     sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
-    value_embed_init: float = 0.01  # initial standard deviation; not 0, as gates read the tables
+    value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
     own_value_pattern: str = ".V.VV..V..."  # V = a share of the token's own value is removed
     gate_pattern: str = "...G......G"  # G = attention's heads are gated
     gate_init: float = 0.25  # initial gates of heads; without a sigmoid, so any value is possible
-    skip_init: float = 0.5  # the skip's initial factor per token; sigmoid(-1.5) multiplies it
-    late_layer: int = 4  # it and later layers use late_net, on its input; the rest early_net, on x0
+    skip_init: float = 0.5  # initial factor per token; the skip's learned share multiplies it
+    late_layer: int = 4  # coefficients of this and later layers come from late_net; else early_net
     layer_net_scale: float = 0.1  # initial value of the learned factor of early_net and late_net
     composed_window: int = 112  # tokens that a query of composed_heads sees, its own included
     composed_block: int = 128  # queries that are computed together
@@ -88,13 +88,13 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # as in the record; inputs reach at most sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # keeps logit gradients far inside e5m2's 57,344
+    fp8_grad_scale: float = 448 / 0.75  # logit gradients, see train, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
     output_init: float = 0.5  # for attention's output weights; not 0: attention acts from step 0
     cap_height: float = 23.0  # the cap: cap_height * sigmoid((logits + cap_shift) / cap_width)
-    cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: only 7.8 lie above
+    cap_shift: float = 5.0  # a logit of 0 becomes 23 sigmoid(5 / 7.5) = 15.2: 7.8 below the cap
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
@@ -113,10 +113,10 @@ class Hyperparameters:
     add_lr: float = 0.008  # for add_weights, which multiply sublayers' outputs
     gate_lr: float = 0.008  # for value_gates only; heads' gates come from networks
     smear_gate_lr: float = 8e-5  # small: else this gate turns unstable when the batch grows
-    mix_lr: float = 0.002  # for the coefficients of the last layer and of the head's input
+    mix_lr: float = 0.002  # for mix_net and final_mix_net
     layer_net_lr: float = 8e-4  # for early_net and late_net
     value_embed_beta1: float = 0.75  # shared with the bigram table
-    head_beta1: float = 0.5  # shared with the embedding; low, so rare tokens' rows soon stop
+    head_beta1: float = 0.5  # shared with the embedding; low, so rare tokens' rows soon stop moving
     adam_beta2: float = 0.95  # for the tables, keep_weights and add_weights
     small_beta1: float = 0.9  # for all parameters but the tables
     small_beta2: float = 0.99  # for gates, networks and other scalars
@@ -127,7 +127,7 @@ class Hyperparameters:
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
     third_target_weight: float = 0.25  # weight of the third token ahead: 0 after the first stage
-    prefix_weight: float = 0.25  # weight of the next token's longest prefix: 0 after stage two
+    prefix_weight: float = 0.25  # weight of the target's longest prefix: 0 after the second stage
     train_steps: int = 1285
     scheduled_steps: int = 1270  # the rate's cooldown and the last of three stages end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
@@ -159,9 +159,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        if text not in ("False", "True"):
-            raise ValueError  # argparse reports it in one line
-        return text == "True"
+        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -198,9 +196,8 @@ def stages(args):
 def stage(step, args):
     """The stage of this step."""
     *scheduled, last = stages(args)
-    if step >= args.scheduled_steps:
-        return last
-    return scheduled[len(scheduled) * step // args.scheduled_steps]
+    number = len(scheduled) * step // args.scheduled_steps
+    return scheduled[number] if number < len(scheduled) else last
 
 
 def lr_multiplier(step, args):
@@ -219,7 +216,7 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step with one table for embedding and head: Adam's first step after tied_frac."""
+    """The last step with one table for embedding and head: Adam's first from tied_frac on."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
     while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
@@ -228,19 +225,15 @@ def last_tied_step(args):
 
 def muon_momentum(step, args):
     """Linear to muon_momentum over momentum_warmup_steps, back over momentum_cooldown_steps."""
-    left = (args.train_steps - step) / args.momentum_cooldown_steps
-    progress = min(1.0, step / args.momentum_warmup_steps, left)
+    remaining = (args.train_steps - step) / args.momentum_cooldown_steps
+    progress = min(1.0, step / args.momentum_warmup_steps, remaining)
     return (1 - progress) * args.muon_momentum_start + progress * args.muon_momentum
 
 
-def window_size(step, args):
-    """The window of this step's stage."""
-    return stage(step, args).window
-
-
-def long_window_size(step, args):
-    """The window of layers with a long window: long_window_end in the last validation."""
-    return args.long_window_end if step == args.train_steps else window_size(step, args)
+def window_sizes(step, args):
+    """The model's window and long_window: the stage's; a longer long one in the last validation."""
+    window = stage(step, args).window
+    return window, args.long_window_end if step == args.train_steps else window
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -256,8 +249,6 @@ def load_prefixes(args):
     """Ids (V,): for each token, the longest other token that its text starts with; -1 = none."""
     prefixes = torch.full((args.vocab_size,), -1)
     if args.prefix_file != "none":
-        assert Path(args.prefix_file).exists(), (
-            f"{args.prefix_file} is missing: run python data/prefixes.py")
         ids = torch.from_numpy(np.fromfile(args.prefix_file, dtype="<i4").astype(np.int64))
         prefixes[: len(ids)] = ids
     return prefixes
@@ -279,12 +270,12 @@ def packed_rows(shard, row_stages, args):
             missing = row_stage.seq_len + 1
 
 
-def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, first=0):
+def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `packed_rows` makes rows as long as each step's stage requires, from step `first` on;
+    If packed, `packed_rows` makes rows as long as each step's stage requires, from `step` on;
     step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
-    Blocks of B rows go to the ranks round-robin. A shard's tail, too short for a step, is skipped.
+    Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -292,24 +283,24 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
-        before = first  # the step whose rows come next
+        first = step  # of this pass over the shards
         for shard in shards:
-            row_stages = (stage(i, args) for i in itertools.count(first) for _ in range(num_rows))
+            row_stages = (stage(i, args) for i in itertools.count(step) for _ in range(num_rows))
             rows = packed_rows(shard, row_stages, args) if packed else (
                 shard[start : start + T + 1] for start in range(0, len(shard) - T, T))
             while len(step_rows := list(itertools.islice(rows, num_rows))) == num_rows:
-                first += 1
+                step += 1
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last start is padding, or some were cut off.
+                    # The last entry must be padding: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert first > before, f"no file {pattern} fills the {num_rows} rows of a step"
+        assert step > first, f"no file {pattern} fills the {num_rows} rows of a step"
 
 
 def prefetched(batches, args, device):
@@ -317,20 +308,17 @@ def prefetched(batches, args, device):
     executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
-
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-
     return iter(next_batch, None)  # endless; a generator would start only at its first use
 
 
 def document_starts(inputs, args):
-    """Document starts (cu_seqlens) in flattened `inputs` (B, T): int32, padded with B * T."""
+    """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; 1 per 410 tokens as in #78
-    starts = torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())
-    return starts.flatten().int()
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: 1 per 410, as in record #78
+    return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
 # -------------------------------------------- Kernels --------------------------------------------
@@ -377,35 +365,32 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
             return  # the tile is above the diagonal; tiles below it store its numbers
-
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-        x += matrix * M * K  # in the loads, rows beyond M wrap around; they are not stored
+        x += matrix * M * K
+        out += matrix * M * M
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for start in range(0, K, DEPTH):
+        for start in range(0, K, DEPTH):  # rows beyond M wrap around; they are not stored
             k = start + tl.arange(0, DEPTH)
             a = tl.load(x + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b = tl.load(x + j % M * K + k[:, None], mask=k[:, None] < K, other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")  # float32 is not cut to TF32
-
         inside = (i < M) & (j < M)
-        square = matrix * M * M
         if addend is not None:
-            summand = tl.load(addend + square + i * M + j, mask=inside, other=0.0)
+            summand = tl.load(addend + matrix * M * M + i * M + j, mask=inside, other=0.0)
             total = tl.load(factors) * total + tl.load(factors + 1) * summand
         total = total.to(out.dtype.element_ty)
-        tl.store(out + square + i * M + j, total, mask=inside)
-        tl.store(out + square + j.T * M + i.T, total.T, mask=inside.T)
+        tl.store(out + i * M + j, total, mask=inside)
+        tl.store(out + j.T * M + i.T, total.T, mask=inside.T)
 
 
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
     if not use_triton or M < 64:  # a tile has at least 64 rows
-        if addend is None:
-            return x @ x.mT
-        return torch.baddbmm(addend, x, x.mT, beta=beta, alpha=alpha)
+        return x @ x.mT if addend is None else torch.baddbmm(
+            addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # A tensor: as plain numbers, each pair would be compiled and tuned as another kernel.
+    # In a tensor: plain numbers would compile and tune another kernel for each pair.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(tile):
         return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
@@ -433,7 +418,6 @@ if find_spec("triton"):
             a_tile = tl.load(a + i % M * K + k[None, :], mask=k[None, :] < K, other=0.0)
             b_tile = tl.load(b + k[:, None] * N + j % N, mask=k[:, None] < K, other=0.0)
             total = tl.dot(a_tile, b_tile, total, input_precision="ieee")
-
         inside = (i < M) & (j < N)
         offset = i.to(tl.int64) * N + j  # M N may exceed 2^31
         if post is None:
@@ -445,7 +429,7 @@ if find_spec("triton"):
 
 
 def relu2_product(a, b, post=None, use_triton=False):
-    """relu(a b)^2 for a (M, K), b (K, N); the backward pass gives post (M, N): 2 a b sqrt(post)."""
+    """relu(a b)^2 for a (M, K), b (K, N) or, given a square post (M, N), 2 a b sqrt(post)."""
     if not use_triton:
         product = a @ b
         return F.relu(product).square() if post is None else 2 * product * post.sqrt()
@@ -477,7 +461,6 @@ if find_spec("triton"):
             capped = height * tl.sigmoid((logit + shift) / width)
             total += tl.where(column < V, tl.exp(capped), 0.0)
         log_sum = tl.log(tl.sum(total))
-
         loss, total_weight = 0.0, 0.0
         for k in tl.static_range(K):
             target = tl.load(targets + k)  # -1 = no target
@@ -486,7 +469,6 @@ if find_spec("triton"):
             loss += weight * (log_sum - height * tl.sigmoid((target_logit + shift) / width))
             total_weight += weight
         tl.store(losses + row, loss)
-
         if grads is not None:
             for start in range(0, V, COLUMNS):  # the row may still be in the cache
                 column = start + tl.arange(0, COLUMNS)
@@ -502,7 +484,7 @@ if find_spec("triton"):
 
 def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
                    use_triton=False):
-    """Losses (N,) of logits (N, V); the gradients (N, V) of their sum, times grad_scale, or None.
+    """Losses (N,) of logits (N, V) and, given grad_dtype, their sum's gradients x grad_scale.
 
     A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. Logits
     first pass a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
@@ -532,7 +514,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16 eps: 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
 
 
 def init_uniform(weight, scale=0.5):
@@ -554,7 +536,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth so far."""
+        """Tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth up to it."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -573,17 +555,17 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: dense mask or (starts, longest, window)}; window: visible previous slots."""
-    slots = {kind: 2 if kind == "P" else 1 for kind in windows}  # per token; two: see pair_heads
+    """{kind: mask (B, 1, slots, slots) or (starts, longest, window)}; window: previous slots."""
+    slots = {kind: 2 if kind == "P" else 1 for kind in windows}  # per token; see pair_heads
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
-        lens = {row.seq_len: row.document_len for row in stages(args)}  # the length shows the stage
+        lens = {row.seq_len: row.document_len for row in stages(args)}  # the length names the stage
         longest = lens.get(T, args.max_document_len) if training else T
         return {kind: (slots[kind] * starts, slots[kind] * longest, window)
                 for kind, window in windows.items()}
     assert max(slots.values()) * T <= 16_384, (
-        f"a dense mask of {T} x {T} tokens is too large; lower train_seq_len or val_seq_len")
+        f"a dense mask of {2 * T} x {2 * T} slots is too large; lower train_seq_len or val_seq_len")
     document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     def mask(slots, window):
         ids = document_ids.repeat_interleave(slots, dim=1)
@@ -634,14 +616,11 @@ def composed_heads(q, k, v, document_ids, mixture, scale, window, block):
     last `window` tokens of the query's document. Queries see their own block and the previous one.
     """
     T = q.size(1)
-
     def blocks(x):  # (B, T, ...) to (B, N, block, ...), padded with zeros
         return F.pad(x, [0, 0] * (x.ndim - 2) + [0, -T % block]).unflatten(1, (-1, block))
-
     def with_previous(x):  # (B, N, 2 block, ...)
         x = blocks(x)
         return torch.cat((F.pad(x[:, :-1], [0, 0] * (x.ndim - 2) + [1, 0]), x), dim=2)
-
     i, j = torch.arange(block, device=q.device), torch.arange(-block, block, device=q.device)
     distance = i[:, None] - j
     document_ids = document_ids + 1  # padding is document 0
@@ -666,7 +645,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # each: two heads of Q or of K
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # each Muon matrix: two heads
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -680,7 +659,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, c, mask, document_ids):  # c: coefficients by name
         B, T, C = x.shape
-        qk = F.linear(x, self.c_qk.flatten(0, 1))  # without the scalar: norm would cancel it
+        qk = F.linear(x, self.c_qk.flatten(0, 1))  # without c["value"]: norm would cancel it
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = F.linear(x, c["value"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
@@ -692,9 +671,6 @@ class CausalSelfAttention(nn.Module):
         q, k = self.rotary(q), self.rotary(k)
         if self.has_key_offset:
             k = offset_keys(k)
-        if self.composes_heads:
-            composed = composed_heads(q, k, v, document_ids, c["mixture"], self.rotary.scale,
-                                      *self.composed_sizes)
         if self.attention_kernel == "dense":
             heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
             y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
@@ -705,6 +681,8 @@ class CausalSelfAttention(nn.Module):
                             scale=self.rotary.scale, window_size=(window, 0)).view_as(v)
         y = y.reshape(B, T, self.num_heads, -1)
         if self.composes_heads:
+            composed = composed_heads(q, k, v, document_ids, c["mixture"], self.rotary.scale,
+                                      *self.composed_sizes)
             y = y + c["composed"][..., None] * composed
         if self.excludes_own_value:
             y = without_own_value(y, own_values, c["own_value"].tanh())
@@ -761,7 +739,7 @@ class ValueEmbeds(nn.Module):
         rows = args.value_embed_init * torch.randn(math.prod(self.shape), args.model_dim)
         self.weight = nn.Parameter(rows)
 
-    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}; backward sums in weight's dtype
+    def forward(self, inputs):  # (B, T) to {layer: (B, T, C)}
         return dict(zip(self.layers, self.weight.unflatten(0, self.shape)[:, inputs], strict=True))
 
 
@@ -803,7 +781,7 @@ class CoefficientNet(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        # In bfloat16, biases of 5 to 20 stay, as in the record: its spacing is 1/32 to 1/8 there.
+        # In bfloat16 (spacing 1/32 to 1/8 there) biases of 5 to 20 do not move, as in the record.
         self.bias = nn.Parameter(initial / scale)
 
     def forward(self, x, scale):
@@ -814,13 +792,12 @@ class CoefficientNet(nn.Module):
 
 def weighted_sum(weights, tensors):
     """Sum of N tensors (B, T, C), each times one column of weights (B, T, N)."""
-    columns = weights.split(1, dim=-1)
-    return sum(weight * tensor for weight, tensor in zip(columns, tensors, strict=True))
+    return sum(w * tensor for w, tensor in zip(weights.split(1, dim=-1), tensors, strict=True))
 
 
 def coefficient_layout(args, layers):
     """{(name, layer): initial values} of the coefficients that early_net or late_net computes."""
-    injected_layers = set(range(args.num_layers - 1)) - {args.skip_to}
+    injected_layers = set(range(args.num_layers - 1)) - {args.skip_to}  # the last has mix_net
     own_value_layers = [i for i, letter in enumerate(args.own_value_pattern) if letter == "V"]
     gated_layers = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
     layout = [  # name, its layers, number of values, their initial value
@@ -832,8 +809,8 @@ def coefficient_layout(args, layers):
         ("bigrams", injected_layers, 1, args.bigram_scale),
         ("skip_factor", [args.skip_to], 1, args.skip_init),
     ]
-    return {(name, layer): count * [value] for name, where, count, value in layout
-            for layer in layers if layer in where}
+    return {(name, layer): count * [value] for name, used_in, count, value in layout
+            for layer in layers if layer in used_in}
 
 
 class Block(nn.Module):
@@ -898,8 +875,7 @@ class LastBlock(Block):
 
 def next_targets(targets, count):
     """The next `count` targets (B T, count) of each token; -1 beyond the end of a row."""
-    longer = F.pad(targets, (0, count - 1), value=-1)
-    return longer.unfold(1, count, 1).flatten(0, 1).contiguous()
+    return F.pad(targets, (0, count - 1), value=-1).unfold(1, count, 1).flatten(0, 1).contiguous()
 
 
 class CappedLoss(torch.autograd.Function):
@@ -931,8 +907,7 @@ class CappedLoss(torch.autograd.Function):
             grad_x, grad_weight = grads @ weight, grads.T @ x
         else:
             x_scale, weight_scale, grad_scale = ctx.scales
-            grad_x = fp8_product(
-                grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)  # (N, C)
+            grad_x = fp8_product(grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)
             grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
                 x.T.contiguous(), x_scale, grads.T.contiguous(), grad_scale, torch.float32).T
         return grad * grad_x, grad * grad_weight, None, None, None, None
@@ -962,7 +937,7 @@ class GPT(nn.Module):
         last = args.num_layers - 1
         self.blocks = nn.ModuleList(Block(args, self.rotary, i) for i in range(last))
         self.blocks.append(LastBlock(args, self.rotary, last))
-        self.final_mix_net = CoefficientNet(args, dict(outputs=[0, -0.5, 0, 0, 0]), args.mix_scale)
+        self.final_mix_net = CoefficientNet(args, dict(earlier=[0, -0.5, 0, 0, 0]), args.mix_scale)
         assert 0 < args.late_layer < last, "late_layer should lie between first and last layer"
         early, late = range(args.late_layer), range(args.late_layer, args.num_layers)
         self.early_net = CoefficientNet(args, coefficient_layout(args, early), args.layer_net_scale)
@@ -976,7 +951,7 @@ class GPT(nn.Module):
         self.model_init = dict(smear=0.0, skip=-1.5)  # all values as in the record
         scalars = [*self.layer_init.values()] * args.num_layers + [*self.model_init.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
-        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # 1.1/layer
+        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # 1.1 in all
         self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
         if args.bf16:
             for module in self.children():  # the residual stream takes embed's dtype
@@ -985,8 +960,7 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window = window  # S layers see half, in whole tiles; rotary tables are set for it
-        self.long_window = long_window
+        self.window, self.long_window = window, long_window  # rotary tables are set for `window`
         self.rotary.set_window(window, self.args)
 
     def named_coefficients(self):
@@ -994,7 +968,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
-        # Unread, as in the record: the last layer's rows and value gates; its mix_net has its own.
+        # Unread, as in the record: the last layer's keep, add and gate entries; see its mix_net.
         for i, c in enumerate(layers):
             c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
             c["add_attn"], c["add_mlp"] = self.add_weights[i]
@@ -1003,14 +977,12 @@ class GPT(nn.Module):
         return layers, dict(zip(self.model_init, self.scalars[width * L :], strict=True))
 
     def forward(self, inputs, targets=None, tied=False, target_weights=None, prefix_targets=None):
-        short_tiles = max(1, self.window // self.args.tile_size // 2)  # half, in whole tiles
-        windows = dict(L=self.long_window, S=short_tiles * self.args.tile_size)
-        windows["P"] = windows["S"]  # the same number of slots, so half the tokens
+        short = max(1, self.window // self.args.tile_size // 2) * self.args.tile_size  # whole tiles
+        windows = dict(L=self.long_window, S=short, P=short)  # P: in slots, so half as many tokens
         masks = attention_masks(inputs, windows, self.training, self.args)
         document_ids = (inputs == self.args.bos_id).cumsum(1)  # (B, T)
         per_layer, per_model = self.named_coefficients()
-        embed_weight = self.lm_head.weight if tied else self.embed.weight
-        x = F.embedding(inputs, embed_weight)  # (B, T, C)
+        x = F.embedding(inputs, self.lm_head.weight if tied else self.embed.weight)  # (B, T, C)
         x = x0 = norm(smear(x, per_model["smear"], self.smear_gate))
         value_embeds = self.value_embeds(inputs)
         per_token = self.early_net(x0, self.layer_net_scale)  # {(name, layer): (B, T, size)}
@@ -1028,11 +1000,10 @@ class GPT(nn.Module):
             outputs.append(x)
             if i == self.args.cached_layer:
                 sources["cached"] = x
-        first_values = value_embeds[self.value_embeds.layers[0]]
+        earlier = (sources["start"], sources["cached"], outputs[-2],
+                   value_embeds[self.value_embeds.layers[0]], outputs[self.args.skip_from])
         # Initially subtracts half of the cached output: it helped later layers more than the head.
-        x = x + weighted_sum(self.final_mix_net(x, self.args.mix_scale)["outputs"], (
-            sources["start"], sources["cached"], outputs[-2], first_values,
-            outputs[self.args.skip_from]))
+        x = x + weighted_sum(self.final_mix_net(x, self.args.mix_scale)["earlier"], earlier)
         return self.logits_or_loss(norm(x), targets, target_weights, prefix_targets)
 
     def logits_or_loss(self, x, targets, target_weights, prefix_targets):
@@ -1048,11 +1019,9 @@ class GPT(nn.Module):
         x = x.flatten(0, 1)  # (B T, C)
         loss_fn = partial(loss_and_grads, cap=self.cap, use_triton=self.args.use_triton)
         if self.training:
-            total = CappedLoss.apply(
-                x, self.lm_head.weight, targets, weights, loss_fn, self.fp8_scales)
-            return total / len(x)
-        losses, _ = loss_fn(self.lm_head(x), targets, weights)
-        return losses.mean()
+            return CappedLoss.apply(
+                x, self.lm_head.weight, targets, weights, loss_fn, self.fp8_scales) / len(x)
+        return loss_fn(self.lm_head(x), targets, weights)[0].mean()
 
 
 # ------------------------------------------- Optimizer -------------------------------------------
@@ -1240,13 +1209,12 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
-            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a number recompiles
+            momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            updates = self.muon_update(
-                grads, state["momentum_buffer"], state["mean_square"], momentum,
-                group["neuron_beta"], self.dtype)
+            updates = self.muon_update(grads, state["momentum_buffer"], state["mean_square"],
+                                       momentum, group["neuron_beta"], self.dtype)
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it again
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates: lr squared
             self.cautious_update(weights[share], updates, rates, decay, state.get("remainders"))
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
         for gather in gathers:
@@ -1339,19 +1307,17 @@ def make_optimizers(model, args):
         dict(params=[model.value_gates], lr=args.gate_lr, **small,
              weight_decay=args.adam_weight_decay),
     ]
-    optimizers = [
-        ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
-                    compiled=args.compile),
-        Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
-             neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
-             compiled=args.compile, use_triton=args.use_triton),
-    ]
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    adam = ShardedAdam(adam_groups, betas=(args.small_beta1, args.adam_beta2), eps=args.adam_eps,
+                       compiled=args.compile)
+    muon = Muon(muon_groups(model, args), lr=args.muon_lr, momentum=args.muon_momentum,
+                neuron_beta=args.neuron_beta, weight_decay=args.muon_weight_decay, bf16=args.bf16,
+                compiled=args.compile, use_triton=args.use_triton)
+    param_groups = adam.param_groups + muon.param_groups
     for group in param_groups:
         group["initial_lr"] = group["lr"]
     optimized = [param for group in param_groups for param in group["params"]]
     assert sorted(map(id, optimized)) == sorted(map(id, model.parameters()))  # each parameter once
-    return optimizers
+    return [adam, muon]
 
 
 def set_schedules(optimizers, step, args):
@@ -1374,8 +1340,8 @@ def warm_up(model, optimizers, load_train, prefixes, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach all stages
-        inputs, targets = next(load_train(first=step))
-        model.set_window(window_size(step, args), long_window_size(step, args))
+        inputs, targets = next(load_train(step=step))
+        model.set_window(*window_sizes(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)
         tied = step <= last_tied_step(args)
         model(inputs, targets, tied, weights, prefixes[targets]).backward()
@@ -1403,14 +1369,13 @@ def train(model, optimizers, train_batches, load_val, prefixes, log, clock, args
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
-    device = next(model.parameters()).device
-    weights_by_step = [torch.tensor(target_weights(step, args)).to(device)
+    weights_by_step = [torch.tensor(target_weights(step, args)).to(prefixes.device)
                        for step in range(args.train_steps)]  # before the clock starts
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
         tied = step <= last_tied_step(args)
-        windows = window_size(step, args), long_window_size(step, args)
+        windows = window_sizes(step, args)
         if windows != (model.window, model.long_window):  # before the validation, which uses them
             model.set_window(*windows)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):

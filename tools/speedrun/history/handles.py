@@ -131,9 +131,9 @@ class Handles:
         """The windows of the schedule's stages and of what follows them, in order."""
         raise NotImplementedError("windows have no stages")
 
-    def reach(module, step, args):
-        """How many keys a query sees at most, by layer with attention, in the windows of a step;
-        None: all before it."""
+    def reach(window, args):
+        """How many keys a query sees at most, by layer with attention, if this is the first of
+        window_at; None: all before it."""
         return [None] * args.num_layers
 
     def reach_tile(args):
@@ -233,7 +233,7 @@ class Handles:
         return ()
 
     def warm_up(module, model, optimizers, batches, args):
-        """Calls the script's warm_up; batches(first=step): the batches from this step on."""
+        """Calls the script's warm_up; batches(step=0): the batches from this step on."""
         module.warm_up(model, optimizers, batches(), args)
 
     def mlp_function(module, x, w_in, w_out, use_triton=False):

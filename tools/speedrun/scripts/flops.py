@@ -85,7 +85,7 @@ def _mean_visible(module, handles, args, T):
                for tokens in islice(step_tokens(vars(args)), steps)]
     tile, reach = handles.reach_tile(args), []
     for step, length in enumerate(lengths):
-        reach += [(length, T if keys is None else keys)
-                  for keys in handles.reach(module, step, args)]
+        window = next(iter(handles.window_at(module, step, args)), None)
+        reach += [(length, T if keys is None else keys) for keys in handles.reach(window, args)]
     # each step has the same number of sequences
     return sum(visible_pairs(*pair, tile) for pair in reach) / sum(length for length, _ in reach)
