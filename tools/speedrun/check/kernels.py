@@ -12,8 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-SHRUNK, LARGE = 8, 64  # tiles are tried that are so many times smaller, or more if they are large:
-# matrices of a few rows fill several of them
+SMALL, LARGE = 16, 64  # tiles from SMALL on are also tried smaller, see `shrunk`
 
 
 class Pointer:
@@ -160,7 +159,7 @@ def modules(launched: Callable[[bool | None, int], None]) -> dict[str, ModuleTyp
 
         def agrees(self, counts, values, before, form):
             """Whether a form with smaller tiles makes of the first matrices what is there now."""
-            sizes = {name: shrunk(size) if type(size) is int and size >= 2 * SHRUNK else size
+            sizes = {name: shrunk(size) if type(size) is int and size >= SMALL else size
                      for name, size in form.items()}
             rows, batch, *rest = counts(sizes | values)
             copies = {name: tensor.clone() for name, tensor in before.items()}
@@ -194,8 +193,9 @@ def _close(a, b):
 
 
 def shrunk(size):
-    """A tile's size, SHRUNK times smaller, and again while it is large."""
-    size //= SHRUNK
+    """A tile's size made smaller, and again while it is large: matrices of a few rows fill several
+    such tiles, and not the last one, as 3 divides few sizes."""
+    size = 3 * size // 16
     return shrunk(size) if size > LARGE else size
 
 

@@ -158,23 +158,29 @@ def record_tokens(module, values, note, folder, shards, **_):
     spy, record = Spy(), vars(module.Hyperparameters())
     if "train_files" not in record:  # the ids are of texts
         return
-    tokens, before = load_glossary().of_kind("vocabulary", "token"), _bytes_read()
+    tokens, before = load_glossary().of_kind("vocabulary", "token"), _used()
     lines = run_watched(module, {
         **values, **{name: record[name] for name in tokens if name in record},
         "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
         "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
         "train_loss_every": 1, "val_loss_every": 0}, folder, spy)
     note.note("the log of a run with the record's token ids", "log", lines)
-    if before is not None:
+    if before:
+        read, memory = (now - then for now, then in zip(_used(), before, strict=True))
         note.note("bytes that are read from files in a run with a large shard", "at most",
-                  _bytes_read() - before, (1.3, 8 << 20))
+                  read, (1.3, 8 << 20))
+        note.note("bytes of memory that a run with a large shard takes", "at most",
+                  memory, (1.2, 48 << 20))
 
 
-def _bytes_read():
-    """Bytes that this process has read so far, those of memory maps left out; None where the
-    system does not count them."""
+def _used():
+    """Bytes that this process has read so far, those of memory maps left out, and the most memory
+    that it has had; None where the system does not count them."""
     with suppress(OSError):
-        return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+        counts = Path("/proc/self/io").read_text() + Path("/proc/self/status").read_text()
+        read, most = (int(re.search(rf"{name}:\s+(\d+)", counts)[1])
+                      for name in ("rchar", "VmHWM"))
+        return read, 1024 * most
 
 
 def _note_checkpoint(note, spy, folder, what):
