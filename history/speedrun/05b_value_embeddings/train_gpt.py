@@ -266,7 +266,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
-        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers symbols"
         self.value_embeds = nn.ModuleDict(
             {name: nn.Embedding(args.vocab_size, args.model_dim) for name in sorted(set(pattern))})
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers

@@ -165,7 +165,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
+        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -292,7 +292,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
-        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers symbols"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
                                            for name in sorted(set(pattern) - {"."})})
         rotary = Rotary(args.model_dim // args.num_heads, args.seq_len)  # one for all layers

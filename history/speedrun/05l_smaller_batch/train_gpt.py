@@ -207,7 +207,7 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
-        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
+        grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -231,7 +231,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
+        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -357,7 +357,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
-        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers symbols"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
                                            for name in sorted(set(pattern) - {"."})})
         longest = max(args.train_seq_len, args.val_seq_len)
@@ -572,7 +572,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     device = next(model.parameters()).device
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
+    grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps

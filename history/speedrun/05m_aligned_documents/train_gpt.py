@@ -60,7 +60,7 @@ class Hyperparameters:
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # logit gradients, at most 1, stay far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, see train, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
@@ -228,7 +228,7 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
-        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
+        grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -252,7 +252,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
+        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -378,7 +378,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(args.vocab_size, args.model_dim)  # starts as N(0, 1)
         # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
-        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers symbols"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
                                            for name in sorted(set(pattern) - {"."})})
         longest = max(args.train_seq_len, args.val_seq_len)
@@ -593,7 +593,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     device = next(model.parameters()).device
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
+    grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps

@@ -67,7 +67,7 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # logit gradients, at most 1, stay far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, see train, stay far inside e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
@@ -89,9 +89,9 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
-    window_end: int = 1664  # for the last validation: YaRN is set for it; S layers see about half
+    window_end: int = 1664  # for the last validation: YaRN is set for it
     long_window_end: int = 2560  # window of L layers in the last validation
-    tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
+    tile_size: int = 128  # the record's unit of windows; S = half a window, in whole tiles
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
@@ -139,7 +139,7 @@ def all_windows(args):
 
 
 def window_sizes(step, args):
-    """The model's window and long_window: the stage's or, in the last validation, their ends."""
+    """The stage's window twice or, in the last validation, window_end and long_window_end."""
     if step == args.train_steps:
         return args.window_end, args.long_window_end
     stage = args.window_stages * step // (args.scheduled_steps + 1)  # + 1 as in the record
@@ -209,13 +209,13 @@ def prefetched(batches, args, device):
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a generator would start only at its first use
+    return iter(next_batch, None)  # endless; a `yield` above would delay the prefetching
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: 1 per 410, as in record #78
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # fixed: a start per 410 tokens (#78)
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -284,14 +284,14 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # a tile has at least 64 rows
+    if not use_triton or M < 64:  # would waste 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
     # In a tensor: plain numbers would compile and tune another kernel for each pair.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
-    def grid(tile):
-        return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
+    def grid(config):
+        return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
     symmetric_kernel[grid](x.contiguous(), addend, factors, out, M, K)
     return out
 
@@ -325,7 +325,7 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
-        grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
+        grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -349,7 +349,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
+        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -477,7 +477,7 @@ class GPT(nn.Module):
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
-        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers symbols"
         self.value_embeds = nn.ModuleDict({name: nn.Embedding(args.vocab_size, args.model_dim)
                                            for name in sorted(set(pattern) - {"."})})
         longest = max(args.train_seq_len, args.val_seq_len)
@@ -607,7 +607,7 @@ def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
 class Muon(torch.optim.Optimizer):
     """Subtracts lr times the orthogonalised Nesterov momentum, for matrices (..., m, n), m <= n."""
     def __init__(self, groups, lr, momentum, bf16, compiled, use_triton):
-        # A group's matrices share a shape; the first num_attentions hold four (m, m), as (m, 4m).
+        # A group's matrices share a shape; the first num_attentions view four (m, m) as (m, 4m).
         super().__init__(groups, dict(num_attentions=0, lr=lr, momentum=momentum))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         self.muon_update = torch.compile(
@@ -632,11 +632,11 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            own_attentions = len(range(group["num_attentions"])[share])  # attentions in this share
+            num_own = len(range(group["num_attentions"])[share])  # attentions in this share
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"]
-            attentions = [tensor[:own_attentions].view(-1, m, m) for tensor in tensors]
-            others = [tensor[own_attentions:] for tensor in tensors]
+            attentions = [tensor[:num_own].view(-1, m, m) for tensor in tensors]
+            others = [tensor[num_own:] for tensor in tensors]
             updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
                        for part in (attentions, others) if len(part[0])]
             weights = torch.stack(padded[share]).sub_(torch.cat(updates), alpha=group["lr"])
@@ -770,7 +770,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
+    grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
@@ -819,7 +819,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # per window, graphs for training and validation
+        torch._dynamo.config.recompile_limit = 64  # there are several graphs for each window
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)

@@ -116,7 +116,7 @@ class Hyperparameters:
     train_steps: int = 1547
     scheduled_steps: int = 1507  # the rate's cooldown and the last of three stages end here
     second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
-    third_stage_lr: float = 1.73  # about 3^0.5, as in the record
+    third_stage_lr: float = 1.73  # about 3^0.5, as in the record; not reached: cooldown has begun
     cooldown_frac: float = 0.55  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.1
     momentum_warmup_steps: int = 300
@@ -125,7 +125,7 @@ class Hyperparameters:
     window_growth: int = 512  # tokens added in each further stage
     window_end: int = 1664  # window after the scheduled steps
     long_window_end: int = 2560  # window of L layers in the last validation
-    tile_size: int = 128  # the record's unit of windows; short windows are multiples of it
+    tile_size: int = 128  # the record's unit of windows; S = half a window, in whole tiles
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
@@ -157,10 +157,10 @@ def parse_args(argv=None):
 class Stage(NamedTuple):
     """A row of the table of schedules; every step has the same number of sequences."""
     seq_len: int  # tokens per training sequence
-    peak_lr: float  # lr_multiplier before the cooldown
+    peak_lr: float  # lr_multiplier without the cooldown
     window: int  # previous tokens that L layers see
-    target_weights_start: list  # as the stage starts: the next token's, then other targets'
-    target_weights_end: list  # as the stage ends
+    target_weights_start: list  # at the start: the next token's weight, then other targets'
+    target_weights_end: list  # at the end
 
 
 def stages(args):
@@ -213,7 +213,7 @@ def muon_momentum(step, args):
 
 
 def window_sizes(step, args):
-    """The model's window and long_window: the stage's; a longer long one in the last validation."""
+    """(window, long_window): the stage's window twice; long_window_end in the last validation."""
     window = stage(step, args).window
     return window, args.long_window_end if step == args.train_steps else window
 
@@ -254,7 +254,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
     num_rows = step_tokens // T  # per step
     shards = [open_shard(file) for file in sorted(glob.glob(pattern))]
     while True:
-        first = step  # of this pass over the shards
+        first_step = step  # this pass over the shards starts here
         for shard in shards:
             row_stages = (stage(i, args) for i in itertools.count(step) for _ in range(num_rows))
             rows = packed_rows(shard, row_stages, args) if packed else (
@@ -271,7 +271,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                         tokens = tokens.pin_memory()  # lets the copy be asynchronous
                     tokens = tokens.to(device, non_blocking=True)
                     yield tokens[:, :-1], tokens[:, 1:]
-        assert step > first, f"no file {pattern} fills the {num_rows} rows of a step"
+        assert step > first_step, f"no file {pattern} fills the {num_rows} rows of a step"
 
 
 def prefetched(batches, args, device):
@@ -282,13 +282,13 @@ def prefetched(batches, args, device):
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a generator would start only at its first use
+    return iter(next_batch, None)  # endless; a `yield` above would delay the prefetching
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: 1 per 410, as in record #78
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # fixed: a start per 410 tokens (#78)
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -357,14 +357,14 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # a tile has at least 64 rows
+    if not use_triton or M < 64:  # would waste 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
     # In a tensor: plain numbers would compile and tune another kernel for each pair.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
-    def grid(tile):
-        return triton.cdiv(M, tile["ROWS"]) * triton.cdiv(M, tile["COLUMNS"]), N
+    def grid(config):
+        return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
     symmetric_kernel[grid](x.contiguous(), addend, factors, out, M, K)
     return out
 
@@ -376,7 +376,7 @@ if find_spec("triton"):
     @triton.jit
     def relu2_kernel(a, b, post, out, M, N, K,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2 or, given `post`, of 2 a b sqrt(post)."""
+        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2 or, backward, of 2 a b sqrt(post)."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share loaded tiles of b
@@ -400,21 +400,21 @@ if find_spec("triton"):
 
 
 def relu2_product(a, b, post=None, use_triton=False):
-    """relu(a b)^2 for a (M, K), b (K, N) or, given a square post (M, N), 2 a b sqrt(post)."""
+    """relu(a b)^2 for a (M, K), b (K, N) or, backward, 2 a b sqrt(post) for post (M, N)."""
     if not use_triton:
         product = a @ b
         return F.relu(product).square() if post is None else 2 * product * post.sqrt()
     (M, K), N = a.shape, b.size(1)
     out = a.new_empty(M, N)
-    def grid(tile):
-        return (triton.cdiv(M, tile["ROWS"]) * triton.cdiv(N, tile["COLUMNS"]),)
+    def grid(config):
+        return (triton.cdiv(M, config["ROWS"]) * triton.cdiv(N, config["COLUMNS"]),)
     relu2_kernel[grid](a.contiguous(), b.contiguous(), post, out, M, N, K)
     return out
 
 
 if find_spec("triton"):
     @triton.autotune(key=["V"], configs=[
-        triton.Config(dict(COLUMNS=columns), num_warps)  # fewer warps leave more rows in flight
+        triton.Config(dict(COLUMNS=columns), num_warps)  # fewer warps a row: more rows at once
         for columns in (1024, 2048, 4096) for num_warps in (8, 16, 32)])
     @triton.jit
     def loss_kernel(logits, targets, weights, losses, grads, V,
@@ -464,7 +464,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
     if use_triton:
         losses = torch.empty(len(logits), device=logits.device)
         grads = torch.empty_like(logits, dtype=grad_dtype) if grad_dtype else None
-        # int32 targets: the kernel compares them with every column of the logits.
+        # int32, like the kernel's column numbers, with which it compares them.
         loss_kernel[(len(logits),)](
             logits, targets.int(), weights, losses, grads, V=logits.size(1), height=height,
             shift=shift, width=width, grad_scale=grad_scale, K=targets.size(1))
@@ -499,7 +499,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 in geometric steps, half are 0. A minus negates only the sines.
+        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -526,15 +526,15 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask (B, 1, slots, slots) or (starts, longest, window)}; window: previous slots."""
-    slots = {kind: 2 if kind == "P" else 1 for kind in windows}  # per token; see pair_heads
+    """{kind: mask (B, 1, S, S) or (starts, longest, window)}, in slots: S = T, or 2T if paired."""
+    slots_per_token = {kind: 2 if kind == "P" else 1 for kind in windows}  # see pair_heads
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
         longest = args.max_document_len if training else T  # packed_rows cuts training documents
-        return {kind: (slots[kind] * starts, slots[kind] * longest, window)
+        return {kind: (slots_per_token[kind] * starts, slots_per_token[kind] * longest, window)
                 for kind, window in windows.items()}
-    assert max(slots.values()) * T <= 16_384, (
+    assert max(slots_per_token.values()) * T <= 16_384, (
         f"a dense mask of {2 * T} x {2 * T} slots is too large; lower train_seq_len or val_seq_len")
     document_ids = (inputs == args.bos_id).cumsum(1)  # (B, T)
     def mask(slots, window):
@@ -543,7 +543,7 @@ def attention_masks(inputs, windows, training, args):
         distance = t[:, None] - t
         visible = (ids[:, None, :, None] == ids[:, None, None]) & (distance >= 0)
         return visible & (distance <= window)
-    return {kind: mask(slots[kind], window) for kind, window in windows.items()}
+    return {kind: mask(slots_per_token[kind], window) for kind, window in windows.items()}
 
 
 def offset_keys(k):
@@ -654,7 +654,7 @@ class ValueEmbeds(nn.Module):
     def __init__(self, args):
         super().__init__()
         pattern = args.value_embed_pattern
-        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers letters"
+        assert len(pattern) == args.num_layers, "value_embed_pattern needs num_layers symbols"
         self.layers = [i for i, letter in enumerate(pattern) if letter != "."]
         self.shape = len(self.layers), args.vocab_size
         rows = args.value_embed_init * torch.randn(math.prod(self.shape), args.model_dim)
@@ -739,7 +739,7 @@ class CappedLoss(torch.autograd.Function):
         else:
             x_scale, weight_scale, grad_scale = ctx.scales
             grad_x = fp8_product(grads, grad_scale, weight.T.contiguous(), weight_scale, ctx.dtype)
-            grad_weight = fp8_product(  # transposed, which is faster; autograd casts it
+            grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
                 x.T.contiguous(), x_scale, grads.T.contiguous(), grad_scale, torch.float32).T
         return grad * grad_x, grad * grad_weight, None, None, None, None
 
@@ -902,7 +902,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` includes the bias correction."""
+    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` has the rate squared."""
     grad = grad.to(mean.dtype)  # means are float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
@@ -975,9 +975,9 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 
 
 class Muon(torch.optim.Optimizer):
-    """Subtracts rates times orthogonal, evened-out momentum from matrices (..., m, n), m <= n."""
+    """NorMuon with cautious weight decay, sharded by matrix: (..., m, n) with m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; the first num_attentions hold four (m, m), as (m, 4m).
+        # A group's matrices share a shape; the first num_attentions view four (m, m) as (m, 4m).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -1015,22 +1015,22 @@ class Muon(torch.optim.Optimizer):
             scatter.wait()
             state = self.state[group["params"][0]]  # the state of this rank's share
             if not state:
-                # load_state_dict would cast states to bfloat16, but warm_up restores an empty one
+                # load_state_dict would cast states to bfloat16; warm_up loads only empty ones
                 state["momentum_buffer"] = torch.zeros_like(grads, dtype=torch.float32)
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            own_attentions = len(range(group["num_attentions"])[share])  # attentions in this share
+            num_own = len(range(group["num_attentions"])[share])  # attentions in this share
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
-            others = [tensor[own_attentions:] for tensor in tensors]
+            attentions = [tensor[:num_own].view(-1, tensor.size(1), m) for tensor in tensors]
+            others = [tensor[num_own:] for tensor in tensors]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates: lr squared
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it: lr^2
             self.cautious_update(
                 weights[share], torch.cat(updates), rates, decay, state.get("remainders"))
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
@@ -1103,7 +1103,7 @@ def muon_groups(model, args):
 
 def make_optimizers(model, args):
     """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
-    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # for noisy gradients
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # every rank has all
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -1179,7 +1179,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
-    grad_accum_steps = args.total_batch_size // micro_tokens  # the same in every step
+    grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     device = next(model.parameters()).device
     weights_by_step = [torch.tensor(target_weights(step, args)).to(device)
                        for step in range(args.train_steps)]  # before the clock starts
@@ -1235,7 +1235,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = raw_model = GPT(args).to(device)  # one seed, so all ranks start equal
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # per window, graphs for training and validation
+        torch._dynamo.config.recompile_limit = 64  # there are several graphs for each window
         model = torch.compile(model, dynamic=False)
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
