@@ -446,7 +446,7 @@ class GPT(nn.Module):
     def forward(self, inputs, targets=None, window=None):
         if window is None:
             window = window_size(self.args.train_steps, self.args)
-        short_tiles = max(1, window // self.args.tile_size // 2)  # half the window
+        short_tiles = max(1, window // self.args.tile_size // 2)  # half, in whole tiles
         masks = dict(L=attention_mask(inputs, window, self.args),
                      S=attention_mask(inputs, short_tiles * self.args.tile_size, self.args))
         x = x0 = norm(self.embed(inputs))  # (B, T, C)

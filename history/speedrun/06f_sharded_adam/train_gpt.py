@@ -732,7 +732,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
     clock.start()
     for step in range(args.train_steps + 1):
         last_step = step == args.train_steps
-        if (window := window_size(step, args)) != model.window:  # also before a validation
+        if (window := window_size(step, args)) != model.window:  # before validations, which use it
             model.set_window(window)
         if last_step or (args.val_loss_every > 0 and step % args.val_loss_every == 0):
             with clock.paused():

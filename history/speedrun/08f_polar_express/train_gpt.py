@@ -89,7 +89,7 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
-    window_end: int = 1664  # for the last validation: YaRN is set for it
+    window_end: int = 1664  # window of the last validation, but for L layers; YaRN is set for it
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, in whole tiles
     # run
@@ -139,7 +139,7 @@ def all_windows(args):
 
 
 def window_sizes(step, args):
-    """The stage's window twice or, in the last validation, window_end and long_window_end."""
+    """(window, long_window): the stage's window twice or, in the last validation, their ends."""
     if step == args.train_steps:
         return args.window_end, args.long_window_end
     stage = args.window_stages * step // (args.scheduled_steps + 1)  # + 1 as in the record

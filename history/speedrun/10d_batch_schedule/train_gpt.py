@@ -78,7 +78,7 @@ class Hyperparameters:
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # an update's singular values are about this x a factor below; gates: 1
+    muon_lr: float = 0.023  # RMS of an update's singular values, x a factor below; gates: 1
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 1.0  # multiplies muon_lr for the second matrix of each MLP

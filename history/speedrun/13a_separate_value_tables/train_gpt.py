@@ -83,7 +83,7 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # an update's singular values are about this x one of the factors below
+    muon_lr: float = 0.023  # RMS of an update's singular values, x one of the factors below
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -893,7 +893,7 @@ def padded(stacks, world_size):
 
 
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
-    """The orthogonalised Nesterov momentum of matrices (..., m, n), evened out."""
+    """The evened-out orthogonal Nesterov momentum of matrices (..., m, n); changes the state."""
     grads = grads.to(momentum_buffer.dtype)  # float32: bfloat16 would round small changes away
     momentum_buffer.lerp_(grads, 1 - momentum)  # a mean; its scale does not matter
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
