@@ -159,8 +159,8 @@ def record_tokens(module, values, note, folder, shards, **_):
     if "train_files" not in record:  # the ids are of texts
         return
     tokens, before = load_glossary().of_kind("vocabulary", "token"), _used()
-    lines = run_watched(module, {
-        **values, **{name: record[name] for name in tokens if name in record},
+    lines = run_watched(module, {  # a pass costs more with so many ids
+        **one_pass(values), **{name: record[name] for name in tokens if name in record},
         "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
         "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
         "train_loss_every": 1, "val_loss_every": 0}, folder, spy)
