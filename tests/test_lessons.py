@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -202,7 +203,7 @@ def test_a_verdict_on_percentages(lesson, capsys):
                                        " 84.1, 80.8; standard error 2.5)\n")
 
 
-def test_clocked_functions_take_turns(lesson, capsys):
+def test_clocked_functions_take_turns(lesson, monkeypatch, capsys):
     calls = []
     medians = lesson.clock({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert calls == ["a", "b"] * 4 and medians.keys() == {"a", "b"}
@@ -210,6 +211,9 @@ def test_clocked_functions_take_turns(lesson, capsys):
     slow, fast = lesson.clock({"a": lambda: None, "b": lambda: None}, 3), lesson.clock(
         {"a": lambda: None, "b": lambda: None}, 3, shortest=True)
     assert slow.keys() == fast.keys() and "at least" in capsys.readouterr().out
+    ticks = iter([0, 9, 10, 11, 20, 23])  # seconds: the first round takes nine
+    monkeypatch.setattr(lesson, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert lesson.clock({"a": lambda: None}, rounds=2) == {"a": 2000}
 
 
 def sum_of_ranks(rank, factor):
@@ -443,6 +447,10 @@ def test_train_is_cached(lesson, tmp_path, monkeypatch):
     assert lesson.train("01", **sizes, seed=1).val_curve == [(2, 3.0)]  # another run
     assert plans[1].out == plans[0].out != plans[2].out
     assert len([*tmp_path.glob("[!.]*")]) == 2  # beside locks
+    overrides = lesson.MANIFEST.overrides
+    monkeypatch.setattr(type(lesson.MANIFEST), "overrides",
+                        lambda _, *of: overrides(*of) | {"muon_lr": 1e-3})
+    assert lesson.train("01", **sizes).val_curve == [(2, 4.0)]  # at other tiny values
 
 
 # ---- run_lessons.py ----
