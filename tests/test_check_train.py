@@ -363,7 +363,7 @@ def test_hints_go_one_level_further_each_time(script, answers, capsys):
     commands.give_hint(learner_of(script)[0], MANIFEST.get("01"), 2, None, 1)
     assert "M <- mu M + G" in capsys.readouterr().out
     edit(script)
-    level_given(script, capsys)
+    assert level_given(script, capsys) == 4, "one that is asked for again sets nothing back"
     assert answers[1] == ["01", "01"]
 
 
@@ -727,6 +727,14 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
     next(kept.FOLDER.glob(f"{other.slug}-*")).write_bytes(b"half a file")
     look(5, other)
     assert len(ran) == 4
+    monkeypatch.setattr(kept, "REPOSITORY", tmp_path)
+    names = set()
+    for name in ("history/hyperparameters.toml", "tools/speedrun/check.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        for content in ("# one", "# two"):
+            (tmp_path / name).write_text(content, encoding="utf-8")
+            names.add(kept.file_of("a", "", {}))
+    assert len(names) == 4
 
 
 def test_a_failing_check_is_told_in_plain_lines(script, command):
