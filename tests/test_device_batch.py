@@ -155,11 +155,11 @@ def test_the_largest_is_found_in_few_trials(machine, limit):
 
 
 def test_the_smallest_gpu_decides(machine):
-    plan, _ = machine(80_000, 500)  # two ranks, 12 sequences each
-    assert fit(plan)[0] == 4
-    plan, _ = machine(80_000, 500, nproc=1)  # the small one has no rank
-    assert fit(plan, use_cache=False)[0] == 4  # but its trials run out of memory
-    plan, _ = machine(80_000, 500, nproc=1, trials=Trials(80_000))
+    plan, _ = machine(80_000, 650)  # two ranks, 12 sequences each
+    assert fit(plan)[0] == 4  # six fill it, and leave no margin
+    plan, _ = machine(80_000, 650, nproc=1)  # the small one has no rank
+    assert fit(plan, use_cache=False)[0] == 6  # but its trials run out of memory
+    plan, _ = machine(80_000, 650, nproc=1, trials=Trials(80_000))
     assert fit(plan, use_cache=False)[0] == 24  # the whole batch
 
 
