@@ -294,9 +294,10 @@ def test_visible_pairs():
 def test_flops_that_cannot_be_counted_are_not_known(tmp_path, capsys):
     script = tmp_path / "train_gpt.py"
     script.write_text("raise RuntimeError('needs a GPU,\\nsays the script')\n", encoding="utf-8")
-    assert flops_if_countable(script, {}) is None
-    assert capsys.readouterr().err == (
-        f"MFU is not known: counting the FLOPs of {script} failed, RuntimeError: needs a GPU,\n")
+    for _ in range(2):  # no half of a module is left of the first
+        assert flops_if_countable(script, {}) is None
+        assert capsys.readouterr().err == (f"MFU is not known: counting the FLOPs of {script} "
+                                           "failed, RuntimeError: needs a GPU,\n")
 
 
 # ---- the command ----
