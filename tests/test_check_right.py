@@ -505,6 +505,16 @@ def test_the_stand_in_for_triton_has_what_the_kernels_use():
     assert len(used) > 20 and used <= vars(modules(print)["triton.language"]).keys()
 
 
+def test_an_order_of_numbers_that_gpus_do_not_take_is_told():
+    import torch
+
+    from speedrun.check.meter import eight_bits
+
+    a, one = torch.zeros(16, 32).to(torch.float8_e4m3fn), torch.ones(())
+    told = [eight_bits((a, b, one, one), {})[0] for b in (a.T, a.T.contiguous())]
+    assert ["do not take" in words for words in told] == [False, True]
+
+
 def test_zeros_and_nan_do_not_show_whether_they_were_rounded():
     import torch
 
@@ -563,6 +573,5 @@ def test_every_slip_is_caught(id, ask):
     caught(id, [slip for milestone, slip in CASES if milestone.id == id], ask)
 
 
-def test_slips_have_names_and_most_of_them_words():
+def test_slips_have_names():
     assert len({(milestone.id, slip.name) for milestone, slip in CASES}) == len(CASES)
-    assert sum(bool(slip.words) for _, slip in CASES) > 0.8 * len(CASES)

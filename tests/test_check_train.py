@@ -106,7 +106,8 @@ def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
             ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
             ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
             (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', '"why" has 41 words, at most 40 fit'),
-            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected"),
+            ('[[slip]]\nname = "x"\nblock = "x"\nold = "y"\nnew = ""', '1: missing key "words"'),
+            ("[[slip", "Expected"),
             ('[[right]]\nname = "x"\nedits = ["y"]', 'right 1: "edits" must be a list of pairs')):
         load_guide.cache_clear()
         (tmp_path / "guide.toml").write_text(text, encoding="utf-8")
