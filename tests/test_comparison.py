@@ -223,6 +223,7 @@ def test_an_entry_looks_alike_in_all_panels():
                        for line in panel.lines if line.get_label() in "ab"}
                       for panel in figure.axes)
     assert len(others) == 2 and len(set(first.values())) == 2 and others == [first, first]
+    assert figure.axes[0].get_ylim() == pytest.approx((1.9, 4.1)), "without the steep first part"
 
 
 def test_official_curves_are_over_the_tokens_of_the_record():
@@ -519,7 +520,8 @@ def test_a_run_is_known_by_its_code(tmp_path):
 
 
 @pytest.mark.parametrize("stored, label", [
-    ("05e_fp8_head", "05e-run (fp8_head)"), ("05e", "05e-run")])
+    ("05e_fp8_head", "05e-run (fp8_head)"), ("05e", "05e-run"),
+    ("09_all_optimizations", "05e-run (backout)")])  # its older slug
 def test_a_run_of_another_code_keeps_its_milestones_slug(stored, label, tmp_path):
     folder = tmp_path / "05e-run"  # an id which may mean another milestone now
     folder.mkdir()
