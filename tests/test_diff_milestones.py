@@ -21,7 +21,18 @@ from speedrun.base import cli
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
 from speedrun.diff import terminal
-from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, folded_line, passages
+from speedrun.diff.align import (
+    ADDED,
+    CHANGED,
+    FOLDED,
+    INDENTED,
+    SAME,
+    Line,
+    align,
+    counts,
+    folded_line,
+    passages,
+)
 from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import (
@@ -176,6 +187,13 @@ def test_changed_constant_is_marked_in_its_line():
     assert row.mark == CHANGED
     assert [row.old.text[s:e] for s, e in row.old.spans] == ["3"]
     assert [row.new.text[s:e] for s, e in row.new.spans] == ["3.5e-4"]
+
+
+def test_a_comment_does_not_make_lines_alike():
+    note = "  # the steps of a run that is short"
+    new = [Line(1, f"for x in y:{note}"), Line(2, "limit = 4")]
+    rows = align([Line(1, f"limit = 3{note}")], new)
+    assert [row.mark for row in rows] == [ADDED, CHANGED]
 
 
 def test_added_decorator_is_one_line():

@@ -263,6 +263,7 @@ def test_a_chain_whose_first_folder_is_missing(history):
         (EFFECT.replace('"README"', '" "'), 'effect 1: "source" must be a string, not \' \''),
         (EFFECT.replace("after = 8.5\n", ""), 'effect 1: it needs "before" and "after", or'),
         (EFFECT + 'delta = "-1.5"', 'effect 1: it needs "before" and "after", or "delta"'),
+        (EFFECT.replace("after = 8.5", 'delta = "-1"'), 'effect 1: it needs "before" and "after"'),
         (EFFECT.replace('"ablation"', '"belief"'), '"how" must be one of ablation, the record'),
         (EFFECT.replace('"seconds"', '"hours"'), '"quantity" must be one of val_loss, seconds'),
         (EFFECT + "runs = [4]", 'effect 1: "runs" must be two whole numbers, before and after'),

@@ -40,6 +40,7 @@ from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import _replace_site, build
 from speedrun.site.interactive import PLACES, figures_of
 from speedrun.site.lessons import claims_of, lesson_title, make_lesson
+from speedrun.site.models import compared_with
 from speedrun.site.pages import MOST, Site
 from speedrun.site.search import BEST, load_terms
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
@@ -150,6 +151,7 @@ def test_a_model_is_drawn_where_it_changes(five):
     pages = [(five / f"speedrun/{slug}.html").read_text("utf-8") for slug in ("rotary", "muon")]
     assert ["heads of 64; all of a head" in page for page in pages] == [True, False]
     assert "var(--accent)" in pages[0] and 'href="baseline.html">00</a>' in pages[0]
+    assert compared_with(load_manifest(), load_manifest().get("03b")).id == "03a"
 
 
 def test_every_line_of_a_script_can_be_linked_to(five):
@@ -445,6 +447,7 @@ def test_markdown_becomes_html():
     ('["GPT"]', '["GTP"]', "changes no GTP"),
     ("(30)", "(31)", "the script does not hold"),
     ("largest", "largest", "should be in their chain's order"),
+    ("twice", "twice", "should be in their chain's order"),
     ("says =", "says", "/threads.toml: "),
 ])
 def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
@@ -459,7 +462,7 @@ def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
     parts = text.split("[[thread]]")
     steps = parts[1].split("[[thread.step]]")
     if old == new:
-        steps[1:] = steps[:0:-1]
+        steps[1:] = {"largest": steps[:0:-1], "twice": [steps[1], *steps[1:]]}[old]
     (tmp_path / "threads.toml").write_text(
         "[[thread]]" + "[[thread.step]]".join(steps).replace(old, new, 1), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(fault)):
