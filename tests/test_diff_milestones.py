@@ -38,6 +38,7 @@ from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import (
     changed_hyperparameters,
     changed_values,
+    gained_briefly,
     ideas_between,
     read_side,
 )
@@ -517,6 +518,9 @@ def test_the_ideas_between_two_milestones_are_told():
     assert ideas_between(sides["train"], sides["04"]) == between[-1:]
     assert ideas_between(sides["04"], sides["train"]) == []
     assert ideas_between(sides["04"], sides["04"]) == []
+    told = {m.id: lines for _, m, lines in gained_briefly(sides["02"], sides["04"])}
+    assert [id for id, lines in told.items() if any("not comparable" in line for line in lines)
+            and not load_manifest().get(id).minutes] == [], "without figures nothing is compared"
 
 
 # ---- the command ----
@@ -601,6 +605,7 @@ def test_stat(files):
     parameters = [f"{side.milestone.parameters:,}" for side in (old, new)]
     assert f"  parameters  {' → '.join(parameters)}" in lines
     assert "  muon_lr                3.6e-4 → 0.04" in lines
+    assert "  head_lr                0.008  (added)" in lines
     assert diff("a.py", "b.py", "--stat", cwd=files).stdout.splitlines()[2:] == [
         "blocks: 1 changed, 4 unchanged",  # card and two headings are not counted
         "lines: +1 -1; without card, imports and Hyperparameters: +1 -1", "  LIMIT  +1 -1"]

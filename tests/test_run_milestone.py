@@ -29,10 +29,10 @@ from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus, progress
 from speedrun.run.failure import FAILURES, REPORT, describe_exit, error_line, explain
-from speedrun.run.log import RULE, RunLog, read_log
+from speedrun.run.log import RULE, RunLog, Step, read_log
 from speedrun.run.plan import TINY_RUNS, Nodes, make_plan
 from speedrun.run.progress import follow
-from speedrun.run.summary import print_summary, summarize, to_json
+from speedrun.run.summary import _last, print_summary, summarize, to_json
 from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, run_ranks, stop_signals
 from speedrun.scripts.find import paths_taken
 
@@ -203,7 +203,10 @@ def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path)
     copy = tmp_path / "train_gpt.py"
     shutil.copyfile(load_manifest().get("01").script, copy)
     plan = make_plan(str(tmp_path), scale="tiny", out=tmp_path / "run")  # its folder will do
-    assert plan.options == make_plan("01", scale="tiny", out=tmp_path / "run").options
+    own = make_plan("01", scale="tiny", out=tmp_path / "run")
+    assert plan.options == own.options and plan.script.milestone is None
+    path = os.path.relpath(own.script.path)  # by which it is the milestone itself
+    assert make_plan(path, scale="tiny", out=tmp_path / "run").script == own.script
     assert "01_muon" in plan.notes[1]
     copy.write_text("print('no training script')", encoding="utf-8")
     with pytest.raises(UserError, match="no class Hyperparameters"):
@@ -773,6 +776,8 @@ def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
     assert summary.official == pytest.approx(dict(
         val_loss=record.val_loss, steps=record.train_steps, tokens=summary.tokens,
         train_time_s=45 * 60, step_avg_ms=250, tokens_per_s=4 * record.tokens_per_step))
+    at_last = _last([Step(0, 9, 5.0, step_avg_ms=0.0), Step(9, 9, step_avg_ms=4.0)], "step_avg_ms")
+    assert at_last.step == 9, "no run ends at step 0"
     stream = io.StringIO()
     print_summary(summary, stream)
     assert "official" in stream.getvalue().splitlines()[0]

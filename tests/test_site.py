@@ -381,6 +381,14 @@ def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
     assert "10d: 3.6889 at 0.17B tokens" in [p.text for p in chart.points]  # at step 1,000
 
 
+def test_a_curve_and_the_goal_are_inside_the_picture():
+    early = replace(load_manifest().get("10d"), curve=((0, 10.0), (100, 5.0), (1000, 4.0)))
+    chart = curve_chart(early, None, 700)
+    heights = {kind: [float(point.partition(",")[2]) for point in path.split()]
+               for kind, path in chart.lines}
+    assert max(heights["goal"]) <= chart.bottom and min(heights["line"]) > 0
+
+
 def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     """What somebody else's notebook holds must not run in a reader's browser."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
