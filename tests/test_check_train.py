@@ -34,7 +34,7 @@ from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, sli
 from speedrun.check.plan import left_to_write
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
-from speedrun.history.guide import unexplained
+from speedrun.history.guide import Slip, unexplained
 from speedrun.history.manifest import REPOSITORY
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
@@ -56,6 +56,10 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
         assert slip.apply(text), f"{slip.name}: its block has an old text not just once"
         assert slip in slips_of(slip.block, milestone)
     assert [right.name for right in guide.rights if not right.apply(text, text)] == []
+
+
+def test_a_slip_is_made_at_one_place_only():
+    assert Slip("x", "GPT", "self", "x", "words").apply(source_of(ROOT)) is None
 
 
 def test_every_declared_block_says_why_it_changes():

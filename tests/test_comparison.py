@@ -466,6 +466,7 @@ def test_ctrl_c_keeps_what_has_finished(shards, tmp_path):
     (["e4b", "--target", "3.3"], 2, "--target is for scripts that train"),
     (["01", "02", "--ablate"], 2, "--ablate takes one milestone"),
     (["01", "--target", "nan"], 2, "nan is not a number from 0 on"),
+    (["01", "--target", "inf"], 2, "inf is not a number from 0 on"),
     (["01:muon_lr"], 2, "01:muon_lr: give muon_lr a value, as in 01:muon_lr=0.01"),
     (["01:muon_lr=1,seed=2"], 2, "--set seed=2: the seed is chosen with --seed"),
     (["01:muon_lr=1,muon_lr=2"], 2, "muon_lr has two values"),

@@ -244,6 +244,7 @@ def test_a_chain_whose_first_folder_is_missing(history):
     ("records", "minutes = -45\nrecords", '"minutes" must be a number above 0, not -45'),
     ("records", "minutes = 48\nrecords", "minutes = 48 follows from the record"),
     ("records", 'date = "June 2024"\nrecords', '"date" must be YYYY-MM-DD'),
+    ("records", 'date = "20240601"\nrecords', '"date" must be YYYY-MM-DD'),
     ("records", 'authors = ["@1", "@0", "@2"]\nrecords', "authors = ('@1', '@0', '@2') follows"),
     ("records", "train_steps = 1.5\nrecords", '"train_steps" must be a whole number'),
     ("records", "curve = [[0, 10.9, 1]]\nrecords", '"curve" must be a list of [step, loss]'),

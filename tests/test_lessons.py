@@ -417,11 +417,17 @@ def test_official_curves_are_the_manifests(lesson):
     assert list(curve.get_ydata()) == [loss for _, loss in lesson.MANIFEST.get("01").curve]
 
 
-def test_train_here_returns_the_log_and_prints_nothing(lesson, capsys):
+def test_train_here_returns_the_log_and_prints_nothing(lesson, monkeypatch, capsys):
     sizes = dict(lesson.MANIFEST.overrides(lesson.MANIFEST.get("01"), "tiny"), model_dim=32,
                  train_steps=2, val_tokens=4096, total_batch_size=1024, kernel_warmup_steps=0)
     log = lesson.train_here(lesson.snapshot("01"), **sizes)
     assert [step for step, _ in log.val_curve] == [0, 2] and not capsys.readouterr().out
+    calls = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(lesson.gc, name, lambda name=name: calls.append(name))
+    with pytest.raises(ZeroDivisionError):
+        lesson.train_here(SimpleNamespace(Hyperparameters=dict, main=lambda args: 1 / 0))
+    assert calls == ["freeze", "unfreeze"]
 
 
 def test_train_is_cached(lesson, tmp_path, monkeypatch):
