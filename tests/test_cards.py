@@ -132,6 +132,8 @@ def test_two_different_gpus(machine):
     assert not any("same share" in note for note in planned("01", nproc=1).notes)
     machine(RTX_4090, RTX_4090)
     assert not any("same share" in note for note in planned("01").notes)
+    machine(RTX_4090, T4)
+    assert [planned(nproc=ranks).scale for ranks in (1, 2)] == ["record", "tiny"]
 
 
 def test_a_gpu_full_of_other_programs(machine):

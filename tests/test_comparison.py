@@ -152,6 +152,7 @@ def test_target():
     assert choose_target([tiny, entry("01", FAST, vocab_size=257)]) == (
         3.0, "the final loss of 00")
     assert choose_target([entry("public", SLOW)])[0] == 3.28
+    assert choose_target([tiny, entry("public", FAST)])[0] == 3.0
     assert choose_target([Entry("00", vocab_size=264)])[0] is None
 
 

@@ -327,7 +327,7 @@ def test_panels_show_what_they_get(lesson):
     one, _thin, _thin_too, mean = lines.get_lines()
     assert list(one.get_ydata()) == [1, 2] and list(mean.get_ydata()) == [2, 4]
     assert list(mean.get_xdata()) == [0, 5] and lines.get_yscale() == "log"
-    lesson.bars({"a": [1, 3], "b": 5}, "", "")(bars)
+    lesson.bars({"a": [1, 1, 4], "b": 5}, "", "")(bars)
     assert [bar.get_height() for bar in bars.patches] == [2, 5]
     lesson.cells([[0, 1], [2, 0]], "", "", "", numbers=True)(cells)
     assert [text.get_text() for text in cells.texts] == ["0", "1", "2", "0"]

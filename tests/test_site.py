@@ -433,6 +433,8 @@ def test_markdown_becomes_html():
     assert without_unmeasured(f"x\n\n{table}") == (
         "x\n\n| a | c |\n| --- | --- |\n| 1 | — |\n| 2 | 3 |\n")
     assert without_unmeasured(table.replace("| — | 3", "| 4 | 3")).count("| 4 |") == 1
+    dashes = "| a | b |\n| --- | --- |\n| 1 | — |\n"  # nothing in it was to be measured
+    assert without_unmeasured(dashes) == dashes
     assert section_at("# A\n\nx\n", "b") == ""
     assert section_at("# A\n\n## One GPU\n\nx\n\n### B\n\ny\n\n## C\n", "one-gpu") == (
         "\n\nx\n\n### B\n\ny\n\n")
