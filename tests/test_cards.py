@@ -84,7 +84,7 @@ def test_a_card_runs_what_it_can(card, machine, monkeypatch):
 @pytest.mark.parametrize("card", [T4, RTX_3090, RTX_4090, A100, H100, B200], ids=lambda c: c[0])
 def test_the_doctors_advice_fits_the_memory(card, machine, monkeypatch):
     machine(card)
-    line = StoredPrediction("", 0, fixed=7 * 10**9, per_token=400_000, val_per_token=150_000)
+    line = StoredPrediction("", 0, fixed=7 * 10**9, per_token=400_000, val_per_token=130_000)
     monkeypatch.setattr(checks, "find_prediction", lambda script, options: line)
     capability = visible_capabilities()[0]
     torch = SimpleNamespace(cuda=SimpleNamespace(
@@ -132,6 +132,8 @@ def test_two_different_gpus(machine):
     assert not any("same share" in note for note in planned("01", nproc=1).notes)
     machine(RTX_4090, RTX_4090)
     assert not any("same share" in note for note in planned("01").notes)
+    machine(RTX_4090, T4)
+    assert [planned(nproc=ranks).scale for ranks in (1, 2)] == ["record", "tiny"]
 
 
 def test_a_gpu_full_of_other_programs(machine):

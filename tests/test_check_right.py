@@ -395,6 +395,8 @@ def test_of_tensors_that_differ_the_one_that_differs_most_is_named():
     (found,) = differences(wanted, seen)
     assert (found.expected, found.got) == (
         "b.weight: RMS 1", "RMS 1.5, 1.5 times the milestone's (3 of 3 tensors differ)")
+    short, long = ({"tables": ["tables", {"cos": torch.ones(n)}, 1e-3]} for n in (4, 8))
+    assert differences(short, long) == [], "other code keeps tables of other lengths"
 
 
 def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_divide():
@@ -505,6 +507,16 @@ def test_the_stand_in_for_triton_has_what_the_kernels_use():
     assert len(used) > 20 and used <= vars(modules(print)["triton.language"]).keys()
 
 
+def test_an_order_of_numbers_that_gpus_do_not_take_is_told():
+    import torch
+
+    from speedrun.check.meter import eight_bits
+
+    a, one = torch.zeros(16, 32).to(torch.float8_e4m3fn), torch.ones(())
+    told = [eight_bits((a, b, one, one), {})[0] for b in (a.T, a.T.contiguous())]
+    assert ["do not take" in words for words in told] == [False, True]
+
+
 def test_zeros_and_nan_do_not_show_whether_they_were_rounded():
     import torch
 
@@ -563,6 +575,5 @@ def test_every_slip_is_caught(id, ask):
     caught(id, [slip for milestone, slip in CASES if milestone.id == id], ask)
 
 
-def test_slips_have_names_and_most_of_them_words():
+def test_slips_have_names():
     assert len({(milestone.id, slip.name) for milestone, slip in CASES}) == len(CASES)
-    assert sum(bool(slip.words) for _, slip in CASES) > 0.8 * len(CASES)

@@ -34,7 +34,7 @@ from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, sli
 from speedrun.check.plan import left_to_write
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
-from speedrun.history.guide import unexplained
+from speedrun.history.guide import Slip, unexplained
 from speedrun.history.manifest import REPOSITORY
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
@@ -56,6 +56,10 @@ def test_a_guide_is_about_what_its_milestone_changes(id):
         assert slip.apply(text), f"{slip.name}: its block has an old text not just once"
         assert slip in slips_of(slip.block, milestone)
     assert [right.name for right in guide.rights if not right.apply(text, text)] == []
+
+
+def test_a_slip_is_made_at_one_place_only():
+    assert Slip("x", "GPT", "self", "x", "words").apply(source_of(ROOT)) is None
 
 
 def test_every_declared_block_says_why_it_changes():
@@ -106,7 +110,8 @@ def test_a_fault_in_a_guide_is_one_line(tmp_path, monkeypatch):
             ("[[hints]]", 'unknown key "hints"; did you mean "hint"?'),
             ('[[hint]]\nblock = "x"\nnudges = "y"', 'hint 1: unknown key "nudges"; did you mean'),
             (f'[[hint]]\nblock = "x"\nwhy = "{"y " * 41}"', '"why" has 41 words, at most 40 fit'),
-            ('[[slip]]\nname = "x"', 'slip 1: missing key "block"'), ("[[slip", "Expected"),
+            ('[[slip]]\nname = "x"\nblock = "x"\nold = "y"\nnew = ""', '1: missing key "words"'),
+            ("[[slip", "Expected"),
             ('[[right]]\nname = "x"\nedits = ["y"]', 'right 1: "edits" must be a list of pairs')):
         load_guide.cache_clear()
         (tmp_path / "guide.toml").write_text(text, encoding="utf-8")
@@ -363,7 +368,7 @@ def test_hints_go_one_level_further_each_time(script, answers, capsys):
     commands.give_hint(learner_of(script)[0], MANIFEST.get("01"), 2, None, 1)
     assert "M <- mu M + G" in capsys.readouterr().out
     edit(script)
-    level_given(script, capsys)
+    assert level_given(script, capsys) == 4, "one that is asked for again sets nothing back"
     assert answers[1] == ["01", "01"]
 
 
@@ -727,6 +732,14 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
     next(kept.FOLDER.glob(f"{other.slug}-*")).write_bytes(b"half a file")
     look(5, other)
     assert len(ran) == 4
+    monkeypatch.setattr(kept, "REPOSITORY", tmp_path)
+    names = set()
+    for name in ("history/hyperparameters.toml", "tools/speedrun/check.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        for content in ("# one", "# two"):
+            (tmp_path / name).write_text(content, encoding="utf-8")
+            names.add(kept.file_of("a", "", {}))
+    assert len(names) == 4
 
 
 def test_a_failing_check_is_told_in_plain_lines(script, command):

@@ -197,6 +197,12 @@ def test_corpus_content(corpus):
     )
 
 
+def test_documents_end_at_blank_lines_and_have_two_kilobytes_at_most():
+    for rest, count in (998, 1), (999, 2):
+        text = b"x" * 999 + b"\n\n" + b"y" * rest + b"\n"
+        assert len(builtin_corpus.documents(text)) == count
+
+
 def test_corpus_splits_whole_files():
     files = {f"{number}.py": b"%d\n" % number * 500 for number in range(100)}
     train, val = builtin_corpus.split(files)

@@ -155,11 +155,11 @@ def test_the_largest_is_found_in_few_trials(machine, limit):
 
 
 def test_the_smallest_gpu_decides(machine):
-    plan, _ = machine(80_000, 500)  # two ranks, 12 sequences each
-    assert fit(plan)[0] == 4
-    plan, _ = machine(80_000, 500, nproc=1)  # the small one has no rank
-    assert fit(plan, use_cache=False)[0] == 4  # but its trials run out of memory
-    plan, _ = machine(80_000, 500, nproc=1, trials=Trials(80_000))
+    plan, _ = machine(80_000, 650)  # two ranks, 12 sequences each
+    assert fit(plan)[0] == 4  # six fill it, and leave no margin
+    plan, _ = machine(80_000, 650, nproc=1)  # the small one has no rank
+    assert fit(plan, use_cache=False)[0] == 6  # but its trials run out of memory
+    plan, _ = machine(80_000, 650, nproc=1, trials=Trials(80_000))
     assert fit(plan, use_cache=False)[0] == 24  # the whole batch
 
 
@@ -322,10 +322,12 @@ def test_a_script_without_the_sizes(machine, tmp_path):
 def test_every_milestone_can_be_tried(milestone, machine):
     sizes = fitting(dict(tile_size=128), default_hyperparameters(milestone.script))
     tiles = [f"{name}={size}" for name, size in sizes.items()]
-    plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3", *tiles])
+    plan, _ = machine(1400, milestone=milestone, settings=["kernel_warmup_steps=3", *tiles],
+                      save_checkpoint=True)
     trial = replace(plan, options=trial_options(plan, 6)).hyperparameters
     check_values(trial, plan.script.hyperparameters, world_size=1, on_gpu=True)
     assert (trial["micro_batch_size"], trial["kernel_warmup_steps"]) == (6, 2)
+    assert trial["save_checkpoint"] is False
     length, val_length = (trial[name] for name in length_names(trial))
     assert (trial["total_batch_size"], trial["val_tokens"]) == (2 * 6 * length, 6 * val_length)
     assert length == 32

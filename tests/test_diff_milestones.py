@@ -21,12 +21,24 @@ from speedrun.base import cli
 from speedrun.base.errors import Stopped, UserError
 from speedrun.diff import html as diff_html
 from speedrun.diff import terminal
-from speedrun.diff.align import CHANGED, FOLDED, INDENTED, SAME, counts, folded_line, passages
+from speedrun.diff.align import (
+    ADDED,
+    CHANGED,
+    FOLDED,
+    INDENTED,
+    SAME,
+    Line,
+    align,
+    counts,
+    folded_line,
+    passages,
+)
 from speedrun.diff.arrange import arrange
 from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import (
     changed_hyperparameters,
     changed_values,
+    gained_briefly,
     ideas_between,
     read_side,
 )
@@ -176,6 +188,13 @@ def test_changed_constant_is_marked_in_its_line():
     assert row.mark == CHANGED
     assert [row.old.text[s:e] for s, e in row.old.spans] == ["3"]
     assert [row.new.text[s:e] for s, e in row.new.spans] == ["3.5e-4"]
+
+
+def test_a_comment_does_not_make_lines_alike():
+    note = "  # the steps of a run that is short"
+    new = [Line(1, f"for x in y:{note}"), Line(2, "limit = 4")]
+    rows = align([Line(1, f"limit = 3{note}")], new)
+    assert [row.mark for row in rows] == [ADDED, CHANGED]
 
 
 def test_added_decorator_is_one_line():
@@ -499,6 +518,9 @@ def test_the_ideas_between_two_milestones_are_told():
     assert ideas_between(sides["train"], sides["04"]) == between[-1:]
     assert ideas_between(sides["04"], sides["train"]) == []
     assert ideas_between(sides["04"], sides["04"]) == []
+    told = {m.id: lines for _, m, lines in gained_briefly(sides["02"], sides["04"])}
+    assert [id for id, lines in told.items() if any("not comparable" in line for line in lines)
+            and not load_manifest().get(id).minutes] == [], "without figures nothing is compared"
 
 
 # ---- the command ----
@@ -583,6 +605,7 @@ def test_stat(files):
     parameters = [f"{side.milestone.parameters:,}" for side in (old, new)]
     assert f"  parameters  {' → '.join(parameters)}" in lines
     assert "  muon_lr                3.6e-4 → 0.04" in lines
+    assert "  head_lr                0.008  (added)" in lines
     assert diff("a.py", "b.py", "--stat", cwd=files).stdout.splitlines()[2:] == [
         "blocks: 1 changed, 4 unchanged",  # card and two headings are not counted
         "lines: +1 -1; without card, imports and Hyperparameters: +1 -1", "  LIMIT  +1 -1"]

@@ -168,6 +168,9 @@ def test_a_cpu(computer, report, monkeypatch):
     assert (lines["Triton"]["status"], lines["Triton"]["text"]) == (
         "none", f"not installed, only compiling for GPUs needs it; used by {len(NAMES)} milestones")
     assert re.fullmatch(r"\d+ cores?, \d+\.\d GiB of memory", lines["CPU"]["text"])
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}
+    monkeypatch.setattr(os, "sysconf", pages.get, raising=False)
+    assert checks.computer_check().text.endswith(", 16.0 GiB of memory")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # other systems
     monkeypatch.delattr(os, "sysconf", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)

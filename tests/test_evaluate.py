@@ -92,7 +92,8 @@ def test_an_ending_longer_than_the_context_is_scored_whole(trained):
     pairs = [([9], [*b"abcdefgh"]), ([*b"a"], [*b"b"]), ([], [*b"abcabcx"])]
     expected = [OTHER + 7 * SURE, SURE, 4 * SURE + 2 * OTHER]
     assert log_probabilities(model, pairs) == pytest.approx(expected, abs=1e-5)
-    assert max(model.model.read) <= (3, 4)  # no batch is larger than before
+    # Parts of two tokens, 4 + 1 + 4, so that each has some before it; no batch is larger.
+    assert [rows for rows, _ in model.model.read] == [3, 3, 3] and max(model.model.read) <= (3, 4)
 
 
 @pytest.mark.parametrize("sums, by_sum, per_byte", [
@@ -164,9 +165,11 @@ def items(tmp_path):
 
 def test_a_task_streams_batches_and_counts(trained, items, tmp_path):
     # " x" has the largest sum, 2 OTHER; " bcd" the largest per byte, before its equal " xyz"
-    found, shown = run_task(trained(), items, tmp_path / "r", show=(shown := []).append), shown
+    shown, file = [], tmp_path / "r"
+    found = run_task(trained(), items, file, show=lambda n: shown.append(
+        (n, file.read_bytes().count(b"\n") - 1)))
     assert (found.n, found.acc, found.acc_norm) == (7, pytest.approx(2 / 7), pytest.approx(3 / 7))
-    assert shown == [2, 4, 6, 7]
+    assert shown == [(2, 2), (4, 4), (6, 6), (7, 7)], "each is on the disk, whatever ends it"
     for batch in (1, 3, 50):
         assert run_task(trained(), items, tmp_path / f"r{batch}", batch=batch) == found
     assert run_task(trained(), items, tmp_path / "r2", limit=3).n == 3

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ranks import run_tool
 from snapshots import MANIFEST, REPOSITORY, by_id, handles, known_values, load_snapshot, own_values
+from speedrun.run.generation import generate
 from test_parts import SMALL, fill
 
 RUNGS = [m for m in MANIFEST.of_chain("encore").milestones if m.program == "generate.py"]
@@ -314,6 +315,15 @@ def test_run_milestone_answers(checkpoint):
     assert last.startswith("tokens:") and "tokens_per_second:" in last
     done = run_tool(RUN, "e3", "--from", str(checkpoint), "--json", *settings)
     assert '"tokens": 24' in done.stdout
+
+
+def test_the_last_line_counts_and_not_one_that_the_text_quotes():
+    lines = [f"tokens:{n} time:{1000 * n}ms tokens_per_second:1.00" for n in (1, 6)]
+    code = f"print({lines[0]!r}); print({lines[1]!r})"
+    script = Namespace(milestone=None, tiny_of=None)
+    found = generate(Namespace(
+        hyperparameters={}, script=script, command=[sys.executable, "-IS", "-c", code]))
+    assert (found.text.decode().split(), found.tokens, found.seconds) == (lines[0].split(), 6, 6.0)
 
 
 @pytest.mark.parametrize("words, arguments", [

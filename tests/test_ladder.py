@@ -155,6 +155,21 @@ def test_chains_run_that_train_from_nothing(tmp_path, monkeypatch):
     assert load_ladder(file, history.of_chain("prelude")).target == pytest.approx(2.01)
 
 
+def test_what_another_call_has_run_meanwhile_is_kept(tmp_path, monkeypatch):
+    file, ran = tmp_path / "tiny.jsonl", []
+    some = dataclasses.replace(SOME, milestones=SOME.milestones[:2])
+
+    def run(milestone, seeds, *_):
+        ran.append(milestone.id)
+        file.write_text("\n".join(line_of(some.milestones[1], seed) for seed in range(3)), "utf-8")
+        return [TinyRun(**json.loads(line_of(milestone, seed))) for seed in seeds]
+
+    monkeypatch.setattr(ladders, "_run", run)
+    run_stale(file, some, sys.stdout)
+    first, second = load_ladder(file, some).entries
+    assert ran == [some.milestones[0].id] and len(first.runs) == len(second.runs) == 3
+
+
 @pytest.mark.parametrize("apart, asked, number", [(1e-4, [[0]], 1), (2e-4, [[0], [1, 2]], 3)])
 def test_a_systems_step_with_its_parents_losses_runs_once(
         apart, asked, number, tmp_path, monkeypatch):
@@ -177,6 +192,7 @@ def test_a_systems_step_with_its_parents_losses_runs_once(
     ladder = load_ladder(file, SOME)
     assert seen == asked and stale_entries(ladder, SOME) == []
     (entry,) = [entry for entry in ladder.entries if entry.milestone == step.slug]
+    assert [run.step_avg_ms for run in entry.runs].count(None) == 3 - number, "their clock is not"
     borrowed = [2.01, 2.02] if number == 1 else [2.01 - apart, 2.02 - apart]
     assert entry.final_losses == pytest.approx([2.0 - apart, *borrowed], abs=1e-9)
     table = ladder_table(ladder, SOME)

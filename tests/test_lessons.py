@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -202,7 +203,7 @@ def test_a_verdict_on_percentages(lesson, capsys):
                                        " 84.1, 80.8; standard error 2.5)\n")
 
 
-def test_clocked_functions_take_turns(lesson, capsys):
+def test_clocked_functions_take_turns(lesson, monkeypatch, capsys):
     calls = []
     medians = lesson.clock({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert calls == ["a", "b"] * 4 and medians.keys() == {"a", "b"}
@@ -210,6 +211,9 @@ def test_clocked_functions_take_turns(lesson, capsys):
     slow, fast = lesson.clock({"a": lambda: None, "b": lambda: None}, 3), lesson.clock(
         {"a": lambda: None, "b": lambda: None}, 3, shortest=True)
     assert slow.keys() == fast.keys() and "at least" in capsys.readouterr().out
+    ticks = iter([0, 9, 10, 11, 20, 23])  # seconds: the first round takes nine
+    monkeypatch.setattr(lesson, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert lesson.clock({"a": lambda: None}, rounds=2) == {"a": 2000}
 
 
 def sum_of_ranks(rank, factor):
@@ -323,7 +327,7 @@ def test_panels_show_what_they_get(lesson):
     one, _thin, _thin_too, mean = lines.get_lines()
     assert list(one.get_ydata()) == [1, 2] and list(mean.get_ydata()) == [2, 4]
     assert list(mean.get_xdata()) == [0, 5] and lines.get_yscale() == "log"
-    lesson.bars({"a": [1, 3], "b": 5}, "", "")(bars)
+    lesson.bars({"a": [1, 1, 4], "b": 5}, "", "")(bars)
     assert [bar.get_height() for bar in bars.patches] == [2, 5]
     lesson.cells([[0, 1], [2, 0]], "", "", "", numbers=True)(cells)
     assert [text.get_text() for text in cells.texts] == ["0", "1", "2", "0"]
@@ -413,11 +417,17 @@ def test_official_curves_are_the_manifests(lesson):
     assert list(curve.get_ydata()) == [loss for _, loss in lesson.MANIFEST.get("01").curve]
 
 
-def test_train_here_returns_the_log_and_prints_nothing(lesson, capsys):
+def test_train_here_returns_the_log_and_prints_nothing(lesson, monkeypatch, capsys):
     sizes = dict(lesson.MANIFEST.overrides(lesson.MANIFEST.get("01"), "tiny"), model_dim=32,
                  train_steps=2, val_tokens=4096, total_batch_size=1024, kernel_warmup_steps=0)
     log = lesson.train_here(lesson.snapshot("01"), **sizes)
     assert [step for step, _ in log.val_curve] == [0, 2] and not capsys.readouterr().out
+    calls = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(lesson.gc, name, lambda name=name: calls.append(name))
+    with pytest.raises(ZeroDivisionError):
+        lesson.train_here(SimpleNamespace(Hyperparameters=dict, main=lambda args: 1 / 0))
+    assert calls == ["freeze", "unfreeze"]
 
 
 def test_train_is_cached(lesson, tmp_path, monkeypatch):
@@ -443,6 +453,10 @@ def test_train_is_cached(lesson, tmp_path, monkeypatch):
     assert lesson.train("01", **sizes, seed=1).val_curve == [(2, 3.0)]  # another run
     assert plans[1].out == plans[0].out != plans[2].out
     assert len([*tmp_path.glob("[!.]*")]) == 2  # beside locks
+    overrides = lesson.MANIFEST.overrides
+    monkeypatch.setattr(type(lesson.MANIFEST), "overrides",
+                        lambda _, *of: overrides(*of) | {"muon_lr": 1e-3})
+    assert lesson.train("01", **sizes).val_curve == [(2, 4.0)]  # at other tiny values
 
 
 # ---- run_lessons.py ----

@@ -348,6 +348,7 @@ def test_memory_is_allocated_in_blocks_of_512_bytes():
 
 def test_of_many_micro_steps_two_are_run(monkeypatch):
     def observed(script, card, world_size, settings, *_, **__):
+        assert settings.get("bf16", True) == card.bf16
         number = settings["total_batch_size"] // 65_536
         return Prediction(micro_batch=8, micro_steps=number, peaks={}, memory={}, collectives={},
                           flops={"bfloat16": 7 * number}, moved=10 + 3 * number)
@@ -355,6 +356,7 @@ def test_of_many_micro_steps_two_are_run(monkeypatch):
     monkeypatch.setattr(runs, "observe", observed)
     found = predict(find_script("01"), H100, 8, {**SMALL, "total_batch_size": 5 * 65_536})
     assert (found.micro_steps, found.moved, found.flops) == (5, 25, {"bfloat16": 35})
+    predict(find_script("01"), CARDS["t4"], 8, {**SMALL, "total_batch_size": 65_536})
 
 
 def test_what_is_expanded_is_read_once():

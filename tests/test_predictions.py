@@ -45,7 +45,8 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
         Launch("backward", "triton", "triton_poi_0", 3e9, 0, None),
         Launch("backward", "eager", "add", 4e9, 0, None),
         *2 * [Launch("optimizer", "library", "bmm", 5e9, 3e12, "bfloat16")])
-    kernels = Kernel("small", 32, 0, 1024), Kernel("large", 255, 48, 240_000)
+    kernels = (Kernel("small", 32, 0, 1024), Kernel("near", 64, 0, 220_000),
+               Kernel("large", 255, 48, 240_000))
     step = replace(STEP, graphs=9, launches=launches, kernels=kernels)
     lines = to_text("x", H100, 8, step, None).splitlines()
     assert lines[lines.index("a step of a rank") + 1:][:3] == [
@@ -53,8 +54,10 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
         "  allreduce float32 1.0 MB"]
     assert "  attention          1      1.0 GB     2.0 TFLOP" in lines
     assert "  optimizer          2     10.0 GB     6.0 TFLOP" in lines
-    assert "kernels          2 of Triton's: 1 of them do not fit, 1 spill" in lines
-    assert "    255 registers, 48 bytes spilled, 240,000 of 232,448 bytes shared" in lines
+    at = lines.index("kernels          3 of Triton's: 1 of them do not fit, 1 spill")
+    assert lines[at + 1 : at + 5] == [
+        "  near", "    64 registers, 0 bytes spilled, 220,000 of 232,448 bytes shared",
+        "  large", "    255 registers, 48 bytes spilled, 240,000 of 232,448 bytes shared"]
     assert not any("ms" in line.split() for line in lines)
     told = json.loads(to_json("x", H100, 8, step, None))
     assert told["launches"]["fused"] == {"launches": 1, "moved": 3e9, "flops": 0}

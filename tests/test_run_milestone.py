@@ -29,10 +29,10 @@ from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus, progress
 from speedrun.run.failure import FAILURES, REPORT, describe_exit, error_line, explain
-from speedrun.run.log import RULE, RunLog, read_log
+from speedrun.run.log import RULE, RunLog, Step, read_log
 from speedrun.run.plan import TINY_RUNS, Nodes, make_plan
 from speedrun.run.progress import follow
-from speedrun.run.summary import print_summary, summarize, to_json
+from speedrun.run.summary import _last, print_summary, summarize, to_json
 from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, run_ranks, stop_signals
 from speedrun.scripts.find import paths_taken
 
@@ -203,7 +203,10 @@ def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path)
     copy = tmp_path / "train_gpt.py"
     shutil.copyfile(load_manifest().get("01").script, copy)
     plan = make_plan(str(tmp_path), scale="tiny", out=tmp_path / "run")  # its folder will do
-    assert plan.options == make_plan("01", scale="tiny", out=tmp_path / "run").options
+    own = make_plan("01", scale="tiny", out=tmp_path / "run")
+    assert plan.options == own.options and plan.script.milestone is None
+    path = os.path.relpath(own.script.path)  # by which it is the milestone itself
+    assert make_plan(path, scale="tiny", out=tmp_path / "run").script == own.script
     assert "01_muon" in plan.notes[1]
     copy.write_text("print('no training script')", encoding="utf-8")
     with pytest.raises(UserError, match="no class Hyperparameters"):
@@ -216,8 +219,8 @@ def test_schedule_keeps_its_shape(script, shards, tmp_path):
     assert any("warmup_steps 10 -> 2, cooldown_steps 40 -> 8" in note for note in plan.notes)
     short = make_plan(str(script), data=shards, steps=2, scale="record", out=tmp_path / "run")
     assert option(short, "warmup_steps") == option(short, "cooldown_steps") == 1
-    settings = ["train_steps=20", "cooldown_steps=20"]  # steps may come as a setting, too
-    plan = make_plan("04", scale="tiny", out=tmp_path / "run", settings=settings)
+    settings = ["train_steps=20", "cooldown_steps=20"]  # a setting has the last word on steps, too
+    plan = make_plan("04", scale="tiny", steps=99, out=tmp_path / "run", settings=settings)
     assert option(plan, "momentum_warmup_steps") == 3 and option(plan, "cooldown_steps") == "20"
 
 
@@ -252,8 +255,9 @@ def test_a_note_says_what_is_run_and_what_to_expect(tmp_path, shards, monkeypatc
 
 def test_tiny_uses_the_scripts_vocabulary_on_other_tokens(shards, tmp_path):
     assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") == 257
-    write_zeros(shards / "x_val_000000.bin", first=2**15)
-    assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") is None
+    for first, size in (256, 257), (257, None):  # a document's start is the last of the bytes' ids
+        write_zeros(shards / "x_val_000000.bin", first=first)
+        assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") == size
 
 
 def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
@@ -423,7 +427,8 @@ def test_the_first_cause_counts_not_its_consequences(tmp_path):
     failure = failure_of(tmp_path, (0, 1), (1, 1), stderr=texts)
     assert (failure.text, failure.exit_code) == ("rank 1: ValueError: x", 1)
     assert failure.rank == 1 and not failure.explained
-    failure = failure_of(tmp_path, (0, 1), (1, -9), stderr={0: texts[0], 1: "a warning\n"})
+    failure = failure_of(tmp_path, (0, 1), (1, -9), stderr={
+        0: traceback("AssertionError: lost peer"), 1: "a warning\n"})
     assert failure.text == "rank 1 was killed by SIGKILL (out of memory?)"
     assert describe_exit(-40) == "was killed by signal 40"  # which has no name
     assert failure.exit_code == 128 + 9
@@ -479,6 +484,8 @@ def test_too_few_open_files_are_refused(monkeypatch, script, shards, tmp_path):
     with pytest.raises(UserError, match="^a process may open only 20 files here; .*ulimit -n 1024"):
         execute.run(plan, io.StringIO())
     assert not plan.out.exists()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    execute.check_open_files()
 
 
 def test_a_script_that_leaves_early_has_not_finished(monkeypatch, script, shards, tmp_path):
@@ -747,7 +754,8 @@ def record_run(monkeypatch, tmp_path, shards, **changes):
     plan = make_plan("00", scale="record", data=shards, out=tmp_path / "run")
     plan.out.mkdir()
     shutil.copyfile(plan.script.path, plan.out / "train_gpt.py")
-    record = plan.script.milestone
+    record = replace(plan.script.milestone, step_avg_ms=250.0)
+    plan = replace(plan, script=replace(plan.script, milestone=record))
     hyperparameters = {**plan.script.hyperparameters, **changes}
     steps = hyperparameters["train_steps"]
     log = RunLog()
@@ -765,7 +773,11 @@ def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
     # 12 layers of 12 * 768^2 weights and a head of 50257 * 768; attention to 1025 / 2 tokens
     flops = 6 * (12 * 12 * 768**2 + 50257 * 768) + 6 * 12 * 768 * 1025
     assert summary.mfu == pytest.approx(flops * summary.tokens_per_s / (8 * 989.4e12))
-    assert summary.official["val_loss"] == record.val_loss
+    assert summary.official == pytest.approx(dict(
+        val_loss=record.val_loss, steps=record.train_steps, tokens=summary.tokens,
+        train_time_s=45 * 60, step_avg_ms=250, tokens_per_s=4 * record.tokens_per_step))
+    at_last = _last([Step(0, 9, 5.0, step_avg_ms=0.0), Step(9, 9, step_avg_ms=4.0)], "step_avg_ms")
+    assert at_last.step == 9, "no run ends at step 0"
     stream = io.StringIO()
     print_summary(summary, stream)
     assert "official" in stream.getvalue().splitlines()[0]

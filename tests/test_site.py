@@ -40,6 +40,7 @@ from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import _replace_site, build
 from speedrun.site.interactive import PLACES, figures_of
 from speedrun.site.lessons import claims_of, lesson_title, make_lesson
+from speedrun.site.models import compared_with
 from speedrun.site.pages import MOST, Site
 from speedrun.site.search import BEST, load_terms
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
@@ -150,6 +151,7 @@ def test_a_model_is_drawn_where_it_changes(five):
     pages = [(five / f"speedrun/{slug}.html").read_text("utf-8") for slug in ("rotary", "muon")]
     assert ["heads of 64; all of a head" in page for page in pages] == [True, False]
     assert "var(--accent)" in pages[0] and 'href="baseline.html">00</a>' in pages[0]
+    assert compared_with(load_manifest(), load_manifest().get("03b")).id == "03a"
 
 
 def test_every_line_of_a_script_can_be_linked_to(five):
@@ -379,6 +381,14 @@ def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
     assert "10d: 3.6889 at 0.17B tokens" in [p.text for p in chart.points]  # at step 1,000
 
 
+def test_a_curve_and_the_goal_are_inside_the_picture():
+    early = replace(load_manifest().get("10d"), curve=((0, 10.0), (100, 5.0), (1000, 4.0)))
+    chart = curve_chart(early, None, 700)
+    heights = {kind: [float(point.partition(",")[2]) for point in path.split()]
+               for kind, path in chart.lines}
+    assert max(heights["goal"]) <= chart.bottom and min(heights["line"]) > 0
+
+
 def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     """What somebody else's notebook holds must not run in a reader's browser."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
@@ -423,6 +433,8 @@ def test_markdown_becomes_html():
     assert without_unmeasured(f"x\n\n{table}") == (
         "x\n\n| a | c |\n| --- | --- |\n| 1 | — |\n| 2 | 3 |\n")
     assert without_unmeasured(table.replace("| — | 3", "| 4 | 3")).count("| 4 |") == 1
+    dashes = "| a | b |\n| --- | --- |\n| 1 | — |\n"  # nothing in it was to be measured
+    assert without_unmeasured(dashes) == dashes
     assert section_at("# A\n\nx\n", "b") == ""
     assert section_at("# A\n\n## One GPU\n\nx\n\n### B\n\ny\n\n## C\n", "one-gpu") == (
         "\n\nx\n\n### B\n\ny\n\n")
@@ -445,6 +457,7 @@ def test_markdown_becomes_html():
     ('["GPT"]', '["GTP"]', "changes no GTP"),
     ("(30)", "(31)", "the script does not hold"),
     ("largest", "largest", "should be in their chain's order"),
+    ("twice", "twice", "should be in their chain's order"),
     ("says =", "says", "/threads.toml: "),
 ])
 def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
@@ -459,7 +472,7 @@ def test_a_thread_fits_its_milestones(tmp_path, old, new, fault):
     parts = text.split("[[thread]]")
     steps = parts[1].split("[[thread.step]]")
     if old == new:
-        steps[1:] = steps[:0:-1]
+        steps[1:] = {"largest": steps[:0:-1], "twice": [steps[1], *steps[1:]]}[old]
     (tmp_path / "threads.toml").write_text(
         "[[thread]]" + "[[thread.step]]".join(steps).replace(old, new, 1), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(fault)):

@@ -25,14 +25,14 @@ def slips_of(block: str, milestone: Milestone) -> tuple[Slip, ...]:
 
 
 def applicable_slips(block: str, milestone: Milestone, text: str) -> list[tuple[Slip, str]]:
-    """[(slip, script with it)]: the slips with words of a block of this name that can be made in
-    the milestone's script `text`, wherever they were written; the milestone's own come first."""
+    """[(slip, script with it)]: the slips of a block of this name that can be made in the
+    milestone's script `text`, wherever they were written; the milestone's own come first."""
     own = slips_of(block, milestone)
     others = [slip for other in load_manifest().milestones for slip in load_guide(other).slips
               if slip.block == block and slip not in own]
     found = {}
     for slip in (*own, *others):
-        if slip.words and (wrong := slip.apply(text)):
+        if wrong := slip.apply(text):
             found.setdefault(wrong, slip)
     return [(slip, wrong) for wrong, slip in found.items()]
 

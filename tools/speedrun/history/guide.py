@@ -34,14 +34,14 @@ class Hint:
 
 @dataclass(frozen=True, eq=False)
 class Slip:
-    """A wrong edit of a block: old becomes new, and `words` say what is wrong then; without words
-    it only tests the checker. more: further (old, new) that belong to it, in the same block."""
+    """A wrong edit of a block: old becomes new, and `words` say what is wrong then. more: further
+    (old, new) that belong to it, in the same block."""
 
     name: str
     block: str
     old: str
     new: Text
-    words: str = ""
+    words: str
     more: Pairs = ()
 
     def apply(self, text: str) -> str | None:
