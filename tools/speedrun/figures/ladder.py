@@ -207,7 +207,8 @@ def ladder_table(ladder: Comparison, manifest: Manifest) -> str:
     head = ["milestone", f"tokens to {ladder.target:.4f}", "against its parent",
             "tokens to its parent's final loss", "final val loss", "runs"]
     clocks = [run.seconds[-1][1] for entry in ladder.entries for run in entry.runs if run.seconds]
-    total = f"These {len(clocks)} runs trained for {sum(clocks) / 3600:.1f} hours in all."
+    total = (f"These {len(clocks)} runs took {sum(clocks) / 3600:.1f} hours by their own clocks, "
+             "which include waits on a busy machine.")
     return f"{markdown(head, lines, right=head[1:])}\n\n{total}"
 
 
