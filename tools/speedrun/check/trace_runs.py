@@ -176,7 +176,7 @@ def record_tokens(module, values, note, folder, shards, **_):
 def _used():
     """Bytes that this process has read so far, those of memory maps left out, and the most memory
     that it has had; None where the system does not count them."""
-    with suppress(OSError):
+    with suppress(OSError, TypeError):  # no such file, or no such line in it
         counts = Path("/proc/self/io").read_text() + Path("/proc/self/status").read_text()
         read, most = (int(re.search(rf"{name}:\s+(\d+)", counts)[1])
                       for name in ("rchar", "VmHWM"))
