@@ -125,6 +125,9 @@ SEEN_BY_ONE_LOOK = [
      "the gradient in call 1 of the model with use_fp8=True, out of the range of eight bits"),
     ("05o", "kernels", [("if row + ROWS <= column:", "if row < column:")],
      "results of Triton's kernels by the optimizers with use_triton=True"),
+    ("05o", "kernels", [("k[None, :], mask=k[None, :] < K, other=0.0", "k[None, :] % K"),
+                        ("k[:, None], mask=k[:, None] < K, other=0.0", "k[:, None] % K")],
+     "results of Triton's kernels by the optimizers with use_triton=True"),
     ("09", "training", [('torch.tensor(group["lr"] * correction)', 'group["lr"] * correction')],
      "sets of Python numbers in calls of compiled functions, each compiled by itself"),
     (NEWEST, "precision", [("(upper | (remainders.int() & 0xFFFF))", "(upper + remainders.int())")],
@@ -174,6 +177,8 @@ SEEN_BY_ONE_LOOK = [
                          "fullest = next((i for i, (_, row) in enumerate(space) if row == fullest),"
                          " len(space))")],
      "the log of a run after a kernel warm-up"),
+    ("p6d", "record tokens", [('mode="r", offset=1024)', 'mode="r", offset=1024).astype(int)')],
+     "bytes of memory that a run with a large shard takes"),
     ("p6d", "record tokens", [("if args.memory_map:", "if False:")],
      "bytes that are read from files in a run with a large shard"),
     ("p6d", "record tokens", [(".astype(np.int64)", ".astype(np.int16).astype(np.int64)")],
