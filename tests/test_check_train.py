@@ -411,9 +411,26 @@ def test_the_latest_traces_are_kept(tmp_path):
     from speedrun.check import kept
 
     for number in range(kept.LATEST + 2):
-        kept.save(tmp_path / f"{number}.pt", {})
-        os.utime(tmp_path / f"{number}.pt", (number, number))
-    assert sorted(int(file.stem) for file in tmp_path.iterdir()) == [*range(2, kept.LATEST + 2)]
+        kept.save(tmp_path / f"muon-{number}", {})
+        os.utime(tmp_path / f"muon-{number}", (number, number))
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"muon-{number}" for number in range(2, kept.LATEST + 2)}
+
+
+def test_what_is_packed_comes_back():
+    import torch
+
+    from speedrun.check import kept
+
+    numbers = torch.arange(6.0).view(2, 3)
+    tensors = [numbers.T, numbers.bfloat16()[1:], numbers > 2, torch.tensor(7), numbers[:0],
+               torch.nn.Parameter(numbers)]
+    file, words = kept.unpacked(kept.packed((tensors, {"a": [1.5, None]})))
+    assert words == {"a": [1.5, None]}
+    for tensor, other in zip(tensors, file, strict=True):
+        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+        assert torch.equal(tensor, other)
+    assert len(kept.packed(torch.zeros(1000)[:2])) < 500  # not what a view leaves out
 
 
 def test_a_ranks_own_fault_comes_before_a_broken_connection(tmp_path):

@@ -57,7 +57,7 @@ class Spy:
         self.kept = set()  # names of the model's numbers that a pass changes
         self.parts = []  # of the model, that run now: each is called by the one before it
         self.dtypes, self.epsilons = defaultdict(set), defaultdict(set)
-        self.optimizer, self.compiling = None, set()  # weights whose optimizer calls compiled code
+        self.optimizer, self.compiling = None, set()  # that steps; those that call compiled code
         self.steps, self.before, self.moves = {}, {}, defaultdict(dict)  # of optimizers
         self.received = {}  # {weight: gradient in its optimizer's first step}
         self.sent = Counter()  # bytes, {(for what, dtype): so many}
@@ -174,7 +174,7 @@ class Spy:
         self.compiled += 1
         self.given[function].add(tuple(v for v in tree_leaves((args, kwargs)) if type(v) is float))
         if self.depth:
-            self.compiling |= {name for name, _ in self.weights(self.optimizer)}
+            self.compiling.add(self.optimizer)
         try:
             return function(*args, **kwargs)
         finally:

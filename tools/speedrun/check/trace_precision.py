@@ -62,7 +62,8 @@ def precision(module, values, note, folder, **_):
               sum(meter.readings[phase] for phase in spy.kinds))
     note.note("numbers read from tensors between the model's calls", "at most",
               meter.readings["backward pass"], (1, 4))  # each waits for the device
-    note.note("weights whose optimizer calls compiled code", "at least", len(spy.compiling), 0.9)
+    compiling = {name for optimizer in spy.compiling for name, _ in spy.weights(optimizer)}
+    note.note("weights whose optimizer calls compiled code", "at least", len(compiling), 0.9)
     states = {}
     for name, value in spy.states():
         states.setdefault(name, set()).add(dtype_name(value.dtype))

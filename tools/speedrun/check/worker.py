@@ -10,7 +10,6 @@ import json
 import math
 import multiprocessing
 import os
-import pickle
 import re
 import resource
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speedrun.check import trace, watched
+from speedrun.check import kept, trace, watched
 from speedrun.run.failure import describe_exit, error_line
 from speedrun.scripts.find import load_snapshot
 
@@ -35,7 +34,7 @@ LARGEST_FILE = 256 << 20  # bytes that a job may write into one file, its output
 # more than this share of a core. Ranks that another has left alone wait less long.
 AT_REST_S, LEFT_ALONE_S, SHARE = 20, 3, 0.005
 LONGEST_S = 120  # seconds, and 20 times a limit, where it cannot be seen whether a process computes
-POLL_S = 0.01
+POLL_S = 0.02
 LARGE_SHARD = 32 << 20  # tokens
 ENDING = {signal.SIGINT, signal.SIGTERM}
 GRACE_S = 1  # seconds of computing beyond its limit, at which a process says where it is
@@ -79,10 +78,10 @@ def run_tasks(tasks: list["Task"], budget: float) -> float:
                 running.append(waiting.pop(0))
                 running[-1].start()
             running = [task for task in running if not task.ended()]
-            if sum(task.computed() for task in tasks) > budget:
+            if sum(sum(task.used) for task in tasks) > budget:
                 raise TimeoutError
             time.sleep(POLL_S)
-        return sum(task.computed() for task in tasks)
+        return sum(sum(task.used) for task in tasks)
     finally:
         for task in running:
             task.stop()
@@ -135,16 +134,13 @@ class Task:
         self.seconds = max(self.used)
         return True
 
-    def computed(self) -> float:
-        """Seconds that all its processes have computed so far."""
-        for rank, process in enumerate(self.ranks if self.observations is None else ()):
-            if (used := _computed(process.pid)) is not None:
-                self.used[rank] = max(self.used[rank], used)
-        return sum(self.used)
-
     def _waits(self, left_alone):
-        """Whether its processes do nothing any more; left_alone: one has failed."""
-        now, used = time.monotonic(), self.computed()
+        """Whether its processes do nothing any more, by what they have computed so far; left_alone:
+        one has failed."""
+        for rank, process in enumerate(self.ranks):
+            if (computed := _computed(process.pid)) is not None:
+                self.used[rank] = max(self.used[rank], computed)
+        now, used = time.monotonic(), sum(self.used)
         since, then = self.moved
         if used - then > SHARE * AT_REST_S:
             self.moved = now, used
@@ -166,7 +162,7 @@ class Task:
         for rank, code in enumerate(codes):
             file, output = self.folder / f"rank{rank}.pkl", self._output(rank)
             if file.exists():
-                seen, self.used[rank] = pickle.loads(file.read_bytes())
+                seen, self.used[rank] = kept.unpacked(file.read_bytes())
                 if error := seen.pop(self.job.what, None):
                     lonely = "onnection" in error[1] or "gloo" in error[1]
                     errors.append((3 if lonely else 0, error))
@@ -233,7 +229,7 @@ def _work(task, rank):
     torch.manual_seed(0)
     file = folder / f"rank{rank}"
     seen, spent = _observe(task, rank), resource.getrusage(resource.RUSAGE_SELF)
-    file.write_bytes(pickle.dumps((seen, spent.ru_utime + spent.ru_stime)))
+    file.write_bytes(kept.packed((seen, spent.ru_utime + spent.ru_stime)))
     os.replace(file, f"{file}.pkl")
     sys.stdout.flush()
     os._exit(0)  # whatever threads the script has left
@@ -241,7 +237,8 @@ def _work(task, rank):
 
 def _status(pid):
     """What Linux tells of a process, from its state on; see proc(5)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
 
 
 def _computed(pid):
