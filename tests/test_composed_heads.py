@@ -214,7 +214,7 @@ def test_shares_of_the_mixture_are_added_before_the_own_value_is_subtracted(
     monkeypatch.setattr(module.F, "scaled_dot_product_attention", attend)
     mix, share = torch.randn(2, 2, 16, 4, dtype=torch.float64)
     heads.attn.composes_heads = True
-    heads.more["c"] |= dict(mixture=mix, composed=share)
+    heads.more["c"] |= dict(mixture=mix, add_composed=share)
     numbers = (documents(16, 0, 3, 11) == 1).cumsum(1).expand(2, -1)
     found = heads(0.5, 0.7, heads.values, **heads.more, document_ids=numbers)
     y += share[..., None] * dense(*seen, v, numbers, mix, heads.attn.rotary.scale, 5)
@@ -237,7 +237,7 @@ def test_without_a_share_it_is_the_parent(milestone):
     tokens = torch.randint(60, (2, 30))
     before = plain(tokens)
     assert model(tokens).equal(before)
-    start = sum([*sizes.values()][: [*sizes].index(("composed", 10))])
+    start = sum([*sizes.values()][: [*sizes].index(("add_composed", 10))])
     for head in range(4):
         model.late_net.bias[start : start + 4] = 0
         model.late_net.bias[start + head] = 5.0

@@ -168,7 +168,7 @@ def test_eight_ranks_are_eight_micro_steps(milestone, shards, tmp_path):
 
 
 SIZE = 64  # of Gaussian inputs, and their number: products in FP8 are slow on a CPU
-mlps = where("fp8_relu2_product", "SquaredReLUMLP", "quantized_weights", "MLP", known="fp8_mlp")
+mlps = where("fp8_relu2_product", "SquaredReLUMLP", "fp8_weights", "MLP", known="fp8_mlp")
 
 
 def fp8_mlp(module, **more):
@@ -283,7 +283,7 @@ def test_scales_of_weights(milestone):
         with torch.no_grad():
             mlp.c_fc.mul_(growth)
             mlp.c_proj.mul_(growth)
-        mlp.quantize_weights(delayed)
+        mlp.renew_fp8_weights(delayed)
         w_in8, in_scale, w_out8, out_scale = mlp.weights8
         assert w_in8.shape == (4 * SIZE, SIZE) and w_in8.is_contiguous() and w_out8.is_contiguous()
         assert w_in8.float().abs().max() == 448
@@ -296,14 +296,14 @@ def test_scales_of_weights(milestone):
 @mlps
 def test_a_run_in_fp8(milestone, shards, tmp_path, monkeypatch):
     module, losses, seen = load_snapshot(milestone), [], []
-    quantize_weights, run = module.quantized_weights, partial(
+    rounded, run = module.fp8_weights, partial(
         micro_args, milestone, shards, total_batch_size=256, val_tokens=256)
 
     def noted(w_in, w_out, expected_amax=None):
         seen.append((expected_amax, w_out.abs().max()))
-        return quantize_weights(w_in, w_out, expected_amax)
+        return rounded(w_in, w_out, expected_amax)
 
-    monkeypatch.setattr(module, "quantized_weights", noted)
+    monkeypatch.setattr(module, "fp8_weights", noted)
     for warmup in (0, 3):
         seen.clear()
         log_dir = tmp_path / str(warmup)
@@ -341,7 +341,7 @@ def test_the_mlp_in_fp8_is_compiled_once(milestone, monkeypatch):
     counters.clear()
     for delayed in (False, False, True, True):
         for mlp in (one, other):
-            mlp.quantize_weights(delayed)
+            mlp.renew_fp8_weights(delayed)
         net(x).sum().backward()
         counts.append(counters["stats"]["unique_graphs"])
     # One for both models' weights and one for the model; then one for weights with a scale given.

@@ -370,7 +370,7 @@ def test_the_warm_up_meets_all_that_the_run_needs(milestone):
             self.windows = [window]
             assert long_window in (None, window)  # it differs in the last validation only
 
-        def quantize_weights(self, delayed):
+        def renew_fp8_weights(self, delayed):
             settlings.append(delayed)
 
         def forward(self, inputs, targets, *how, **named):

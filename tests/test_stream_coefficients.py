@@ -224,12 +224,12 @@ def test_which_coefficients_there_are_and_what_they_are_at_first(milestone):
         assert {layer for _, layer in layout} <= {*layers}
         for (name, layer), values in layout.items():
             found.setdefault(name, []).append(layer)
-            heads = name in ("own_value", "head_gates", "mixture", "composed")
+            heads = name in ("own_value", "head_gates", "mixture", "add_composed")
             assert values == [known["initial"][name]] * (6 if heads else 1)
     expected = dict(own_value=[1, 3, 4, 7], head_gates=[3, 10], skip_factor=[6])
     expected |= dict.fromkeys(("x0", "bigrams"), [0, 1, 2, 3, 4, 5, 7, 8, 9])
-    if "composed" in known["initial"]:
-        expected |= dict(mixture=[10], composed=[10])
+    if "add_composed" in known["initial"]:
+        expected |= dict(mixture=[10], add_composed=[10])
     assert found == expected
     model = record_model(module, num_heads=6, model_dim=48)
     assert model.layer_net_scale.item() == pytest.approx(0.1)

@@ -65,7 +65,7 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # logit gradients, see train, stay far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # the record's; logit gradients (train) fit e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
@@ -88,7 +88,7 @@ class Hyperparameters:
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
     window_end: int = 1664  # window of the last validation; YaRN lets it exceed training windows
-    tile_size: int = 128  # the record's unit of windows; S = half a window, in whole tiles
+    tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
     val_loss_every: int = 125  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
@@ -107,7 +107,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
+        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -185,7 +185,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last entry must be padding: it ends the last document.
+                    # The last start must be padding, B * T: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -198,7 +198,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # fixed: a start per 410 tokens (#78)
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static shape; 410 as in record #78
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -267,11 +267,11 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # would waste 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: plain numbers would compile and tune another kernel for each pair.
+    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -282,7 +282,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
 
 
 def init_uniform(weight):
@@ -308,7 +308,7 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
-        grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
+        grad_weight = fp8_product(  # computed as (C, V), which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -332,7 +332,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -340,7 +340,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth up to it."""
+        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -438,7 +438,7 @@ class Block(nn.Module):
     def forward(self, x, value_embeds, x0, c, masks):  # c: coefficients by name
         x = c["x"] * x + c["x0"] * x0  # a learned shortcut from the embedding
         if self.attn is not None:
-            value_embed = value_embeds.get(self.value_table)
+            value_embed = value_embeds.get(self.value_table)  # None for "."
             x = x + self.attn(norm(x), value_embed, c, masks[self.window_kind])
         if self.mlp is not None:
             x = x + self.mlp(norm(x))
@@ -504,7 +504,7 @@ class GPT(nn.Module):
             x = x + c["skip"].sigmoid() * skips.pop()  # the first pop is x, as in the record
             x = block(x, value_embeds, x0, c, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a faster tanh(u).
+        # Softcap (arXiv 2408.00118) 15 tanh(z / 15) of logits z; sigmoid is faster than tanh.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -576,7 +576,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean; its scale does not matter
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -744,8 +744,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Logit gradients are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
-            (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
+            # Logit gradients of the sum are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers:

@@ -68,16 +68,16 @@ class Hyperparameters:
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer at which the skip joins the stream
     backout_layer: int = 7  # a share of its output is subtracted before the head
-    window_pattern: str = "SSSLSSLSSSL"  # windows: L = long, S = short; unused without attention
+    window_pattern: str = "SSSLSSLSSSL"  # L = long, S = short; a layer without attention uses none
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # logit gradients, see train, stay far inside e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # the record's; logit gradients (train) fit e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # RMS of an update's singular values, x a factor below; gates: 1
+    muon_lr: float = 0.023  # RMS of an update's singular values, times a factor below (1 for gates)
     attention_lr_factor: float = 2.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -105,7 +105,7 @@ class Hyperparameters:
     window_growth: int = 512  # tokens added in each further stage
     window_end: int = 1664  # window after the scheduled steps
     long_window_end: int = 2560  # window of L layers in the last validation
-    tile_size: int = 128  # the record's unit of windows; S = half a window, in whole tiles
+    tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
@@ -124,7 +124,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
+        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -142,13 +142,13 @@ class Stage(NamedTuple):
 
 
 def stages(args):
-    """Three equal parts of scheduled_steps, then the steps after them."""
+    """Three equal parts of scheduled_steps, then the steps after them, where peak_lr is unused."""
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     return [
         Stage(1 * T, 1.0, start),
         Stage(2 * T, args.second_stage_lr, start + growth),
         Stage(3 * T, args.third_stage_lr, start + 2 * growth),
-        Stage(3 * T, args.final_lr_multiplier, args.window_end),  # cooled down: peak_lr is unused
+        Stage(3 * T, args.final_lr_multiplier, args.window_end),
     ]
 
 
@@ -173,9 +173,9 @@ def muon_momentum(step, args):
 
 
 def window_sizes(step, args):
-    """(window, long_window): the stage's window twice; long_window_end in the last validation."""
+    """(window, long_window): equal, except in the last validation, where L layers see further."""
     window = stage(step, args).window
-    return window, args.long_window_end if step == args.train_steps else window
+    return window, (args.long_window_end if step == args.train_steps else window)
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -204,7 +204,7 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `packed_rows` makes rows as long as each step's stage requires, from `step` on;
+    If packed, rows have the length that a step's stage requires; `step` is the first step's number;
     step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
@@ -224,7 +224,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last entry must be padding: it ends the last document.
+                    # The last start must be padding, B * T: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -236,19 +236,19 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
+    executor = ThreadPoolExecutor(  # one thread keeps the order; a new thread starts on cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a `yield` above would delay the prefetching
+    return iter(next_batch, None)  # endless; a generator would begin only when first read
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # fixed: a start per 410 tokens (#78)
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static shape; 410 as in record #78
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -317,11 +317,11 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # would waste 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: plain numbers would compile and tune another kernel for each pair.
+    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -332,7 +332,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
 
 
 def init_uniform(weight):
@@ -358,7 +358,7 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
-        grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
+        grad_weight = fp8_product(  # computed as (C, V), which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -382,7 +382,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -390,7 +390,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth up to it."""
+        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -426,7 +426,7 @@ def attention_masks(inputs, windows, training, args):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before the key's. So one layer can be an induction head: it finds
+    A query can match the token before a key's own, so one layer can be an induction head: it finds
     an earlier copy of its own token and copies what followed. The shift crosses document starts.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
@@ -447,7 +447,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C) like c_fc, for Muon
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # same memory, in c_fc's shape
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -507,7 +507,7 @@ class Block(nn.Module):
     def forward(self, x, value_embeds, x0, c, masks):  # c: coefficients by name
         x = c["x"] * x + c["x0"] * x0  # a learned shortcut from the embedding
         if self.attn is not None:
-            value_embed = value_embeds.get(self.value_table)
+            value_embed = value_embeds.get(self.value_table)  # None for "."
             x = x + self.attn(norm(x), value_embed, c, masks[self.window_kind])
         return x + self.mlp(norm(x))
 
@@ -548,8 +548,8 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window, self.long_window = window, long_window  # rotary tables are set for `window`
-        self.rotary.set_window(window, self.args)
+        self.window, self.long_window = window, long_window
+        self.rotary.set_window(window, self.args)  # also where long_window is longer
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer, then one for the model."""
@@ -575,7 +575,7 @@ class GPT(nn.Module):
         x = x - per_model["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
-        # Softcap (arXiv 2408.00118): 15 tanh(z / 15); 2 sigmoid(2u) - 1 is a faster tanh(u).
+        # Softcap (arXiv 2408.00118) 15 tanh(z / 15) of logits z; sigmoid is faster than tanh.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
@@ -687,7 +687,7 @@ def padded(stacks, world_size):
 
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); evened out if beta is given."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean; its scale does not matter
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return updates if beta is None else even_out(updates, mean_square, beta)
 
@@ -695,7 +695,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """NorMuon with cautious weight decay, sharded by matrix: (..., m, n) with m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; the first num_attentions view four (m, m) as (m, 4m).
+        # A group's matrices share a shape; each of the first num_attentions holds four (m, m).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -737,15 +737,15 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            num_own = len(range(group["num_attentions"])[share])  # attentions in this share
+            own_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            attentions = [tensor[:num_own].view(-1, tensor.size(1), m) for tensor in tensors]
-            others = [tensor[num_own:] for tensor in tensors]
+            attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
+            others = [tensor[own_attentions:] for tensor in tensors]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it: lr^2
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates, so lr squared
             self.cautious_update(weights[share], torch.cat(updates), rates, decay)
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
         for gather in gathers:
@@ -819,7 +819,7 @@ def muon_groups(model, args):
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for muon_groups, Adam for the rest; every group also holds its initial rate."""
     adam_groups = [
         dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr,
              weight_decay=args.adam_weight_decay),
@@ -849,7 +849,7 @@ def set_schedules(optimizers, step, args):
 
 
 def optimizers_due(optimizers, step, args):
-    """Muon always; Adam every adam_every steps, on the sum of the gradients since its last step."""
+    """Those that step: Muon always; Adam every adam_every steps, on the sum of gradients since."""
     adam, muon = optimizers
     return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
 
@@ -902,8 +902,8 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Logit gradients are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
-            (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
+            # Logit gradients of the sum are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):

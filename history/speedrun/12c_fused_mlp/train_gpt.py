@@ -70,9 +70,9 @@ class Hyperparameters:
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 100  # as in the record; inputs reach at most sqrt(768) = 28
+    fp8_x_scale: float = 448 / 100  # the record's; the head's inputs reach at most sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # logit gradients, see train, stay far inside e5m2's 57,344
+    fp8_grad_scale: float = 448 / 0.75  # the record's; logit gradients (train) fit e5m2's 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 1.0  # initial standard deviation is this / sqrt(model_dim); c_fc has 0.5
@@ -81,7 +81,7 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # RMS of an update's singular values, x one of the factors below
+    muon_lr: float = 0.023  # RMS of an update's singular values, times a factor below
     attention_lr_factor: float = 2.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -121,7 +121,7 @@ class Hyperparameters:
     window_growth: int = 512  # tokens added in each further stage
     window_end: int = 1664  # window after the scheduled steps
     long_window_end: int = 2560  # window of L layers in the last validation
-    tile_size: int = 128  # the record's unit of windows; S = half a window, in whole tiles
+    tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
     val_loss_every: int = 250  # steps between validations; 0 = only after the last step
     train_loss_every: int = 0  # steps between logged train losses; each waits for the GPU; 0 = none
@@ -140,7 +140,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # argparse reports a ValueError in one line
+        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -160,7 +160,7 @@ class Stage(NamedTuple):
 
 
 def stages(args):
-    """Three equal parts of scheduled_steps, then the steps after them."""
+    """Three equal parts of scheduled_steps, then the steps after them, where peak_lr is unused."""
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     second, third = args.second_target_weight, args.third_target_weight
     return [
@@ -194,7 +194,7 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step with one table for embedding and head: Adam's first from tied_frac on."""
+    """The last step with one table: the first one at or after tied_frac in which Adam steps."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
     while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
@@ -209,9 +209,9 @@ def muon_momentum(step, args):
 
 
 def window_sizes(step, args):
-    """(window, long_window): the stage's window twice; long_window_end in the last validation."""
+    """(window, long_window): equal, except in the last validation, where L layers see further."""
     window = stage(step, args).window
-    return window, args.long_window_end if step == args.train_steps else window
+    return window, (args.long_window_end if step == args.train_steps else window)
 
 
 # ---------------------------------------------- Data ----------------------------------------------
@@ -240,7 +240,7 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `packed_rows` makes rows as long as each step's stage requires, from `step` on;
+    If packed, rows have the length that a step's stage requires; `step` is the first step's number;
     step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
@@ -260,7 +260,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last entry must be padding: it ends the last document.
+                    # The last start must be padding, B * T: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -272,19 +272,19 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; it pins memory on its device
+    executor = ThreadPoolExecutor(  # one thread keeps the order; a new thread starts on cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a `yield` above would delay the prefetching
+    return iter(next_batch, None)  # endless; a generator would begin only when first read
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # fixed: a start per 410 tokens (#78)
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static shape; 410 as in record #78
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -353,11 +353,11 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # would waste 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: plain numbers would compile and tune another kernel for each pair.
+    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -372,7 +372,7 @@ if find_spec("triton"):
     @triton.jit
     def relu2_kernel(a, b, post, out, M, N, K,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-        """Stores a (ROWS, COLUMNS) tile of relu(a b)^2 or, backward, of 2 a b sqrt(post)."""
+        """Stores a tile of relu(a b)^2 or, backward, 2 a b sqrt(post); post = the stored square."""
         # a (M, K), b (K, N), post and out (M, N) are contiguous; sums are in float32.
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share loaded tiles of b
@@ -411,7 +411,7 @@ def relu2_product(a, b, post=None, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # bfloat16's is 0.0078
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
 
 
 def init_uniform(weight, scale=0.5):
@@ -437,7 +437,7 @@ class FP8Linear(torch.autograd.Function):
         # 2 mantissa bits, but up to 57,344, because gradients span more orders of magnitude.
         grad8 = quantize(grad, grad_scale, torch.float8_e5m2)
         grad_x = fp8_product(grad8, grad_scale, weight8.T.contiguous(), weight_scale, grad.dtype)
-        grad_weight = fp8_product(  # transposed: faster; autograd casts the float32
+        grad_weight = fp8_product(  # computed as (C, V), which is faster; autograd casts it
             x8.T.contiguous(), x_scale, grad8.T.contiguous(), grad_scale, torch.float32).T
         return grad_x, grad_weight, None, None, None
 
@@ -461,7 +461,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall from 1 to 1 / 1024 geometrically, half are 0. A minus negates the last D/2's sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -469,7 +469,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Tables and scale for `window`: a YaRN step (arXiv 2309.00071) per growth up to it."""
+        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -488,7 +488,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask (B, 1, S, S) or (starts, longest, window)}, in slots: S = T, or 2T if paired."""
+    """{kind: mask (B, 1, U, U) or (starts, longest, window)}, in slots: U = T, or 2T for kind P."""
     slots_per_token = {kind: 2 if kind == "P" else 1 for kind in windows}  # see pair_heads
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
@@ -511,7 +511,7 @@ def attention_masks(inputs, windows, training, args):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before the key's. So one layer can be an induction head: it finds
+    A query can match the token before a key's own, so one layer can be an induction head: it finds
     an earlier copy of its own token and copies what followed. The shift crosses document starts.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
@@ -520,7 +520,7 @@ def offset_keys(k):
 
 
 def pair_heads(x):
-    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j, j + H / 2 become head j, slots 2t, 2t + 1.
+    """x (B, T, H, D) as (B, 2T, H / 2, D): heads j and j + H / 2 are slots 2t and 2t + 1 of head j.
 
     Both heads' queries see the keys of both in one softmax; slot 2t does not see slot 2t + 1.
     """
@@ -540,7 +540,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights, args.qkv_init)[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C) like c_fc, for Muon
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # same memory, in c_fc's shape
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -561,7 +561,7 @@ class CausalSelfAttention(nn.Module):
         if self.has_key_offset:
             k = offset_keys(k)
         if self.attention_kernel == "dense":
-            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D) each
+            heads = [t.transpose(1, 2) for t in (q, k, v)]  # (B, H, T, D); paired: (B, H/2, 2T, D)
             y = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=self.rotary.scale)
             y = y.transpose(1, 2)
         else:  # FlashAttention, on all rows end to end (FA3: arXiv 2407.08608)
@@ -661,8 +661,7 @@ class GPT(nn.Module):
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # replaces PyTorch's own FA2
         self.lm_head = Head(args)
-        head_copy = self.lm_head.weight.detach().clone()
-        self.embed = nn.Embedding.from_pretrained(head_copy, freeze=False)  # not read while tied
+        self.embed = nn.Embedding.from_pretrained(self.lm_head.weight.data.clone(), freeze=False)
         self.smear_gate = nn.Parameter(torch.zeros(1, args.gate_channels))
         # Value embeddings: a value residual (arXiv 2410.17897) from learned tables.
         pattern = args.value_embed_pattern
@@ -694,8 +693,8 @@ class GPT(nn.Module):
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
-        self.window, self.long_window = window, long_window  # rotary tables are set for `window`
-        self.rotary.set_window(window, self.args)
+        self.window, self.long_window = window, long_window
+        self.rotary.set_window(window, self.args)  # also where long_window is longer
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer, then one for the model."""
@@ -869,7 +868,7 @@ def padded(stacks, world_size):
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The evened-out orthogonal Nesterov momentum of matrices (..., m, n); changes the state."""
     grads = grads.to(momentum_buffer.dtype)  # float32: bfloat16 would round small changes away
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean; its scale does not matter
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return even_out(updates, mean_square, beta)
 
@@ -877,7 +876,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """NorMuon with cautious weight decay, sharded by matrix: (..., m, n) with m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; the first num_attentions view four (m, m) as (m, 4m).
+        # A group's matrices share a shape; each of the first num_attentions holds four (m, m).
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -922,15 +921,15 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            num_own = len(range(group["num_attentions"])[share])  # attentions in this share
+            own_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            attentions = [tensor[:num_own].view(-1, tensor.size(1), m) for tensor in tensors]
-            others = [tensor[num_own:] for tensor in tensors]
+            attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
+            others = [tensor[own_attentions:] for tensor in tensors]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
             rates = group["lr"] * lr_factors[share]
-            decay = torch.tensor(group["lr"] * group["weight_decay"])  # rates multiply it: lr^2
+            decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates, so lr squared
             self.cautious_update(
                 weights[share], torch.cat(updates), rates, decay, state.get("remainders"))
             gathers.append(dist.all_gather_into_tensor(weights, weights[share], async_op=True))
@@ -1002,8 +1001,8 @@ def muon_groups(model, args):
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
-    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # every rank has all
+    """Muon for muon_groups, Adam for the rest; every group also holds its initial rate."""
+    small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # too small to shard
     value_params = [*model.value_embeds.parameters()]
     tied_params = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
@@ -1042,7 +1041,7 @@ def set_schedules(optimizers, step, args):
 
 
 def optimizers_due(optimizers, step, args):
-    """Muon always; Adam every adam_every steps, on the sum of the gradients since its last step."""
+    """Those that step: Muon always; Adam every adam_every steps, on the sum of gradients since."""
     adam, muon = optimizers
     return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
 
@@ -1101,7 +1100,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, tied, weights_by_step[step])
             # Logit gradients are at most 1.75 (target weights) x 23 / 7.5 / 4 (cap's slope) = 1.34.
-            (loss * targets.numel()).backward()  # a sum: FP8's scale and adam_eps are set for it
+            (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)
         for optimizer in optimizers_due(optimizers, step, args):
