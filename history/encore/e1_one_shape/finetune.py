@@ -195,7 +195,7 @@ def count_slots(rows, args):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 class Linear(nn.Linear):
@@ -210,7 +210,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates only the sines
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even: only sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -306,11 +306,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118) 30 tanh(z / 30) of logits z; sigmoid is faster than tanh.
+        # Softcap (arXiv 2408.00118): logits z become 30 tanh(z / 30); sigmoid is faster.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
+        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -362,7 +362,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -461,7 +461,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # buffers are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; as an argument it is deprecated
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.adam_lr, betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_eps, weight_decay=0.0, fused=True)

@@ -8,7 +8,7 @@ Parent:  p3
 Changed: AdamW runs in apex's kernel, PyTorch's fused one, its foreach loops or its plain loop: the
          first that takes a step on a scratch tensor; the log says why others were skipped
 Record:  none; record #1 of the speedrun trains the same model on the same tokens
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -299,7 +299,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -319,7 +319,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Optimizers of all parameters; every group also holds its initial rate."""
+    """Optimizers of all parameters; lr_multiplier scales each group's initial_lr."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     embed_params = [model.embed.weight, model.pos_embed.weight]
     scalar_params = [param for param in model.parameters() if param.ndim == 1]
@@ -366,7 +366,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):

@@ -8,9 +8,9 @@ Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record
 Changed: against llm.c's GPT-2, no biases; RMSNorm without parameters; exact GELU; a constant factor
          on the attention branch instead of a special init; half the batch; 2.5x the learning rate,
          decayed linearly; every gradient tensor at unit norm
-Record:  commit 4a452a2 of modded-nanogpt plus unit-norm gradients, by @kellerjordan0, 2024-06-01:
-         val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Record:  an untimed run by @kellerjordan0, 2024-06-01 (modded-nanogpt's commit 4a452a2 plus
+         unit-norm gradients): val loss 3.2798 after 6.44B tokens; record #1: 45 minutes on 8xH100
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -61,7 +61,7 @@ class Hyperparameters:
     adam_eps: float = 1e-8
     weight_decay: float = 0.1  # every tensor decays; there are no biases or norm weights to exempt
     train_steps: int = 24_576
-    warmup_steps: int = 256
+    warmup_steps: int = 256  # in which the learning rate rises linearly
     final_lr_multiplier: float = 1 / 11
     # run
     val_loss_every: int = 128  # steps between validations; 0 = only after the last step
@@ -168,7 +168,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        self.attn_scale = (2 * args.num_layers) ** -0.5  # in place of a smaller initial c_proj
+        self.attn_scale = (2 * args.num_layers) ** -0.5  # GPT-2 scales its initial c_proj by this
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -202,7 +202,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on g / (|g| + 1e-6) for each gradient tensor g: only directions enter Adam's means."""
+    """AdamW on g / (|g| + 1e-6) per gradient tensor g: its size has no weight in Adam's means."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -239,7 +239,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -259,7 +259,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """The optimizers of all parameters; every group also holds its initial rate."""
+    """The optimizers of all parameters; lr_multiplier scales each group's initial_lr."""
     optimizers = [NormalizedAdamW(model.parameters(), lr=args.adam_lr, eps=args.adam_eps,
                                   betas=(args.adam_beta1, args.adam_beta2),
                                   weight_decay=args.weight_decay)]
@@ -303,7 +303,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):

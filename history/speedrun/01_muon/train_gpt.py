@@ -10,7 +10,7 @@ Changed: Muon for the blocks' matrices, with queries, keys and values separate a
          decay or unit-norm gradients; fewer steps
 Record:  #4 by @kellerjordan0 and @bozavlado, 2024-10-11: val loss 3.2785 after 3.25B tokens in 22.3
          minutes on 8xH100 (#3 by @kellerjordan0 and @jxbz, the first Muon: 24.9 minutes)
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -137,7 +137,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates only the sines
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even: only sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -189,7 +189,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.attn_scale = (2 * args.num_layers) ** -0.5  # in place of a smaller initial c_proj
+        self.attn_scale = (2 * args.num_layers) ** -0.5  # GPT-2 scales its initial c_proj by this
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -297,7 +297,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -317,7 +317,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     adam = torch.optim.Adam([model.embed.weight],  # also the head's: they are tied
                             lr=args.embed_lr, betas=(args.adam_beta1, args.adam_beta2),
                             eps=args.adam_eps, fused=True)
@@ -363,7 +363,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -415,7 +415,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # buffers are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; as an argument it is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)

@@ -8,7 +8,7 @@ Parent:  03a untied head
 Changed: learned weights mix the first layer's values into every attention and the embedding into
          every block; 30% fewer steps
 Record:  part of #9 by @Grad62304977 and @kellerjordan0, 2024-11-06
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -128,7 +128,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 class Rotary(nn.Module):
@@ -137,7 +137,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates only the sines
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even: only sines flip
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -318,7 +318,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -338,7 +338,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
@@ -390,7 +390,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -442,7 +442,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # buffers are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; as an argument it is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)

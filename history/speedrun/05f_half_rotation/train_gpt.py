@@ -9,7 +9,7 @@ Changed: half of a head's pairs rotate, by 1 to 1/1024 radian per token; the oth
          rotation is computed in float32; a few more steps
 Record:  #17 by @YouJiacheng, 2024-12-17: val loss 3.2794 after 0.78B tokens in 3.57 minutes on
          8xH100
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -151,7 +151,7 @@ def token_batches(pattern, step_tokens, args, rank, world_size, device):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 class Linear(nn.Linear):
@@ -165,7 +165,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -320,11 +320,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118) 30 tanh(z / 30) of logits z; sigmoid is faster than tanh.
+        # Softcap (arXiv 2408.00118): logits z become 30 tanh(z / 30); sigmoid is faster.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
+        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -354,7 +354,7 @@ def wide(matrix):
 
 def muon_update(grads, momentum_buffer, momentum, dtype):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; newton_schulz drops the scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype)
 
 
@@ -427,7 +427,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -447,7 +447,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim == 2]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
@@ -503,7 +503,7 @@ def validate(model, batches, micro_steps, window):
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     device = next(model.parameters()).device
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -557,7 +557,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # buffers are equal on all ranks; the argument is deprecated
+    model.broadcast_buffers = False  # equal on all ranks; as an argument it is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)

@@ -8,7 +8,7 @@ Parent:  05k long short windows
 Changed: smaller batches, and more of them; validation on sequences four times as long; new FP8
          scales for weights and gradients; no search for faster kernels, as the new rules require
 Record:  #21 by @leloykun, 2025-01-26: val loss 3.2808 after 0.70B tokens in 2.93 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -172,7 +172,7 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 def init_uniform(weight):
@@ -231,7 +231,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -387,11 +387,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118) 15 tanh(z / 15) of logits z; sigmoid is faster than tanh.
+        # Softcap (arXiv 2408.00118): logits z become 15 tanh(z / 15); sigmoid is faster.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
+        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -421,7 +421,7 @@ def wide(matrix):
 
 def muon_update(grads, momentum_buffer, momentum, dtype):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; newton_schulz drops the scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype)
 
 
@@ -494,7 +494,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -514,7 +514,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim >= 2]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
@@ -570,7 +570,7 @@ def validate(model, batches, micro_steps, window):
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     device = next(model.parameters()).device
-    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()  # all ranks
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
@@ -588,7 +588,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Logit gradients of the sum are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            # The summed loss has logit gradients up to 1: the cap's steepest slope, 30 / 7.5 / 4.
             (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph

@@ -8,7 +8,7 @@ Parent:  05p attention gate
 Changed: a row takes at most the first 2,048 tokens of each document, so a batch holds more
          documents; fewer steps
 Record:  part of #29 by @varunneal, 2025-09-03
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -59,9 +59,9 @@ class Hyperparameters:
     value_embed_pattern: str = "012......012"  # each layer's table of value embeddings; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
+    fp8_x_scale: float = 448 / 768**0.5  # maps head inputs, at most sqrt(768), to FP8's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # the record's; logit gradients (train) fit e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, see train, are below 2; e5m2 holds 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.12  # softmax scale; 1 / sqrt(head_dim) is 0.088
@@ -139,7 +139,7 @@ def open_shard(file):
 
 def packed_rows(shard, T, args):
     """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    # A row's last document is cut where the row is full; the rest of a cut document is skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, missing = [], T + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
@@ -211,7 +211,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # the tile is above the diagonal; tiles below it store its numbers
+            return  # wholly above the diagonal: tiles below store its mirror image
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
         out += matrix * M * M
@@ -237,7 +237,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
+    # A tensor, because torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -248,7 +248,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 def init_uniform(weight):
@@ -298,7 +298,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -461,11 +461,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118) 15 tanh(z / 15) of logits z; sigmoid is faster than tanh.
+        # Softcap (arXiv 2408.00118): logits z become 15 tanh(z / 15); sigmoid is faster.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
+        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -490,7 +490,7 @@ def newton_schulz(matrices, dtype, use_triton=False):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; newton_schulz drops the scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -561,7 +561,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -581,7 +581,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     hidden_matrix_params = [param for param in model.blocks.parameters() if param.ndim >= 2]
     scalar_params = [param for param in model.parameters() if param.ndim < 2]
     adam_groups = [
@@ -637,7 +637,7 @@ def validate(model, batches, micro_steps, window):
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     device = next(model.parameters()).device
-    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()  # all ranks
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
@@ -655,7 +655,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets, window)
-            # Logit gradients of the sum are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            # The summed loss has logit gradients up to 1: the cap's steepest slope, 30 / 7.5 / 4.
             (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         for param in model.parameters():  # by hand: DDP's buckets would split the compiled graph

@@ -9,7 +9,7 @@ Changed: in the validation after the last step, layers with a long window see 2,
          of 1,664; training stays as it was
 Record:  part of #33 by @classiclarryd, 2025-09-15: val loss 3.2769 after 0.65B tokens in 2.57
          minutes on 8xH100
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -67,9 +67,9 @@ class Hyperparameters:
     value_embed_pattern: str = "012......012"  # each layer's table of value embeddings; . = none
     window_pattern: str = "LSSSLSSLSSSL"  # windows of layers with attention: L = long, S = short
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
+    fp8_x_scale: float = 448 / 768**0.5  # maps head inputs, at most sqrt(768), to FP8's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # the record's; logit gradients (train) fit e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, see train, are below 2; e5m2 holds 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
@@ -91,7 +91,7 @@ class Hyperparameters:
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
     window_stages: int = 3  # stages of about equal length; the model is compiled for each window
-    window_end: int = 1664  # window of the last validation, but for L layers; YaRN is set for it
+    window_end: int = 1664  # in the last validation S layers see half of it; YaRN is set for it
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -141,7 +141,7 @@ def all_windows(args):
 
 
 def window_sizes(step, args):
-    """(window, long_window): the stage's window twice or, in the last validation, their ends."""
+    """(window, long_window): the stage's window twice; in the last validation, the *_end fields."""
     if step == args.train_steps:
         return args.window_end, args.long_window_end
     stage = args.window_stages * step // (args.scheduled_steps + 1)  # + 1 as in the record
@@ -160,7 +160,7 @@ def open_shard(file):
 
 def packed_rows(shard, T, args):
     """Yields rows of T + 1 tokens: documents end to end, each cut to max_document_len tokens."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    # A row's last document is cut where the row is full; the rest of a cut document is skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, missing = [], T + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
@@ -193,7 +193,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last start must be padding, B * T: it ends the last document.
+                    # At least one start must be padding, B * T: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -205,19 +205,19 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; a new thread starts on cuda:0
+    executor = ThreadPoolExecutor(  # one thread keeps the order; by default its device is cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a generator would begin only when first read
+    return iter(next_batch, None)  # endless; a generator would prefetch nothing until first read
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static shape; 410 as in record #78
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -264,7 +264,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # the tile is above the diagonal; tiles below it store its numbers
+            return  # wholly above the diagonal: tiles below store its mirror image
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
         out += matrix * M * M
@@ -290,7 +290,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
+    # A tensor, because torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -301,7 +301,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 def init_uniform(weight):
@@ -351,7 +351,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -359,7 +359,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
+        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth, up to this window."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -378,7 +378,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask (B, 1, T, T) or (starts, longest, window)}; window: visible previous tokens."""
+    """{kind: mask (B, 1, T, T) if dense, else (starts, longest, window)}; window in tokens."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -497,7 +497,7 @@ class GPT(nn.Module):
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
         self.window, self.long_window = window, long_window
-        self.rotary.set_window(window, self.args)  # also where long_window is longer
+        self.rotary.set_window(window, self.args)  # YaRN follows window, not long_window
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer."""
@@ -523,11 +523,11 @@ class GPT(nn.Module):
             x = x + c["skip"].sigmoid() * skips.pop()  # the first pop is x, as in the record
             x = block(x, value_embeds, x0, c, masks)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118) 15 tanh(z / 15) of logits z; sigmoid is faster than tanh.
+        # Softcap (arXiv 2408.00118): logits z become 15 tanh(z / 15); sigmoid is faster.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
+        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -595,7 +595,7 @@ class ShardedAdam(torch.optim.Optimizer):
 
 def muon_update(grads, momentum_buffer, momentum, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); changes momentum_buffer."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; newton_schulz drops the scale
     return newton_schulz(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
 
 
@@ -623,7 +623,7 @@ class Muon(torch.optim.Optimizer):
         gathers = []  # in flight, like scatters, while other groups are updated
         for group, padded, grads, scatter in scatters:
             scatter.wait()
-            state = self.state[group["params"][0]]  # the state of this rank's share
+            state = self.state[group["params"][0]]  # the group's only state: for this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
@@ -667,7 +667,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -687,7 +687,7 @@ class Clock:
 
 
 def make_optimizers(model, args):
-    """Muon for hidden matrices, Adam for the rest; every group also holds its initial rate."""
+    """Muon for hidden matrices, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     hidden_matrix_params = list(model.blocks.parameters())
     adam_groups = [
         dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr),
@@ -720,7 +720,7 @@ def warm_up(model, optimizers, batches, args):
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
         inputs, targets = next(batches)
-        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # 6: two in each stage
+        step = (args.scheduled_steps - 1) * i // args.kernel_warmup_steps  # with 6, two per stage
         model.set_window(*window_sizes(step, args))
         model(inputs, targets).backward()
         for optimizer in optimizers:
@@ -743,7 +743,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()  # all ranks
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
@@ -762,7 +762,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Logit gradients of the sum are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            # The summed loss has logit gradients up to 1: the cap's steepest slope, 30 / 7.5 / 4.
             (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)

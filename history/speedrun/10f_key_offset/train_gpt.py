@@ -9,7 +9,7 @@ Changed: in layers with a long window, the channels of a key that do not rotate 
          token's; value embeddings start at zero; Adam's weights also decay; fewer steps
 Record:  #50 by @roeeshenberg, 2025-12-18: mean val loss of 12 runs 3.2769 after 0.55B tokens in
          2.13 minutes on 8xH100 (#49 by @classiclarryd, with the key offset: 2.15 minutes)
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -70,14 +70,14 @@ class Hyperparameters:
     backout_layer: int = 7  # a share of its output is subtracted before the head
     window_pattern: str = "SSSLSSLSSSL"  # L = long, S = short; a layer without attention uses none
     gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 768**0.5  # scales head inputs, at most sqrt(768), to e4m3's 448
+    fp8_x_scale: float = 448 / 768**0.5  # maps head inputs, at most sqrt(768), to FP8's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # the record's; logit gradients (train) fit e5m2's 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, see train, are below 2; e5m2 holds 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # RMS of an update's singular values, times a factor below (1 for gates)
+    muon_lr: float = 0.023  # times a factor below (1 for gates): RMS of an update's singular values
     attention_lr_factor: float = 2.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -189,7 +189,7 @@ def open_shard(file):
 
 def packed_rows(shard, row_stages, args):
     """Yields seq_len + 1 tokens per entry of row_stages: documents cut to max_document_len."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    # A row's last document is cut where the row is full; the rest of a cut document is skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, missing = [], next(row_stages).seq_len + 1
     for start, end in itertools.pairwise([*starts, len(shard)]):
@@ -204,8 +204,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows have the length that a step's stage requires; `step` is the first step's number;
-    step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
+    If packed, `step` is the first step's number, each row is as long as its step's stage requires,
+    and step_tokens and seq_len are step 0's. If not, a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -224,7 +224,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last start must be padding, B * T: it ends the last document.
+                    # At least one start must be padding, B * T: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -236,19 +236,19 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; a new thread starts on cuda:0
+    executor = ThreadPoolExecutor(  # one thread keeps the order; by default its device is cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a generator would begin only when first read
+    return iter(next_batch, None)  # endless; a generator would prefetch nothing until first read
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static shape; 410 as in record #78
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -295,7 +295,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # the tile is above the diagonal; tiles below it store its numbers
+            return  # wholly above the diagonal: tiles below store its mirror image
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
         out += matrix * M * M
@@ -321,7 +321,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
+    # A tensor, because torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -332,7 +332,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 def init_uniform(weight):
@@ -382,7 +382,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -390,7 +390,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
+        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth, up to this window."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -409,7 +409,7 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask (B, 1, T, T) or (starts, longest, window)}; window: visible previous tokens."""
+    """{kind: mask (B, 1, T, T) if dense, else (starts, longest, window)}; window in tokens."""
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
@@ -426,8 +426,8 @@ def attention_masks(inputs, windows, training, args):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before a key's own, so one layer can be an induction head: it finds
-    an earlier copy of its own token and copies what followed. The shift crosses document starts.
+    So a query can match the token before a key's token: one layer can be an induction head, which
+    finds an earlier copy of its own token and copies what followed. Document starts are no barrier.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
     fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
@@ -447,7 +447,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # same memory, in c_fc's shape
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -549,10 +549,10 @@ class GPT(nn.Module):
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
         self.window, self.long_window = window, long_window
-        self.rotary.set_window(window, self.args)  # also where long_window is longer
+        self.rotary.set_window(window, self.args)  # YaRN follows window, not long_window
 
     def named_coefficients(self):
-        """Coefficients by name: a dict for each layer, then one for the model."""
+        """Coefficients by name: a dict per layer, then one for the model; padding is left out."""
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
@@ -575,11 +575,11 @@ class GPT(nn.Module):
         x = x - per_model["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
-        # Softcap (arXiv 2408.00118) 15 tanh(z / 15) of logits z; sigmoid is faster than tanh.
+        # Softcap (arXiv 2408.00118): logits z become 15 tanh(z / 15); sigmoid is faster.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Capped logits cannot overflow exp. A masked sum can fuse with the exp sum; gather cannot.
+        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)  # (B, T)
         return (logits.float().exp().sum(-1).log() - target_logits).mean()
@@ -635,7 +635,7 @@ def cautious_update(weights, updates, rates, decay):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` has the rate squared."""
+    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` includes rate squared."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)  # eps is added to the uncorrected root
@@ -687,7 +687,7 @@ def padded(stacks, world_size):
 
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The orthogonalised Nesterov momentum of matrices (..., m, n); evened out if beta is given."""
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; polar_express drops the scale
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return updates if beta is None else even_out(updates, mean_square, beta)
 
@@ -695,7 +695,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """NorMuon with cautious weight decay, sharded by matrix: (..., m, n) with m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; each of the first num_attentions holds four (m, m).
+        # A group's matrices share a shape; the first num_attentions hold four (m, m) matrices each.
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -731,7 +731,7 @@ class Muon(torch.optim.Optimizer):
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
-            state = self.state[group["params"][0]]  # the state of this rank's share
+            state = self.state[group["params"][0]]  # the group's only state: for this rank's share
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(grads)
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
@@ -740,10 +740,10 @@ class Muon(torch.optim.Optimizer):
             own_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
-            others = [tensor[own_attentions:] for tensor in tensors]
+            parts = [[tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
+                     [tensor[own_attentions:] for tensor in tensors]]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
-                       .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
+                       .view(-1, *grads.shape[1:]) for part in parts if len(part[0])]
             rates = group["lr"] * lr_factors[share]
             decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates, so lr squared
             self.cautious_update(weights[share], torch.cat(updates), rates, decay)
@@ -780,7 +780,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -807,7 +807,7 @@ def muon_groups(model, args):
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     # 10 attention and 22 MLP matrices make two groups of 16: no padding, 2 per rank on 8 ranks.
-    # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    # In the first one, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     return [  # smallest first, because the wait for the first scatter is idle time
         dict(params=[model.smear_gate], lr_factors=[1.0], neuron_beta=None),
@@ -819,7 +819,7 @@ def muon_groups(model, args):
 
 
 def make_optimizers(model, args):
-    """Muon for muon_groups, Adam for the rest; every group also holds its initial rate."""
+    """Muon for muon_groups, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     adam_groups = [
         dict(params=[model.embed.weight, *model.value_embeds.parameters()], lr=args.embed_lr,
              weight_decay=args.adam_weight_decay),
@@ -849,7 +849,7 @@ def set_schedules(optimizers, step, args):
 
 
 def optimizers_due(optimizers, step, args):
-    """Those that step: Muon always; Adam every adam_every steps, on the sum of gradients since."""
+    """The optimizers due: Muon always; Adam every adam_every steps, on their summed gradients."""
     adam, muon = optimizers
     return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
 
@@ -858,7 +858,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach all stages
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach every stage
         inputs, targets = next(load_train(step=step))
         model.set_window(*window_sizes(step, args))
         model(inputs, targets).backward()
@@ -883,7 +883,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()  # all ranks
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     clock.start()
@@ -902,7 +902,7 @@ def train(model, optimizers, train_batches, load_val, log, clock, args):
         train_loss = 0.0
         for inputs, targets in itertools.islice(train_batches, grad_accum_steps):
             loss = model(inputs, targets)
-            # Logit gradients of the sum are at most 1, the steepest slope of the cap: 30 / 7.5 / 4.
+            # The summed loss has logit gradients up to 1: the cap's steepest slope, 30 / 7.5 / 4.
             (loss * targets.numel()).backward()  # a sum over tokens: adam_eps is set for it
             train_loss += loss.detach() / grad_accum_steps
         set_schedules(optimizers, step, args)

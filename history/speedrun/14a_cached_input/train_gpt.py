@@ -9,7 +9,7 @@ Changed: attention of the last three layers reads the output of layer 7, not tha
          before
 Record:  #77 by @classiclarryd, 2026-03-06: mean val loss of 8 runs 3.2780 after 0.40B tokens in
          1.44 minutes on 8xH100
-Run:     python data/cached_fineweb10B.py N   (from the repository root; 10 shards = 1B tokens)
+Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
 """
@@ -73,10 +73,10 @@ class Hyperparameters:
     skip_to: int = 6  # the layer at which the skip joins the stream
     cached_layer: int = 7  # read by later layers' attention; a share is subtracted before the head
     window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
-    gate_channels: int = 12  # gates are computed from this many leading channels
-    fp8_x_scale: float = 448 / 100  # the record's; the head's inputs reach at most sqrt(768) = 28
+    gate_channels: int = 12  # leading channels a gate reads; for value gates half are the table's
+    fp8_x_scale: float = 448 / 100  # FP8 maximum / limit; head inputs reach at most sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # the record's; logit gradients (train) fit e5m2's 57,344
+    fp8_grad_scale: float = 448 / 0.75  # logit gradients, see train, are below 2; e5m2 holds 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
@@ -86,7 +86,7 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # RMS of an update's singular values, times a factor below
+    muon_lr: float = 0.023  # times a factor below: RMS of an update's singular values
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
@@ -232,7 +232,7 @@ def open_shard(file):
 
 def packed_rows(shard, row_stages, args):
     """Yields seq_len + 1 tokens per entry of row_stages: documents cut to document_len."""
-    # The last document is cut to fill the row; all cut-off tokens are skipped.
+    # A row's last document is cut where the row is full; the rest of a cut document is skipped.
     starts = np.flatnonzero(shard == args.bos_id)
     row, row_stage = [], next(row_stages)
     missing = row_stage.seq_len + 1
@@ -249,8 +249,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, rows have the length that a step's stage requires; `step` is the first step's number;
-    step_tokens and seq_len are those of step 0. Else a row starts where the previous one ends.
+    If packed, `step` is the first step's number, each row is as long as its step's stage requires,
+    and step_tokens and seq_len are step 0's. If not, a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -269,7 +269,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
                 for i in range(rank * B, num_rows, world_size * B):
                     tokens = torch.from_numpy(np.stack(step_rows[i : i + B]).astype(np.int64))
                     assert tokens.max() < args.vocab_size, f"{shard.filename} has ids >= vocab_size"
-                    # The last start must be padding, B * T: it ends the last document.
+                    # At least one start must be padding, B * T: it ends the last document.
                     assert document_starts(tokens[:, :-1], args)[-1] == tokens[:, :-1].numel(), (
                         f"{B} rows of {shard.filename} hold too many documents")
                     if device.type == "cuda":
@@ -281,19 +281,19 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 def prefetched(batches, args, device):
     """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
-    executor = ThreadPoolExecutor(  # one thread keeps the order; a new thread starts on cuda:0
+    executor = ThreadPoolExecutor(  # one thread keeps the order; by default its device is cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
     def next_batch():
         ready.append(executor.submit(next, batches))
         return ready.popleft().result()  # an exception of the thread is raised here
-    return iter(next_batch, None)  # endless; a generator would begin only when first read
+    return iter(next_batch, None)  # endless; a generator would prefetch nothing until first read
 
 
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static shape; 410 as in record #78
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -340,7 +340,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
         row, column = tile_row * ROWS, tile_column * COLUMNS
         if row + ROWS <= column:
-            return  # the tile is above the diagonal; tiles below it store its numbers
+            return  # wholly above the diagonal: tiles below store its mirror image
         i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
         x += matrix * M * K
         out += matrix * M * M
@@ -366,7 +366,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
-    # In a tensor: torch.compile would build and tune another kernel for each pair of numbers.
+    # A tensor, because torch.compile would build and tune another kernel for each pair of numbers.
     factors = None if addend is None else torch.tensor([alpha, beta]).to(x.device)  # (2,)
     def grid(config):
         return triton.cdiv(M, config["ROWS"]) * triton.cdiv(M, config["COLUMNS"]), N
@@ -490,7 +490,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # not bfloat16's 2^-7
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
 
 
 def init_uniform(weight, scale=0.5):
@@ -504,7 +504,7 @@ class Rotary(nn.Module):
     def __init__(self, head_dim, seq_len):
         super().__init__()
         # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 are negated for the sines.
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -512,7 +512,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
+        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth, up to this window."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -555,8 +555,8 @@ def attention_masks(inputs, windows, training, args):
 def offset_keys(k):
     """Keys k (B, T, H, D); the channels that do not rotate are taken from the previous token's key.
 
-    A query can match the token before a key's own, so one layer can be an induction head: it finds
-    an earlier copy of its own token and copies what followed. The shift crosses document starts.
+    So a query can match the token before a key's token: one layer can be an induction head, which
+    finds an earlier copy of its own token and copies what followed. Document starts are no barrier.
     """
     rotating, fixed = k.unflatten(-1, (2, 2, -1)).unbind(-2)  # (B, T, H, 2, D / 4) each
     fixed = torch.cat((fixed[:, :1], fixed[:, :-1]), dim=1)  # the first token keeps its own
@@ -585,7 +585,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # same memory, in c_fc's shape
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -789,19 +789,19 @@ class GPT(nn.Module):
         self.model_init = dict(smear=0.0, backout=0.5, skip=-1.5)  # all values as in the record
         scalars = [*self.layer_init.values()] * args.num_layers + [*self.model_init.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
-        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # 1.1 in all
+        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # 1.1 a pair
         self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
         if args.bf16:
-            for module in self.children():  # the residual stream takes embed's dtype
+            for module in self.children():  # embedding and head give the stream its dtype
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
         self.set_window(args.window_end, args.long_window_end)
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
         self.window, self.long_window = window, long_window
-        self.rotary.set_window(window, self.args)  # also where long_window is longer
+        self.rotary.set_window(window, self.args)  # YaRN follows window, not long_window
 
     def named_coefficients(self):
         """Coefficients by name: a dict for each layer, then one for the model."""
@@ -923,7 +923,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` has the rate squared."""
+    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` includes rate squared."""
     grad = grad.to(mean.dtype)  # means are float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
@@ -990,7 +990,7 @@ def padded(stacks, world_size):
 def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_triton):
     """The evened-out orthogonal Nesterov momentum of matrices (..., m, n); changes the state."""
     grads = grads.to(momentum_buffer.dtype)  # float32: bfloat16 would round small changes away
-    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; the scale is divided out below
+    momentum_buffer.lerp_(grads, 1 - momentum)  # a mean, not a sum; polar_express drops the scale
     updates = polar_express(grads.lerp(momentum_buffer, momentum), dtype, use_triton)
     return even_out(updates, mean_square, beta)
 
@@ -998,7 +998,7 @@ def muon_update(grads, momentum_buffer, mean_square, momentum, beta, dtype, use_
 class Muon(torch.optim.Optimizer):
     """NorMuon with cautious weight decay, sharded by matrix: (..., m, n) with m <= n."""
     def __init__(self, groups, lr, momentum, neuron_beta, weight_decay, bf16, compiled, use_triton):
-        # A group's matrices share a shape; each of the first num_attentions holds four (m, m).
+        # A group's matrices share a shape; the first num_attentions hold four (m, m) matrices each.
         super().__init__(groups, dict(
             num_attentions=0, neuron_beta=neuron_beta, lr=lr, momentum=momentum,
             weight_decay=weight_decay))
@@ -1034,9 +1034,9 @@ class Muon(torch.optim.Optimizer):
         for group, weights, lr_factors, (grads, scatter) in zip(
                 self.param_groups, self.weights, self.lr_factors, scatters, strict=True):
             scatter.wait()
-            state = self.state[group["params"][0]]  # the state of this rank's share
+            state = self.state[group["params"][0]]  # the group's only state: for this rank's share
             if not state:
-                # load_state_dict would cast states to bfloat16; warm_up loads only empty ones
+                # load_state_dict would cast these to bfloat16, but warm_up loads only empty states
                 state["momentum_buffer"] = torch.zeros_like(grads, dtype=torch.float32)
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
                 if weights.dtype == torch.bfloat16:  # they start as bfloat16: no remainder yet
@@ -1046,10 +1046,10 @@ class Muon(torch.optim.Optimizer):
             own_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            attentions = [tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors]
-            others = [tensor[own_attentions:] for tensor in tensors]
+            parts = [[tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
+                     [tensor[own_attentions:] for tensor in tensors]]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
-                       .view(-1, *grads.shape[1:]) for part in (attentions, others) if len(part[0])]
+                       .view(-1, *grads.shape[1:]) for part in parts if len(part[0])]
             rates = group["lr"] * lr_factors[share]
             decay = torch.tensor(group["lr"] * group["weight_decay"])  # times rates, so lr squared
             self.cautious_update(
@@ -1087,7 +1087,7 @@ class Log:
 
 
 class Clock:
-    """The training time: it starts after the warm-up and pauses during validations."""
+    """The training time: it starts after the kernels' warm-up and pauses during validations."""
     def __init__(self, device):
         self.synchronize = torch.get_device_module(device).synchronize
 
@@ -1114,7 +1114,7 @@ def muon_groups(model, args):
     lr_factors = [args.attention_lr_factor] * len(attentions)
     lr_factors += [args.mlp_in_lr_factor, args.mlp_out_lr_factor] * len(model.blocks)
     # 10 attention and 22 MLP matrices make two groups of 16: no padding, 2 per rank on 8 ranks.
-    # In the first half, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
+    # In the first one, ranks 0 to 4 get two attentions each and ranks 5 to 7 two MLP matrices.
     half = len(matrices) // 2
     return [
         dict(params=matrices[:half], lr_factors=lr_factors[:half], num_attentions=len(attentions)),
@@ -1123,7 +1123,7 @@ def muon_groups(model, args):
 
 
 def make_optimizers(model, args):
-    """Muon for muon_groups, Adam for the rest; every group also holds its initial rate."""
+    """Muon for muon_groups, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # too small to shard
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
     tied_params = [model.lm_head.weight, model.embed.weight]
@@ -1165,7 +1165,7 @@ def set_schedules(optimizers, step, args):
 
 
 def optimizers_due(optimizers, step, args):
-    """Those that step: Muon always; Adam every adam_every steps, on the sum of gradients since."""
+    """The optimizers due: Muon always; Adam every adam_every steps, on their summed gradients."""
     adam, muon = optimizers
     return [adam, muon] if (step + 1) % args.adam_every == 0 else [muon]
 
@@ -1174,7 +1174,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach all stages
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach every stage
         inputs, targets = next(load_train(step=step))
         model.set_window(*window_sizes(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)
@@ -1200,7 +1200,7 @@ def validate(model, batches, micro_steps, tied):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()
+    micro_tokens = args.micro_batch_size * args.train_seq_len * dist.get_world_size()  # all ranks
     val_micro_tokens = args.micro_batch_size * args.val_seq_len * dist.get_world_size()
     grad_accum_steps = args.total_batch_size // micro_tokens  # micro-batches per rank in every step
     device = next(model.parameters()).device

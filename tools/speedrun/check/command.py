@@ -1,5 +1,6 @@
 """What tools/check_train.py does: lists, checks, gives hints, watches and takes."""
 
+import gc
 import os
 import shlex
 import sys
@@ -110,8 +111,10 @@ def check(script: Path, milestone: Milestone, limit: float) -> Iterator[Outcome]
         # torch reads these when it is imported
         os.environ |= dict(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1",
                            TORCHINDUCTOR_CACHE_DIR=folder)
+        gc.disable()  # what is imported is no garbage, and collections would walk through all of it
         from speedrun.check.examine import Examination, examine
 
+        gc.enable()
         try:
             yield from examine(source, Examination(Path(folder), limit, milestone))
         except TimeoutError as error:
