@@ -149,6 +149,14 @@ def test_a_picture_marks_what_changed():
     assert marked(["mlp 3", "gate"]) == {"mlp 3"} | {f"gate {i}" for i in range(11) if i != 6}
 
 
+def test_the_tip_of_an_arrow_is_its_line_s_end():
+    tips = re.findall(r'([\d.]+)L([\d.]+) ([\d.]+)"[^>]*/><path d="M\2 \3l-3 (-?)5h6z"',
+                      model_svg(MANIFEST, "03b").decode())
+    assert {sign for *_, sign in tips} == {"", "-"}
+    for before, _x, y, sign in tips:
+        assert (float(before) < float(y)) == (sign == "-"), "its other corners are behind it"
+
+
 @pytest.mark.parametrize(("id", "seen"), [("e2", "row"), ("e2a", "document")])
 def test_a_picture_says_how_far_back_a_token_sees(id, seen):
     assert f"every token before it in its {seen}".encode() in model_svg(MANIFEST, id)

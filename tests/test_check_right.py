@@ -546,6 +546,21 @@ def test_two_scripts_that_end_in_nan_show_the_same():
     assert not alike(seen(torch.nan, torch.nan), seen(torch.nan, torch.inf))
 
 
+@pytest.mark.parametrize(("scale", "shift", "is_told"), [
+    (1, 0, False), (2, 0, True), (0.5, 0, True), (1, 0.5, True), (1, -0.5, True)])
+def test_random_weights_are_held_to_their_distribution(scale, shift, is_told):
+    import torch
+
+    from speedrun.check.differences import differences
+
+    torch.manual_seed(0)
+    steps = torch.linspace(0, 1, 101)
+    wanted, seen = (torch.randn(4096).quantile(steps) for _ in range(2))
+    found = differences({"init": ["spread", {"w": wanted}, {"w": 4096}]},
+                        {"init": ["spread", {"w": scale * seen + shift}, {"w": 4096}]})
+    assert bool(found) == is_told
+
+
 def test_of_many_names_that_differ_in_one_way_the_first_is_told():
     from speedrun.check.differences import differences
 

@@ -478,9 +478,10 @@ def test_hub_without_the_file_or_the_hub(hub, tmp_path):
     hub.files.clear()
     env = hub.env(tmp_path)
     assert_one_line(command("cached_fineweb10B.py", 1, "--out", tmp_path, **env), 1, "404")
-    env["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    env |= dict(HF_ENDPOINT="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9")
     process = command("cached_fineweb10B.py", 1, "--out", tmp_path, **env)
-    assert_one_line(process, 1, "network", "HF_ENDPOINT", "which you have set; run again")
+    assert_one_line(process, 1, "network", "HF_ENDPOINT", "HTTPS_PROXY",
+                    "which you have set; run again")
 
 
 def test_one_writer_in_a_folder_at_a_time(hub, inputs, tmp_path):

@@ -195,7 +195,9 @@ def test_an_interrupted_task_goes_on_where_it_was(trained, items, tmp_path):
     head, *lines = results.read_text().splitlines(keepends=True)
     for damaged in ('["a", 1, 2, 3]\n', "[1.0]\n", "x]\n"):
         results.write_text("".join([head, *lines[:3], damaged, *lines[4:]]))
-        assert run_task(trained(), items, results) == whole
+        model = trained()
+        assert run_task(model, items, results) == whole
+        assert [rows for rows, _ in model.model.read] == [4, 8, 4], "from the damaged line on"
         assert results.read_bytes() == (tmp_path / "whole").read_bytes()
     model = trained()
     assert run_task(model, items, results) == whole and not model.model.read

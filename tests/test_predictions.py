@@ -52,6 +52,7 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
     assert lines[lines.index("a step of a rank") + 1:][:3] == [
         "  products       2.0 TFLOP in bfloat16", "  memory traffic 3.00 TB",
         "  allreduce float32 1.0 MB"]
+    assert "largest batch    not even one sequence leaves 15% free" in lines
     assert "  attention          1      1.0 GB     2.0 TFLOP" in lines
     assert "  optimizer          2     10.0 GB     6.0 TFLOP" in lines
     at = lines.index("kernels          3 of Triton's: 1 of them do not fit, 1 spill")

@@ -420,6 +420,10 @@ def test_a_reason_that_the_script_gives_stands_alone(tmp_path, stderr):
     assert (failure.text, failure.exit_code, failure.explained) == ("bad, mend it", 1, True)
     texts = {0: traceback("OSError: lost peer"), 1: stderr}
     assert failure_of(tmp_path, (0, 1), (1, 1), stderr=texts).text == "rank 1: bad, mend it"
+    texts = {1: traceback("OSError: lost peer"), 0: stderr}
+    assert failure_of(tmp_path, (0, 1), (1, 1), stderr=texts).text == "rank 0: bad, mend it"
+    alone = failure_of(tmp_path, (1, 1), stderr={1: stderr})  # on a second machine
+    assert alone.text == "rank 1: bad, mend it"
 
 
 def test_the_first_cause_counts_not_its_consequences(tmp_path):
