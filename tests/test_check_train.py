@@ -173,6 +173,7 @@ def script(tmp_path):
 
 
 def test_the_command_outlives_what_the_script_does(script, tmp_path, command):
+    (tmp_path / f".{progress.FILE}.0123abcd.tmp").touch()  # of a check that was killed
     script.write_text(source_of(QUICK) + f"""
 if True:
     import os, pathlib, subprocess, sys

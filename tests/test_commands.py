@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,16 @@ def test_folders_and_the_order_of_a_command_line():
     parser.add_argument("--out", type=cli.folder)
     args = parser.parse_args(["a", "--json", "--out=~/x", "b"])
     assert (args.runs, args.out) == (["a", "b"], Path.home() / "x")
+
+
+def test_numbers_of_a_command_line():
+    found = cli.positive("1"), cli.natural("0"), cli.not_negative("0"), cli.not_negative("2.5")
+    assert found == (1, 0, 0, 2.5)
+    for kind, texts in ((cli.positive, ("0", "-1", "1.0", "x", "")), (cli.natural, ("-1", "1e3")),
+                        (cli.not_negative, ("-0.1", "x", "nan", "inf"))):
+        for text in texts:
+            with pytest.raises(ArgumentTypeError, match=f"^{text} is not a (whole )?number from "):
+                kind(text)
 
 
 @posix

@@ -31,7 +31,7 @@ from snapshots import (
     micro_overrides,
     tried,
 )
-from speedrun.base.errors import UserError
+from speedrun.base.errors import Stopped, UserError
 from speedrun.base.text import visible
 from speedrun.compare.collect import collect
 from speedrun.compare.plot import curves_of, draw_comparison, save
@@ -534,9 +534,21 @@ def test_a_run_of_another_code_keeps_its_milestones_slug(stored, label, tmp_path
     assert (found["label"], found["milestone"]) == (label, None)
 
 
-def test_ablation_leaves_out_each_gain_that_the_machine_has():
+def test_ablation_leaves_out_each_gain_that_the_machine_has(monkeypatch, capsys):
     from speedrun.compare.collect import leave_one_out
 
+    def stops(targets, *rest, **more):
+        assert targets == ["p4", "p4:fused_attention=False", "p4:adam_backend=loop"]
+        return Comparison([Entry("p4")], None, "as asked"), Stopped("interrupted", 130)
+
+    monkeypatch.setattr(compare_milestones, "collect", stops)
+    monkeypatch.setattr(sys, "argv", ["x", "p4", "--ablate", "--scale", "tiny"])
+    with pytest.raises(UserError, match="^interrupted\nthe table holds what had f") as error:
+        compare_milestones.main()
+    assert error.value.status == 130
+    assert capsys.readouterr().out.endswith(
+        "off here: bf16=False is what this machine runs anyway\n"
+        "off here: compile=False is what this machine runs anyway\n")
     targets, anyway = leave_one_out("p4", scale="tiny")
     assert targets == ["p4", "p4:fused_attention=False", "p4:adam_backend=loop"]
     assert anyway == ["bf16=False", "compile=False"]  # without a GPU

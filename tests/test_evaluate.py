@@ -307,7 +307,7 @@ def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F81
         run_task(model, file, tmp_path / "results")
 
 
-def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch):
+def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch, capsys):
     good, out = write_items(tmp_path / "good", [LINE] * 3), tmp_path / "out"
     content = good.read_bytes()
     monkeypatch.setattr(hellaswag, "SHA256", hashlib.sha256(content).hexdigest())
@@ -329,3 +329,7 @@ def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch):
     file.write_bytes(content)
     with pytest.raises(SystemExit, match="is not HellaSwag's validation file"):
         hellaswag.main()
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], str(data := data / "a" / "new folder")])
+    hellaswag.main()
+    assert (data / hellaswag.NAME).read_bytes() == content
+    assert capsys.readouterr().out == f"10,042 items in {data / hellaswag.NAME}\n"

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import history_branch
 from snapshots import MILESTONES
 from speedrun.base.errors import UserError
 from speedrun.diff.origin import line_origins
@@ -101,7 +102,10 @@ def test_the_same_history_gives_the_same_commits(clone, tmp_path, monkeypatch):
     assert git(other, "rev-parse", "history") == git(clone, "rev-parse", "history")
 
 
-def test_other_chains_have_branches_of_their_own(clone):
+def test_other_chains_have_branches_of_their_own(clone, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["history_branch.py", "--chain", "none"])
+    with pytest.raises(UserError, match="^there is no chain none; one of speedrun, "):
+        history_branch.main()
     for chain in {m.chain for m in MILESTONES} - {CHAIN[0].chain}:
         ended = subprocess.run(
             [sys.executable, "tools/history_branch.py", "--chain", chain], cwd=clone,

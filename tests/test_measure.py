@@ -39,7 +39,7 @@ from speedrun.history.measured import (
     load_measurements,
     write_measurement,
 )
-from speedrun.history.predictions import StoredPrediction
+from speedrun.history.predictions import StoredPrediction, load_predictions
 from speedrun.run import data, gpus, kernels
 from speedrun.run.kernels import OK, TRIALS, try_kernel
 from speedrun.run.plan import make_plan
@@ -355,6 +355,24 @@ def test_plans_at_the_records_size(id, gpu, memory, ranks, share, expected, monk
     assert values["val_loss_every"] == (0 if share else 10)
 
 
+@pytest.mark.parametrize("cores, gib, slots", [(64, 2000, 8), (9, 2000, 4), (64, 25, 3), (1, 4, 1)])
+def test_programs_that_compile_share_cores_and_memory(cores, gib, slots, monkeypatch):
+    monkeypatch.setattr(parts.sys, "platform", "linux")
+    monkeypatch.setattr(parts.os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.setattr(parts.os, "sysconf", dict(SC_PAGE_SIZE=4096, SC_PHYS_PAGES=(
+        gib * 2**30 // 4096)).get)
+    assert parts._slots() == slots
+
+
+def test_what_a_share_takes_of_a_gpu(monkeypatch):
+    """As predicted; else as the record's whole GPU; else, in doubt, alone on most."""
+    predicted = load_predictions()["muon"].alone(64 * 1024) / 2**30
+    assert 1 < predicted == plans.expected_gib(FIRST) < 80
+    monkeypatch.setattr(plans, "find_prediction", lambda *_: None)
+    assert plans.expected_gib(replace(FIRST, peak_memory_mib=30_720)) == 30 + plans.MORE_GIB
+    assert plans.expected_gib(replace(FIRST, peak_memory_mib=None)) == plans.UNKNOWN_GIB
+
+
 def test_what_can_be_measured():
     chains = {m.chain for m in MANIFEST.milestones if plans.measurable(m)}
     assert chains == {m.chain for m in MANIFEST.milestones} - {"encore"}
@@ -376,9 +394,13 @@ def test_the_schedules_of_a_share_stand_still():
 
 
 def test_the_embedded_text_stands_in_for_fineweb(monkeypatch, tmp_path):
+    monkeypatch.setattr(measuring, "make_builtin", lambda: None)
+    monkeypatch.setattr(measuring, "has_shards", lambda folder: True)
+    assert measuring._tokens(None, "record") == (data.FINEWEB, "FineWeb")
+    assert measuring._tokens(tmp_path, "record") == (tmp_path, "other")
+    assert measuring._tokens(None, "tiny") == (None, "embedded text")
     monkeypatch.setattr(measuring, "has_shards", lambda folder: False)
     monkeypatch.setattr(measuring, "make_builtin_gpt2", lambda: None)
-    monkeypatch.setattr(measuring, "make_builtin", lambda: None)
     assert measuring._tokens(None, "record") == (data.BUILTIN_GPT2, "embedded text")
 
     def fails():
@@ -514,6 +536,12 @@ def test_failures_end_in_one_line(runs, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], str(tmp_path / "more")])
     assert compare_milestones.main() == 0
     assert "2 of 2 milestones are timed" in capsys.readouterr().out
+    runs.faults["01_muon-timed2"] = signal.SIGTERM
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], str(tmp_path / "stopped")])
+    with pytest.raises(UserError, match="^stopped by SIGTERM; the same command goes on after what "
+                                        r"\S+/cpu-1-of-8.json holds$") as error:
+        compare_milestones.main()
+    assert error.value.status == 143
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from threading import Thread
 import nbformat
 import pytest
 
+import make_site
 from ranks import warm_context
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
@@ -301,6 +302,13 @@ def test_a_folder_with_something_else_is_left_alone(small, tmp_path):
     with pytest.raises(UserError, match="there is something else in it; name an empty folder"):
         build(tmp_path, small)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_command_counts_pages(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("speedrun.site.build.build", lambda out: ["a.html", "b/c.html", "html.js"])
+    monkeypatch.setattr(sys, "argv", ["make_site.py", "--out", str(tmp_path)])
+    assert make_site.main() == 0
+    assert capsys.readouterr().out == f"2 pages in 0 s: open {tmp_path}/index.html\n"
 
 
 def test_a_build_that_fails_leaves_the_site_that_was_there(small, tmp_path, monkeypatch):

@@ -238,6 +238,16 @@ def snapshot(root: Path) -> dict:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def test_results_are_made_again_only_where_that_is_asked_for(monkeypatch):
+    again, results = [], REPOSITORY / "history" / "results"
+    monkeypatch.setattr("speedrun.figures.predictions.predict_stale", again.append)
+    monkeypatch.setattr("speedrun.figures.ladder.run_stale", lambda path, *_: again.append(path))
+    monkeypatch.setattr(make_figures, "update", lambda *_: ([], []))
+    for options in ([], ["--check"], ["--predict"], ["--tiny"]):
+        assert make_figures.main(options) == 0
+    assert again == [results / "predictions.json", results / "tiny.jsonl"]
+
+
 def test_check_names_what_is_stale_or_missing_and_writes_nothing(
     copy, tmp_path, capsys, monkeypatch
 ):
