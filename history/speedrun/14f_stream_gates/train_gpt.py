@@ -918,7 +918,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
-        # As in the record, LastBlock reads none of these, nor an attention-free layer the *_attn.
+        # Unread, as in the record: LastBlock's, but what attention reads; *_attn without attention.
         for i, c in enumerate(layers):
             c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
             c["add_attn"], c["add_mlp"] = self.add_weights[i]
