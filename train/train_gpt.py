@@ -8,8 +8,8 @@ Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record
 Changed: against llm.c's GPT-2, no biases; RMSNorm without parameters; exact GELU; a constant factor
          on the attention branch instead of a special init; half the batch; 2.5x the learning rate,
          decayed linearly; every gradient tensor at unit norm
-Record:  commit 4a452a2 of modded-nanogpt plus unit-norm gradients, by @kellerjordan0, 2024-06-01:
-         val loss 3.2798 after 6.44B tokens (untimed; record #1 took 45 minutes on 8xH100)
+Record:  an untimed run by @kellerjordan0, 2024-06-01 (modded-nanogpt's commit 4a452a2 plus
+         unit-norm gradients): val loss 3.2798 after 6.44B tokens; record #1: 45 minutes on 8xH100
 Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
