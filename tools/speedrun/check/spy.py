@@ -39,13 +39,16 @@ class Spy:
     """Watches a run of a script's main, from when it is made to when another spy is.
 
     filled: the model gets the weights of `fill` when it is made. gradients: the optimizers get
-    gradients from outside, of this size. stop: the run ends at the model's first call.
+    gradients from outside, of this size. stop: the run ends at the model's first call. metered: the
+    meter counts in the optimizers' steps. inside: it follows which part of the model runs.
     """
 
     current: "Spy"
 
-    def __init__(self, filled=True, gradients=None, stop=False):
+    def __init__(self, filled=True, gradients=None, stop=False, metered=False,
+                 inside=False):
         self.filled, self.gradients, self.stop = filled, gradients, stop
+        self.metered, self.inside = metered, inside
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
         self.models, self.calls, self.losses, self.initial = [], [], [], None
         self.kinds = {"training pass": set(), "validation": set()}  # of the model's arguments
@@ -96,7 +99,7 @@ class Spy:
         if self.filled:
             fill(net)
         self.models.append(net)
-        for name, part in net.named_modules():
+        for name, part in net.named_modules() if self.inside else ():
             part.register_forward_pre_hook(functools.partial(self.saw_input, name))
             part.register_forward_hook(functools.partial(self.saw_output, name))
 
@@ -322,11 +325,15 @@ class Spy:
             self.before[name] = p.detach().clone()
             if number == 1 and p.grad is not None:
                 self.received[name] = p.grad.detach().clone()
+        if self.metered:
+            self.meter.__enter__()
 
     def after_step(self, optimizer):
         """Keeps how the weights have moved."""
         self.depth -= 1
         if not self.depth:
+            if self.metered:
+                self.meter.__exit__(None, None, None)
             self.phase = "backward pass"
             self.forgotten += len(self.under_way)
             self.under_way.clear()

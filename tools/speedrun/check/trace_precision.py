@@ -29,7 +29,7 @@ SCALED = 3  # steps in which scales depend on passes before; in more of them rou
 
 def precision(module, values, note, folder, **_):
     """Short runs in bfloat16 with the stand-in for the compiler: what has which dtype."""
-    spy = Spy()
+    spy = Spy(inside=True)
     lines = run_watched(module, {**values, "bf16": True, "compile": True, "train_steps": 2,
                          "adam_every": 2, "val_loss_every": 1, "train_loss_every": 0},
                         folder, spy, meter=True)
@@ -135,7 +135,7 @@ def kernels(module, values, note, folder, machine, **_):
     together = {field: True for field in machine if field != "bf16"}
     values = {**values, "model_dim": max(WIDE, values["model_dim"])}
     for field in machine:
-        spy = Spy()
+        spy = Spy(inside=True)
         with note.guard(f"a run with {field}=True"):
             lines = run_watched(module, {
                 **one_pass(values), field: True, "compile": True, "train_steps": 1,
@@ -164,7 +164,7 @@ def kernels(module, values, note, folder, machine, **_):
 def _note_scales(module, values, note, folder, field):
     """The scales of products of eight bits, where numbers are kept from one pass to the next."""
     what = f"the scales of products of eight bits with {field}=True"
-    spy = Spy(gradients=SIZE)  # else round-off grows from step to step
+    spy = Spy(gradients=SIZE, inside=True)  # else round-off grows from step to step
     with note.guard(what):
         run_watched(module, {**values, field: True, "compile": True, "train_steps": SCALED,
                      "val_loss_every": 0, "kernel_warmup_steps": 2}, f"{folder}_scales", spy)
@@ -179,7 +179,7 @@ def _note_forms(note, spy, phase, what):
 
 def _note_together(module, values, note, folder, switches):
     """The gradients where all these switches are on: a kernel may compute in eight bits."""
-    which, spy = f"all of {', '.join(switches)}", Spy()
+    which, spy = f"all of {', '.join(switches)}", Spy(inside=True)
     what = f"the gradients with {which}"
     with note.guard(what):
         one_step = {"compile": True, "train_steps": 1, "val_loss_every": 0, "adam_every": 1}

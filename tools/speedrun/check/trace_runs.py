@@ -206,10 +206,10 @@ def ranks(module, values, note, folder, rank, **_):
     run_watched(module, values, f"{folder}_begin", spy)
     note.note("beginning", "beginning", [
         zlib.crc32(param.float().numpy().tobytes()) for param in (spy.initial or {}).values()])
-    spy = Spy()
+    spy = Spy(metered=True)
     lines = run_watched(module, {
         **values, "val_loss_every": 0, "train_loss_every": 1, "kernel_warmup_steps": 1,
-        "compile": True, "save_checkpoint": True}, folder, spy, meter=True)
+        "compile": True, "save_checkpoint": True}, folder, spy)
     note.fact(f"messages for which no optimizer waits, rank {rank}", spy.forgotten)
     if spy.forgotten:
         return  # what else there is to see depends on which message came when
