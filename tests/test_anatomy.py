@@ -157,6 +157,47 @@ def test_the_tip_of_an_arrow_is_its_line_s_end():
         assert (float(before) < float(y)) == (sign == "-"), "its other corners are behind it"
 
 
+def points(part):
+    """The corners of a part's line."""
+    path = next(element for element in part.iter() if element.tag.endswith("path"))
+    return [tuple(map(float, point.split())) for point in path.get("d")[1:].split("L")]
+
+
+def test_lines_of_a_picture_lead_where_they_should():
+    svg = model_svg(MANIFEST, "14i")  # six skips, of which some share an end
+    parts, deep = drawn(svg), {}
+    boxes = [place(parts.get(f"mlp {i}") or parts[f"no mlp {i}"]) for i in range(11)]
+    for name in parts:
+        if skip := re.fullmatch(r"skip (\d+)-(\d+)", name):
+            start, end = map(int, skip.groups())
+            (left, _), (_, deep[start, end]), _, (right, _) = points(parts[name])
+            assert sum(boxes[start]) < left < boxes[start + 1][0], name
+            assert sum(boxes[end - 1]) < right and (end == 11 or right < boxes[end][0]), name
+    for a, b in deep:  # an arc around another runs below it, and the legend below all
+        assert all(deep[a, b] < deep[c, d] for c, d in deep
+                   if c <= a and b <= d and (a, b) != (c, d)), (a, b)
+    text = next(it for it in ElementTree.fromstring(svg).iter() if it.text and it.text.startswith(
+        "attention: "))
+    assert float(text.get("y")) > max(deep.values())
+    assert "minus a share" in "".join(parts["skip 7-11"].itertext())
+    (last, y), _ = points(parts[f"x0 {max(numbers(parts, 'x0'))}"])
+    assert f'L{last:g} {y:g}" ' in svg.decode(), "the embedding's line reaches its last reader"
+
+
+def test_a_broken_outline_is_what_is_not_there():
+    svg = model_svg(MANIFEST, "09", ["mlp 3"])
+    looks = {name: next(it for it in part.iter() if it.tag.endswith("rect"))
+             for name, part in drawn(svg).items() if "attn" in name or "mlp" in name}
+    assert {name for name, box in looks.items() if box.get("stroke-dasharray")} == {
+        name for name in looks if name.startswith("no ")} != set()
+    filled = {name: float(box.get("fill-opacity")) for name, box in looks.items()}
+    assert filled["mlp 3"] > filled["mlp 2"] > filled["no attn 6"] == 0
+    assert model_svg(MANIFEST, "00").count(b'stroke-dasharray="4 3"') == 1, "the one tied matrix"
+    dots = [part.find("{*}circle").get("fill") for name, part in drawn(svg).items()
+            if name.startswith("gate")]
+    assert dots and "none" not in dots, "only a ring is empty"
+
+
 @pytest.mark.parametrize(("id", "seen"), [("e2", "row"), ("e2a", "document")])
 def test_a_picture_says_how_far_back_a_token_sees(id, seen):
     assert f"every token before it in its {seen}".encode() in model_svg(MANIFEST, id)

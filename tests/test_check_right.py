@@ -286,6 +286,9 @@ def test_few_numbers_that_differ_are_told_as_such():
     (found,) = differences({"gate": ["tensors", {"weight": wanted}, 1e-3]},
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 1e-3]})
     assert found.got == "RMS 1.2, 1.2 times the milestone's"
+    zeros = {"weight": wanted, "bias": torch.zeros(1000)}  # of which round-off may be left
+    assert not differences({"gate": ["tensors", zeros, 1e-3]}, {
+        "gate": ["tensors", zeros | {"bias": torch.full((1000,), 1e-8)}, 0]})
     assert not differences({"gate": ["tensors", {"weight": wanted}, {"weight": 0.3}]},
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 0]})  # its own tolerance
 
@@ -363,6 +366,23 @@ def test_lines_of_a_log(line, fault):
         "step:1/1 train_loss:5.1234 step_avg:3.50ms")
     found = differences(*({"the log": ["log", [text], 0]} for text in (wanted, line)))
     assert bool(found) == bool(fault) and all(fault in deviation.got for deviation in found)
+
+
+@pytest.mark.parametrize(("kind", "wanted", "seen", "tolerance", "fault"), [
+    ("numbers", {"a": 1.0}, {"a": 1.0, "b": 2.0}, 1e-3, "2"),
+    ("at most", 2, 6, (1, 4), None), ("at most", 2, 7, (1, 4), "7"),
+    ("at least", 10, 8, 0.8, None), ("at least", 10, 7, 0.8, "7"),
+    ("has", {"a": "x"}, {"a": "x", "b": "y"}, 0, None),
+    ("same", {"a": "x"}, {"a": "x", "b": "y"}, 0, "also b: y"),
+    ("as precise", dict(a="half", b="float32"), dict(a="float32", b="half"), 0, "b: half"),
+    ("log", ["step:1"], ["step:1", "note:2"], 0, None),
+    ("log", ["step:1"], ["step:1", "step:2"], 0, "the line `step:2`"),
+])
+def test_more_than_is_wanted_is_a_fault_or_not(kind, wanted, seen, tolerance, fault):
+    from speedrun.check.differences import differences
+
+    found = differences({"it": [kind, wanted, tolerance]}, {"it": [kind, seen, 0]})
+    assert [deviation.got for deviation in found] == [fault] * bool(fault)
 
 
 def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():

@@ -96,6 +96,10 @@ def test_a_full_disk_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended, shards.filling(tmp_path, ""):
         (tmp_path / "no" / "file").touch()
     assert str(ended.value) == f"error: {tmp_path / 'no' / 'file'}: No such file or directory"
+    with pytest.raises(SystemExit) as ended, shards.filling(tmp_path, ""):
+        (tmp_path / "here").touch()
+        (tmp_path / "here").replace(tmp_path / "no" / "file")
+    assert str(ended.value) == f"error: {tmp_path / 'no' / 'file'}: No such file or directory"
 
 
 def test_a_package_that_is_missing_is_one_line(tmp_path, monkeypatch):
@@ -318,6 +322,7 @@ class Hub(ThreadingHTTPServer):
         self.limits = {}  # name: bytes after which the storage host goes silent
         self.requests = []  # (method, name, range header, has a token) of the storage host
         self.flipped = {}  # name: position of a byte that is damaged on the way
+        self.tags = {}  # name: an ETag that is no SHA-256
         self.heads = []
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -358,7 +363,7 @@ class HubHandler(BaseHTTPRequestHandler):
             Location=f"http://localhost:{self.server.server_port}/storage/{name}",
             X_Repo_Commit="0" * 40,
             X_Linked_Size=len(content),
-            X_Linked_ETag=f'"{hashlib.sha256(content).hexdigest()}"',
+            X_Linked_ETag=f'"{self.server.tags.get(name) or hashlib.sha256(content).hexdigest()}"',
             Content_Length=0,
         )
 
@@ -405,6 +410,7 @@ def test_fetch_then_no_request_at_all(hub, tmp_path):
     assert process.returncode == 0, process.stderr
     for name, content in hub.files.items():
         assert (tmp_path / "out" / name).read_bytes() == content
+    assert "SHA-256" not in process.stderr
     assert hub.heads == list(hub.files)
     assert hub.requests == [(name, None, False) for name in hub.files]  # the token stays at the hub
 
@@ -420,10 +426,12 @@ def test_only_missing_and_broken_shards_are_fetched(hub, tmp_path):
     val, first, second = hub.files
     (out_dir / val).write_bytes(hub.files[val])
     (out_dir / first).write_bytes(hub.files[first][:-10])
+    hub.tags[first] = "some-version"
     process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
     assert process.returncode == 0, process.stderr
     assert hub.requests == [(first, None, False)]
     assert (out_dir / first).read_bytes() == hub.files[first]
+    assert f"note: the hub gives no SHA-256 of {first}, so" in process.stderr
     assert not (out_dir / second).exists()
 
 
@@ -670,10 +678,12 @@ def test_faulty_input_is_one_clear_line(tmp_path, monkeypatch, name, content, pa
 
 
 def test_an_input_is_named_once(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fineweb.py", "--out", str(tmp_path / "out"), "--input",
-                                      *map(str, inputs), str(tmp_path / "." / inputs[0].name)])
-    with pytest.raises(SystemExit, match="a.jsonl is named twice"):
-        fineweb.main()
+    (tmp_path / "link.jsonl").symlink_to(inputs[0])
+    for again in (tmp_path / "." / inputs[0].name, tmp_path / "link.jsonl"):
+        monkeypatch.setattr(sys, "argv", ["fineweb.py", "--out", str(tmp_path / "out"), "--input",
+                                          *map(str, inputs), str(again)])
+        with pytest.raises(SystemExit, match=f"{again.name} is named twice"):
+            fineweb.main()
 
 
 @pytest.mark.parametrize("script", [builtin_corpus, cached_fineweb10B, fineweb])

@@ -61,7 +61,7 @@ def trained():
 SURE = 1 - math.log(256 + math.e)  # log-probability of a successor
 OTHER = -math.log(256 + math.e)
 ENDINGS = ("bcd", "xyz", "x", "bxx")
-LINE = dict(activity_label="Cooking", ctx_a="A  cook [header] stirs [title] Stir", ctx_b="he",
+LINE = dict(activity_label="Cooking", ctx_a="A  cook [header] stirs [title] Stir", ctx_b="he is",
             endings=[*"abc", "d [step] e"], label=2, ind=4)
 
 
@@ -84,7 +84,8 @@ def test_an_ending_is_scored_after_its_context_whatever_its_batch(trained):
 def test_a_context_is_cut_from_the_left(trained):
     model = trained(context=4)
     assert log_probabilities(model, [([*b"abcdefa"], [*b"bcd"])]) == pytest.approx([3 * SURE])
-    assert model.model.read == [(1, 4)]  # f a b c
+    assert log_probabilities(model, [([9], [*b"abcd"])]) == pytest.approx([OTHER + 3 * SURE])
+    assert model.model.read == [(1, 4)] * 2  # f a b c, and 9 a b c
 
 
 def test_an_ending_longer_than_the_context_is_scored_whole(trained):
@@ -124,7 +125,7 @@ def test_standard_errors():
 def test_hellaswags_lines(tmp_path, trained):
     lines = [LINE, {**LINE, "label": "0", "ctx_b": ""}]
     first, second = hellaswag_items(write_items(tmp_path / "x.jsonl", lines))
-    assert first == Item("Cooking: A cook stirs. Stir He", (" a", " b", " c", " d e"), 2)
+    assert first == Item("Cooking: A cook stirs. Stir He is", (" a", " b", " c", " d e"), 2)
     assert (second.context, second.label) == ("Cooking: A cook stirs. Stir", 0)
     assert hellaswag_ids(first, trained(), BYTES) == [256, *first.context.encode()]
 
@@ -136,7 +137,9 @@ def talk(question, answer):
 
 def test_docstrings_of_other_functions_are_the_wrong_endings(tmp_path, trained):
     pairs = [(f"def f{i}():", f"Do {i % 5}.") for i in range(40)]
-    file = write_items(tmp_path / "chat.jsonl", [talk(*pair) for pair in pairs])
+    talks = [talk(*pair) for pair in pairs]
+    talks[0]["messages"].insert(0, dict(role="system", content="Be brief."))
+    file = write_items(tmp_path / "chat.jsonl", talks)
     items = list(docstring_items(file))
     assert items == list(docstring_items(file))  # the same for every model
     for item, (question, answer) in zip(items, pairs, strict=True):
@@ -214,7 +217,7 @@ def test_an_interrupted_task_goes_on_where_it_was(trained, items, tmp_path):
 
 
 def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
-    document = [256, *b"abcabcab"]  # 9 tokens, 8 bytes; successors: a b, b c
+    document = [*b"abcabcab", 256]  # 8 bytes, 9 tokens; successors: a b, b c
     shard_files.write(tmp_path / "x_val_000000.bin", document * 8)
     nats = [(SURE if (a + 1) % 257 == b else OTHER) for a, b in zip(
         document * 8, (document * 8)[1:], strict=False)][:64]
@@ -233,8 +236,13 @@ def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
         val_loss(model, BYTES, data=tmp_path, tokens=72, batch=9)
     with pytest.raises(UserError, match="hold no sequence of 99"):
         val_loss(trained(context=99), BYTES, data=tmp_path, batch=1)
-    shard_files.write(tmp_path / "x_val_000000.bin", [999] * 80)
-    with pytest.raises(UserError, match="token 999, beyond the model's vocabulary of 257"):
+    own = trained(context=16, val_tokens=32)
+    for tokens, rows in ((None, 2), (48, 3)):  # those that are asked for come first
+        own.model.read.clear()
+        val_loss(own, BYTES, data=tmp_path, tokens=tokens, batch=9)
+        assert own.model.read == [(rows, 16)]
+    shard_files.write(tmp_path / "x_val_000000.bin", [257] * 80)
+    with pytest.raises(UserError, match="token 257, beyond the model's vocabulary of 257"):
         val_loss(model, BYTES, data=tmp_path, batch=1)
     with pytest.raises(UserError, match="no validation shard in .*; get one: python data/cached"):
         val_loss(model, BYTES, data=tmp_path / "none", batch=1)
@@ -262,11 +270,12 @@ def test_a_file_of_hellaswag_is_no_other_tasks(untrained, items, monkeypatch):  
 
     def noted(trained, vocabulary, task, data, *_, **options):
         read[task] = data
+        assert options["batch"] == 1, "of items, which have four endings"
         return SimpleNamespace(n=1, acc=1, acc_se=0, acc_norm=1, acc_norm_se=0)
 
     monkeypatch.setattr("speedrun.evaluate.answer_task", noted)
     tasks = ["--task", "docstring", "--task", "hellaswag", "--data", str(items), "--json"]
-    assert evaluate.main([str(untrained("02")), *tasks]) == 0
+    assert evaluate.main([str(untrained("02")), *tasks, "--batch", "3"]) == 0
     assert read["hellaswag"] == items != read["docstring"]
 
 

@@ -55,6 +55,7 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
     assert "largest batch    not even one sequence leaves 15% free" in lines
     assert "  attention          1      1.0 GB     2.0 TFLOP" in lines
     assert "  optimizer          2     10.0 GB     6.0 TFLOP" in lines
+    assert "graphs           9, none of them after the warm-up" in lines
     at = lines.index("kernels          3 of Triton's: 1 of them do not fit, 1 spill")
     assert lines[at + 1 : at + 5] == [
         "  near", "    64 registers, 0 bytes spilled, 220,000 of 232,448 bytes shared",
@@ -63,6 +64,22 @@ def test_a_report_of_a_compiled_step_counts_its_launches_and_kernels():
     told = json.loads(to_json("x", H100, 8, step, None))
     assert told["launches"]["fused"] == {"launches": 1, "moved": 3e9, "flops": 0}
     assert told["launches"]["other"]["moved"] == 4e9 and told["largest_micro_batch"] is None
+
+
+def test_a_report_of_a_step_operator_by_operator():
+    step = replace(STEP, peaks={"training": 2**30, "validation": 2**31}, memory={"moments": 2**29},
+                   saved=3 * 2**29)
+    largest = replace(STEP, micro_batch=4, peaks={"training": 5 * 2**30})
+    lines = to_text("x", H100, 8, step, largest).splitlines()
+    assert lines[1:6] == [
+        "peak memory      2.0 GiB of 80.0 GiB: fits",
+        "  training       1.0 GiB", "  validation     2.0 GiB",
+        "what stays       moments 0.5 GiB",
+        "largest batch    4 sequences per forward pass, 5.0 GiB"]
+    assert "  saved          1.5 GiB from a forward pass to its backward pass" in lines
+    assert lines[-2].startswith("Not in it: what compilation fuses")
+    assert json.loads(to_json("x", H100, 8, step, largest))["largest_micro_batch"] == 4
+    assert "leaves 15% free operator by operator; may still" in to_text("x", H100, 8, step, None)
 
 
 def test_the_columns_of_a_table():

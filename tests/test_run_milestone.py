@@ -166,6 +166,7 @@ def test_several_nodes_are_passed_to_the_launcher(script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, nodes=nodes, out=tmp_path / "run")
     assert plan.command[2:5] == ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500"]
     assert "--standalone" not in plan.command
+    assert plan.ranks_dir.name == "ranks_node1", "nodes may share the run's folder"
 
 
 def test_order_of_options(script, shards, tmp_path):
@@ -441,6 +442,8 @@ def test_the_first_cause_counts_not_its_consequences(tmp_path):
     assert failure.text.startswith("GLOO_SOCKET_IFNAME: this machine has no network interface eth7")
     failure = failure_of(tmp_path, (1, 3), stderr={0: "", 1: ""})
     assert (failure.text, failure.exit_code) == ("rank 1 ended with exit code 3", 3)
+    failure = failure_of(tmp_path, (0, 3221225786), stderr={0: ""})  # as on Windows
+    assert failure.exit_code == 1
 
 
 @pytest.mark.parametrize("words, text, explained", [
@@ -455,6 +458,8 @@ def test_a_failure_of_the_launcher_itself(tmp_path, words, text, explained):
     failure = failure_of(tmp_path, report=traceback(words))
     assert failure.text.startswith(text)
     assert (failure.exit_code, failure.explained) == (1, explained)
+    killed = failure_of(tmp_path, report=traceback(words), exit_code=-9)
+    assert killed.text == "the launcher was killed by SIGKILL (out of memory?)"
 
 
 # ---- a run, with a stand-in for the launcher ----
@@ -609,6 +614,11 @@ def test_a_failed_run_names_its_files(monkeypatch, script, shards, tmp_path, log
     assert stderr.read_text(encoding="utf-8") == traceback("ValueError: x")
     assert sorted(file.name for file in plan.out.iterdir()) == [
         "log.txt", "stderr_rank0.txt", "train_gpt.py"]
+    plan = make_plan(str(script), data=shards, out=tmp_path / "explained")
+    stand_in(monkeypatch, LOG, traceback("AssertionError: bad"), [(0, 0, 1)], exit_code=1)
+    with pytest.raises(UserError) as error:
+        execute.run(plan, io.StringIO())
+    assert str(error.value) == f"bad\nthe log so far: {plan.out / 'log.txt'}"
 
 
 def test_a_run_whose_folder_is_moved_says_so(monkeypatch, script, shards, tmp_path):
