@@ -90,6 +90,12 @@ def test_picture_shows_the_module_tree(id):
     composed = record.get("composed_window")
     assert numbers(parts, "composed") == ({L - 1} if composed else set())
     assert not composed or f"to the last {composed} tokens".encode() in svg
+    rings = [circle.get("fill") for i in numbers(parts, "composed")
+             for circle in parts[f"composed {i}"].iter() if circle.tag.endswith("circle")]
+    assert rings == ["none"] * bool(composed)
+    skips = sorted(tuple(map(int, name[5:].split("-"))) for name in parts if name[:5] == "skip ")
+    words = ", ".join(f"{start} to {end if end < L else 'head'}" for start, end in skips)
+    assert (f"Skips from layer {words}.".encode() in svg) == bool(skips)
     assert numbers(parts, "bigrams") == {*picture["bigrams"]}
     if kinds:
         assert long == handles_for(module.__file__).window_at(module, args.train_steps, args)[-1]

@@ -225,6 +225,7 @@ def test_an_entry_looks_alike_in_all_panels():
                       for panel in figure.axes)
     assert len(others) == 2 and len(set(first.values())) == 2 and others == [first, first]
     assert figure.axes[0].get_ylim() == pytest.approx((1.9, 4.1)), "without the steep first part"
+    assert figure.dpi == 200  # a PNG of 100 is blurred on most screens
 
 
 def test_official_curves_are_over_the_tokens_of_the_record():
@@ -518,6 +519,7 @@ def test_a_run_is_known_by_its_code(tmp_path):
     assert (found["label"], found["milestone"]) == ("01_muon (my run)", "muon")
     assert (second["label"], second["milestone"]) == ("01_muon (second)", "muon")
     assert found["options"] == dict(muon_lr=0.1, vocab_size=257)
+    assert found["runs"][0]["seconds"] == [[0, 0.0], [200, 2.0]]
     assert (other["label"], other["milestone"]) == ("another", None)
 
 

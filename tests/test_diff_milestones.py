@@ -337,6 +337,12 @@ def test_distant_reasons_are_those_of_few_owners(reasons):
     assert [id for id, _ in arranged("03c", "03e").whys["GPT"]] == ["03d", "03e"]
 
 
+def test_words_of_a_program_have_the_colours_of_their_kinds():
+    for line, colours in (("@cache", "nnnnnn"), ("def f(x):  # why", "kkk n      ccccc"),
+                          ("return x is not 12 + f'a'", "kkkkkk   kk kkk mm   ssss")):
+        assert diff_html._colours(line).rstrip() == colours
+
+
 def test_a_reason_for_hyperparameters_stands_below_their_table(monkeypatch):
     for module in ("arrange", "terminal"):
         monkeypatch.setattr(f"speedrun.diff.{module}.whys", lambda m: {"Hyperparameters": "Tuned."})

@@ -165,6 +165,7 @@ def test_a_cpu(computer, report, monkeypatch):
     assert with_status(lines, "note") == []
     assert lines["01_muon"]["text"] == "CPU: float32, not compiled"
     assert lines["FineWeb"]["status"] == "none" and lines["FineWeb"]["do"] is None
+    assert lines["CUDA"]["text"] == "torch is a build without it"
     assert (lines["Triton"]["status"], lines["Triton"]["text"]) == (
         "none", f"not installed, only compiling for GPUs needs it; used by {len(NAMES)} milestones")
     assert re.fullmatch(r"\d+ cores?, \d+\.\d GiB of memory", lines["CPU"]["text"])
@@ -201,7 +202,7 @@ def test_an_rtx_4090(computer, report, capsys):
     code, lines = report()
     assert code == 0 and lines["all"]["scale"] == "record"
     assert lines["GPU"]["status"] == "note" and "--device-batch" in lines["GPU"]["do"]
-    assert lines["FP8"]["status"] == "ok"
+    assert lines["FP8"]["status"] == "ok" and lines["CUDA"]["text"] == "torch is built for 13.0"
     assert lines["FlashAttn-3"]["status"] == "none" and "Hopper" in lines["FlashAttn-3"]["text"]
     assert lines["FineWeb"]["text"] == f"5 training shards, 1 of validation; {LAST.id} reads 5"
     assert lines["FineWeb"]["status"] == "ok"

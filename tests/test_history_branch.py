@@ -61,13 +61,14 @@ def test_each_commit_is_a_milestone(clone):
 
 
 def test_dates_are_the_records_and_rise_for_the_committer(clone):
-    form = "--format=%as|%ct|%an <%ae>|%cn <%ce>"
+    form = "--format=%as|%ct|%at|%an <%ae>|%cn <%ce>"
     rows = [line.split("|")
             for line in git(clone, "log", "--reverse", form, "history", "--").splitlines()]
-    for (day, _, author, committer), m in zip(rows, CHAIN, strict=True):
+    for (day, _, _, author, committer), m in zip(rows, CHAIN, strict=True):
         assert day == m.date and author == committer == PROJECT, m.id
     clocks = [int(clock) for _, clock, *_ in rows]
-    assert clocks == sorted(set(clocks))
+    assert clocks == sorted(set(clocks)) and clocks[0] == int(rows[0][2])
+    assert all(clock >= int(authored) for _, clock, authored, *_ in rows for clock in [int(clock)])
 
 
 def test_a_message_has_the_idea_the_gain_and_the_reasons(clone, monkeypatch):

@@ -316,7 +316,8 @@ def test_an_endless_default_is_not_computed(script):
     assert default_hyperparameters(script)["compile"] is None  # the machine decides
     text = "class Hyperparameters:\n    a: int = {}\n"
     for default, value in (("9**9**9**9", None), ("1 << 9**9", None), ("2**20", 2**20),
-                           ("3 * 10**-2", 0.03), ("(9**9)**99", None), ("1 << 'a'", None)):
+                           ("3 * 10**-2", 0.03), ("(9**9)**99", None), ("1 << 'a'", None),
+                           ("1 / 0", None)):
         script.write_text(text.format(default), encoding="utf-8")
         assert default_hyperparameters(script) == {"a": value}
 
