@@ -577,9 +577,12 @@ def test_every_block_that_changes_has_hints_of_four_levels(id, capsys):
         for level in (1, hints.next_level(hint, 2), 3):
             hints.print_hint(hint, milestone, level)
     hints.print_hint(hint, milestone, 4)  # the diff, of the last: each takes long
+    shown = capsys.readouterr().out
     if milestone.parent:
-        shown = capsys.readouterr().out
         assert f"{MANIFEST.get(milestone.parent).name} → {milestone.name}" in shown
+    else:  # the block itself
+        first = hints.blocks_of(source_of(id))[name].splitlines()[0]
+        assert f"\n{milestone.name}: {name}\n{first}\n" in shown
 
 
 def test_the_list_shows_progress(script, answers):

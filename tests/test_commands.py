@@ -80,6 +80,8 @@ def test_a_python_without_requirements_gives_way_to_the_venv(clone, version):
         runpy.run_path({command!r}, run_name="__main__")"""
     ended = subprocess.run([sys.executable, "-c", bare], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{command} --json\n", "")
+    whole = subprocess.run([sys.executable, command, "--help"], capture_output=True, text=True)
+    assert whole.stdout.startswith("usage: doctor.py "), "this Python has all that is needed"
 
 
 @pytest.mark.parametrize("error, message", [
