@@ -1058,6 +1058,7 @@ def test_a_wrong_command_line_is_one_line_on_stderr(monkeypatch, capsys):
     process = subprocess.run([*COMMAND, "99x"], capture_output=True, encoding="utf-8")
     assert process.returncode == 1 and process.stdout == ""
     assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
+    assert [run_milestone.positive_or_auto(text) for text in ("auto", "3")] == ["auto", 3]
     for wrong in (["--nproc", "0"], ["--steps", "x"], ["--out", ""], ["--data="],
                   ["--device-batch", "atuo"]):
         monkeypatch.setattr(sys, "argv", ["run_milestone.py", "00", *wrong])

@@ -35,6 +35,7 @@ from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart, rec
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import split_blocks
+from speedrun.history.fields import read_fields
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
@@ -330,6 +331,12 @@ def test_blocks_that_differ_in_case_alone_have_two_pages(small):
     paths = [path.lower() for path in site.block_paths.values()]
     assert len(set(paths)) == len(paths) == 5
     assert all(re.fullmatch(r"blocks/[\w-]+\.html", path) for path in paths)
+
+
+def test_a_hyperparameter_is_listed_where_its_value_changes():
+    _, values = Site(REPOSITORY)._hyperparameters()["entries"]["muon_lr"]
+    assert [m.id for m, _ in values[:2]] == ["01", "03a"]
+    assert all(value == read_fields(m.script)["muon_lr"].written for m, value in values[:2])
 
 
 def test_a_long_life_is_several_pages(tmp_path):
