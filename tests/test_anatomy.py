@@ -153,6 +153,10 @@ def test_a_picture_marks_what_changed():
     assert marked("08g") == {"skip 7-11"} and marked(()) == set()
     assert removed(MANIFEST, "09", "08g") == [] and removed(MANIFEST, "08g", "09") == ["skip 7-11"]
     assert marked(["mlp 3", "gate"]) == {"mlp 3"} | {f"gate {i}" for i in range(11) if i != 6}
+    for changed in (), ["skip 7-11"]:  # the sentence about such arcs is in colour, too
+        (sentence,) = [text for text in ElementTree.fromstring(
+            model_svg(MANIFEST, "09", changed)).iter() if (text.text or "").startswith("an arc")]
+        assert (sentence.get("fill") == ACCENT) == bool(changed)
 
 
 def test_the_tip_of_an_arrow_is_its_line_s_end():

@@ -376,7 +376,7 @@ def test_hints_go_one_level_further_each_time(script, answers, capsys):
 def test_the_last_hint_shows_what_to_write_and_what_to_remove(capsys):
     hints._print_block("MLP", MANIFEST.get("02"))
     title, *lines = capsys.readouterr().out.strip().splitlines()
-    assert title == "01_muon → 02_modern_arch"
+    assert title == "01_muon → 02_modern_arch" and "00_baseline: MLP" not in lines
     for sign, id in ("-", "01"), ("+", "02"):
         own = MANIFEST.get(id).script.read_text(encoding="utf-8").splitlines()
         assert (changed := [line[2:] for line in lines if line[:2] == f"{sign} "])
@@ -416,6 +416,9 @@ def test_the_latest_traces_are_kept(tmp_path):
         os.utime(tmp_path / f"muon-{number}", (number, number))
     assert {file.name for file in tmp_path.iterdir()} == {
         f"muon-{number}" for number in range(2, kept.LATEST + 2)}
+    (tmp_path / "muon-folder").mkdir()
+    kept.save(tmp_path / "muon-folder", {})  # cannot be written, as on a full disk
+    assert kept.load(tmp_path / "muon-folder") is None
 
 
 def test_what_is_packed_comes_back():

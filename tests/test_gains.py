@@ -172,6 +172,13 @@ def test_a_diff_shows_no_minutes_that_do_not_compare():
     assert gained(read_side("03"), read_side("04")) == []
 
 
+def test_a_change_has_its_sign():
+    loss, seconds = [effect.measured for effect in MANIFEST.get("14g").effect
+                     if effect.before and effect.quantity in ("val_loss", "seconds")][:2]
+    assert loss.startswith("validation loss 3.2848 → 3.2771 (-0.0076)")
+    assert seconds.startswith("seconds 78.56 → 78.97 (+0.5%)")
+
+
 def test_a_caveat_stands_below_its_effect():
     for id in ("04", "05i", "12"):
         m = MANIFEST.get(id)

@@ -349,7 +349,9 @@ def test_a_long_life_is_several_pages(tmp_path):
     build(tmp_path, only=[path for path, _ in parts] + [site.path_of(last)])
     pages = check_pages(tmp_path, known_paths(site))
     assert f"../{parts[-1][0]}#v{last.id}" in pages[site.path_of(last)].links
-    for path, _ in parts:  # each leads to all others
+    for path, versions in parts:  # each has its own, and leads to all others
+        assert {f"v{v.milestone.id}" for v in versions} == {
+            at for at in pages[path].ids if re.fullmatch(r"v[pe]?\d+[a-z]?", at)}
         assert {dirname(path) + "/" + link for link in pages[path].links} >= {
             other for other, _ in parts if other != path}
 
