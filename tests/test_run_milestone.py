@@ -200,7 +200,7 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
         make_plan("01", scale="tiny", **too_long)
 
 
-def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path):
+def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path, monkeypatch):
     copy = tmp_path / "train_gpt.py"
     shutil.copyfile(load_manifest().get("01").script, copy)
     plan = make_plan(str(tmp_path), scale="tiny", out=tmp_path / "run")  # its folder will do
@@ -209,6 +209,9 @@ def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path)
     path = os.path.relpath(own.script.path)  # by which it is the milestone itself
     assert make_plan(path, scale="tiny", out=tmp_path / "run").script == own.script
     assert "01_muon" in plan.notes[1]
+    monkeypatch.chdir(tmp_path)
+    for target in "./", copy.name:  # called by its folder's name, also from within
+        assert make_plan(target, scale="tiny", out=tmp_path / "run").script.name == tmp_path.name
     copy.write_text("print('no training script')", encoding="utf-8")
     with pytest.raises(UserError, match="no class Hyperparameters"):
         make_plan(str(copy))
