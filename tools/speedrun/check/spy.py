@@ -45,8 +45,7 @@ class Spy:
 
     current: "Spy"
 
-    def __init__(self, filled=True, gradients=None, stop=False, metered=False,
-                 inside=False):
+    def __init__(self, filled=True, gradients=None, stop=False, metered=False, inside=False):
         self.filled, self.gradients, self.stop = filled, gradients, stop
         self.metered, self.inside = metered, inside
         self.now = 1000.0  # seconds: only the model's work takes time, so that logs can be compared
