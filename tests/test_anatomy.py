@@ -174,7 +174,7 @@ def points(part):
 
 
 def test_lines_of_a_picture_lead_where_they_should():
-    svg = model_svg(MANIFEST, "14i")  # six skips, of which some share an end
+    svg = model_svg(MANIFEST, "14i")  # six skips; some share an end
     parts, deep = drawn(svg), {}
     boxes = [place(parts.get(f"mlp {i}") or parts[f"no mlp {i}"]) for i in range(11)]
     for name in parts:

@@ -286,7 +286,7 @@ def test_few_numbers_that_differ_are_told_as_such():
     (found,) = differences({"gate": ["tensors", {"weight": wanted}, 1e-3]},
                            {"gate": ["tensors", {"weight": wanted * 1.2}, 1e-3]})
     assert found.got == "RMS 1.2, 1.2 times the milestone's"
-    zeros = {"weight": wanted, "bias": torch.zeros(1000)}  # of which round-off may be left
+    zeros = {"weight": wanted, "bias": torch.zeros(1000)}  # round-off may be left of them
     assert not differences({"gate": ["tensors", zeros, 1e-3]}, {
         "gate": ["tensors", zeros | {"bias": torch.full((1000,), 1e-8)}, 0]})
     assert not differences({"gate": ["tensors", {"weight": wanted}, {"weight": 0.3}]},

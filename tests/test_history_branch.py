@@ -68,7 +68,7 @@ def test_dates_are_the_records_and_rise_for_the_committer(clone):
         assert day == m.date and author == committer == PROJECT, m.id
     clocks = [int(clock) for _, clock, *_ in rows]
     assert clocks == sorted(set(clocks)) and clocks[0] == int(rows[0][2])
-    assert all(clock >= int(authored) for _, clock, authored, *_ in rows for clock in [int(clock)])
+    assert all(int(clock) >= int(authored) for _, clock, authored, *_ in rows)
 
 
 def test_a_message_has_the_idea_the_gain_and_the_reasons(clone, monkeypatch):

@@ -48,7 +48,7 @@ def save(file: Path, content: object) -> None:
 
 def packed(content: object) -> bytes:
     """Dictionaries, lists, numbers, texts and tensors as bytes for `unpacked`: tensors without what
-    torch writes with each, which takes ten times as long. A view's other elements are left out."""
+    torch writes with each, which takes most of the time. A view's other elements are left out."""
     stream = io.BytesIO()
     _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(content)
     return stream.getvalue()

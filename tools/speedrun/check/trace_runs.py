@@ -159,7 +159,7 @@ def record_tokens(module, values, note, folder, shards, **_):
     if "train_files" not in record:  # the ids are of texts
         return
     tokens, before = load_glossary().of_kind("vocabulary", "token"), _used()
-    lines = run_watched(module, {  # a pass costs more with so many ids
+    lines = run_watched(module, {  # with more ids a pass costs more
         **one_pass(values), **{name: record[name] for name in tokens if name in record},
         "train_files": f"{shards}/high*.bin", "val_files": f"{shards}/high*.bin",
         "train_steps": values.get("scheduled_steps", 2),  # all stages, within one shard
