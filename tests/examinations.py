@@ -4,6 +4,7 @@ conftest.py has the fixture, `ask`.
 """
 
 import multiprocessing
+import re
 import tempfile
 import time
 from contextlib import contextmanager, nullcontext, suppress
@@ -30,6 +31,36 @@ def edited(id, *edits):
         assert old in text, f"{id}: no {old!r}"
         text = text.replace(old, new)
     return text
+
+
+def lines_of(seen):
+    """A line for each observation of a job: what it is of, its kind, how closely scripts are held
+    to it, and its value, as far as other machines give the same."""
+    lines = []
+    for what, (kind, *rest) in seen.items():
+        value, tolerance = rest if len(rest) == 2 else (rest, 0.0)
+        if kind == "log":  # without versions and losses
+            value = [re.sub(r"\d+\.\d{4,}", "x", line) for line in value
+                     if not line.startswith("environment")]
+        coarse = isinstance(tolerance, float) and tolerance > 5e-3
+        each = kind == "tensors" and isinstance(tolerance, dict)  # found on this machine
+        rough = each or kind in ("tensors", "tables") and coarse
+        files = " a run with a large shard" in what  # they depend on what is in memory
+        value = "" if files else _brief(value, 0 if rough else 2 - coarse)
+        within = _brief(tolerance, 0 if each else 9)
+        lines.append(f"{what} | {kind} | {within} | {value}\n")
+    return "".join(lines)
+
+
+def _brief(value, digits):
+    """A value in words, its numbers with so many digits; of tensors the norm."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_brief(one, digits)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_brief(one, digits) for one in value)
+    if hasattr(value, "norm"):
+        return f"{value.dtype} {tuple(value.shape)} {_brief(value.float().norm().item(), digits)}"
+    return f"{value:.{digits}g}" * bool(digits) if isinstance(value, float) else str(value)
 
 
 def serve(folder, requests):
@@ -67,6 +98,8 @@ def serve(folder, requests):
             elif "texts" in request:
                 found = here.first_differences(request["texts"], request.get("jobs", here.jobs))
                 answer = [seen and [seen[1], *in_words(seen[0])] for seen in found]
+            elif "lines" in request:
+                answer = {job: lines_of(here.wanted[job]) for job in here.jobs}
             else:
                 answer = [job for job, seen in here.wanted.items()
                           if seen.get(trace.ALL[job].what, [""])[0] == "error"]

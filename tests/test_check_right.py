@@ -3,17 +3,20 @@
 Run: .venv/bin/python -m pytest tests/test_check_right.py
 """
 
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+import zlib
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from examinations import IDS, MANIFEST, edited, failures, source_of
+from speedrun import compat
 from speedrun.check.transplant import Mixture
 from speedrun.check.values import odd_values
 from speedrun.history.fields import default_hyperparameters
@@ -62,6 +65,34 @@ def test_what_is_right_in_another_way_passes_and_the_parent_does_not(id, ask):
         assert failures(outcomes) == {}, names
         assert looks < {outcome.name for outcome in outcomes}
     assert not parent or ask(id=id, texts=[source_of(parent)]) != [None]
+
+
+# Of all that jobs observe, by which names, how closely and what, a checksum: a change that is not
+# meant shows, also where scripts with and without a fault would look alike.
+OBSERVED = {
+    "00": {"contract": 4098980451, "schedules": 1522356545, "model": 1488565576,
+           "initial weights": 2832616967, "updates": 4270916411, "training": 1266868417,
+           "record tokens": 2916622358, "two ranks": 3911202097, "more ranks": 3583101491,
+           "model on a GPU": 2292724229, "precision": 3805203739, "kernels": 3200514358,
+           "refusals": 1361469649},
+    "e4b": {"contract": 729500454, "logits": 1578838873, "prompts": 3451707923,
+            "tokens": 3683820550, "printing": 868569676, "refused answers": 1383353672},
+    "05o": {"contract": 1084329765, "model": 1695144216, "updates": 4241581346,
+            "model on a GPU": 1462214618, "kernels": 2787001483},
+    "03": {"contract": 1773957536, "updates": 2058510302, "more ranks": 346370064},
+    "08g": {"contract": 2389393348, "updates": 3339036149, "precision": 3895384647},
+    "p6d": {"contract": 3956768306, "updates": 2904514142, "record tokens": 2508622066},
+    LAST: {"contract": 4232720549, "initial weights": 2557228794, "updates": 3941810641,
+           "two ranks": 3992189063, "model on a GPU": 2608284352, "precision": 1425251415},
+}
+
+
+@pytest.mark.skipif(bool(compat.other_version()), reason=compat.other_version() or "")
+@pytest.mark.parametrize("id", OBSERVED)
+def test_what_jobs_observe_is_what_they_are_meant_to(id, ask):
+    lines = ask(id=id, lines=True, jobs=[*OBSERVED[id]])
+    found = {job: (zlib.crc32(text.encode()), text) for job, text in lines.items()}
+    assert {job: seen for job, seen in found.items() if seen[0] != OBSERVED[id].get(job)} == {}
 
 
 @pytest.mark.slow
@@ -334,6 +365,11 @@ def test_of_an_error_the_last_line_of_the_script_is_told(tmp_path, monkeypatch):
     with pytest.raises(TypeError) as error:
         runpy.run_path(str(script))
     assert explain(error.value)[1:] == (4, "math.sqrt('4')")
+    for end, said in (
+            (ValueError(), "ValueError"), (ValueError("x" * 400), f"ValueError: {'x' * 288}"),
+            (RuntimeError("[rank1]:[E1 10:00] a\n b"), "RuntimeError: a b"),
+            (SystemExit("x"), "it ends the process: sys.exit('x')")):
+        assert explain(end) == (said, 0, "")
 
 
 @pytest.mark.parametrize("seeded", [True, False])
@@ -523,6 +559,9 @@ def test_the_conversations_tell_best_fit_from_first_fit(tmp_path):
         row.append(size)
     packed = [[len(inputs) for inputs, _ in row] for row in module.pack(found, args.seq_len)]
     assert len(found) > 30 and sorted(map(sorted, packed)) != sorted(map(sorted, first_fit))
+    lines = (tmp_path / "train.jsonl").read_text(encoding="utf-8").split("\n\n")
+    assert ["".join(m["role"][0] for m in json.loads(line)["messages"]) for line in lines] == [
+        *("s" * (n % 4 == 1) + "ua" * (1 + (n % 5 == 3)) for n in range(37)), "ua"]
 
 
 def test_the_stand_in_for_triton_has_what_the_kernels_use():

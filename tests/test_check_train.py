@@ -7,7 +7,6 @@ import errno
 import io
 import json
 import os
-import pickle
 import re
 import runpy
 import shutil
@@ -228,9 +227,10 @@ def test_a_job_ends_by_what_it_computes_and_not_by_the_clock(tmp_path, monkeypat
                     ["error", worker.WAITS, 2, "import time; time.sleep(60)"]]
     assert [task.hung for task in tasks] == [True, True, False]
     assert 1 < tasks[0].seconds < 4 and tasks[1].seconds < 1 < spent
+    task = worker.Task(folder.parent / "0" / "train_gpt.py", "contract", {}, 9, {})
     with pytest.raises(TimeoutError):
-        worker.run_tasks([worker.Task(folder.parent / "0" / "train_gpt.py", "contract", {}, 9, {})],
-                         0.5)
+        worker.run_tasks([task], 0.5)
+    assert task.ranks[0].exitcode == -signal.SIGKILL
 
 
 def _runs(pid):
@@ -437,16 +437,64 @@ def test_what_is_packed_comes_back():
     assert len(kept.packed(torch.zeros(1000)[:2])) < 500  # not what a view leaves out
 
 
-def test_a_ranks_own_fault_comes_before_a_broken_connection(tmp_path):
-    from speedrun.check.worker import Task
+OWN, LONELY, GLOO = (["error", words, 3, "x()"] for words in (
+    "KeyError: 'x'", "RuntimeError: Connection closed", "RuntimeError: gloo"))
+KILLED, ENDED = (["error", f"the process {how}", 0, ""] for how in (
+    "was killed by SIGKILL (out of memory?)",
+    "ended with exit code 1; the last line that it wrote: last words"))
 
-    said = "RuntimeError: Connection closed by peer (gloo)", "ValueError: the learner's"
-    for rank, words in enumerate(said):
-        (tmp_path / f"rank{rank}.pkl").write_bytes(
-            pickle.dumps(({"a run": ["error", words, 1, ""]}, 0.0)))
-    task = SimpleNamespace(folder=tmp_path, used=[0.0, 0.0], job=SimpleNamespace(what="a run"),
-                           _output=lambda rank: "")
-    assert Task._collected(task, [1, 1]) == {"a run": ["error", said[1], 1, ""]}
+
+def of_rank(weight, **more):
+    """What a rank shows that begins with this weight."""
+    return {"beginning": ["beginning", [1, weight], 0.0],
+            "state": ["state", {"a 1": 5, f"b {weight}": 7 + weight}, 0.0], **more}
+
+
+@pytest.mark.parametrize(("ranks", "wanted", "hung"), [
+    ([{"a run": LONELY}, {"a run": OWN}], {"a run": OWN}, False),
+    ([{"a run": GLOO}, (1, "last words\n")], {"a run": ENDED}, False),
+    ([(1, "last words\n"), {"a run": OWN}], {"a run": OWN}, False),
+    ([{"a run": LONELY}, (None, "")], {"a run": ["error", "it does not end: it waits for something "
+                                                 "that does not come", 7, "y()"]}, True),
+    ([(None, ""), (-9, "")], {"a run": KILLED}, True),
+    ([(-9, "Thread 1 (most recent call first):")], {"a run": [
+        "error", "it does not end: it computes more than ten times as long as the milestone", 7,
+        "y()"]}, True),
+    ([of_rank(2, x=1), of_rank(3, x=2, y=3), of_rank(2)], {
+        "x": 1, "y": 3, "all ranks begin with the same weights": ["fact", "False", 0.0],
+        "numbers of the optimizers' state that only one rank keeps": ["at least", 10, 0.8],
+        "numbers of the optimizers' state on all ranks together": [
+            "at most", 14 + 15 + 14, (1.15, 64)]}, False)])
+def test_what_ranks_show_and_the_likeliest_cause_of_their_end(ranks, wanted, hung, tmp_path):
+    from speedrun.check import kept, worker
+
+    for rank, seen in enumerate(ranks):  # what it shows, or an exit code and output
+        if isinstance(seen, dict):
+            (tmp_path / f"rank{rank}.pkl").write_bytes(kept.packed((seen, 2.5)))
+    task = SimpleNamespace(
+        folder=tmp_path, used=[0.5] * len(ranks), hung=False, job=SimpleNamespace(what="a run"),
+        _output=lambda rank: ranks[rank][1] if isinstance(ranks[rank], tuple) else "",
+        _place=lambda output: (7, "y()"))
+    codes = [seen[0] if isinstance(seen, tuple) else 0 for seen in ranks]
+    assert worker.Task._collected(task, codes) == wanted and task.hung == hung
+    assert task.used == [0.5 if isinstance(seen, tuple) else 2.5 for seen in ranks]
+
+
+@pytest.mark.parametrize(("left_alone", "now", "used", "asleep", "waits", "moved"), [
+    (False, 20, 0.1, False, False, (0, 0.0)), (False, 21, 0.1, False, True, (0, 0.0)),
+    (False, 21, 0.11, False, False, (21, 0.11)), (True, 3, 0.1, False, False, (0, 0.0)),
+    (True, 4, 0.1, False, True, (0, 0.0)), (False, 21, 0.0, False, False, (0, 0.0)),  # no turn yet
+    (False, 21, 0.0, True, True, (0, 0.0)), (False, 90, 9.0, False, False, (90, 9.0)),
+    (False, 91, 9.0, False, True, (91, 9.0)), (False, 21, None, False, False, (0, 0.0))])
+def test_processes_that_compute_next_to_nothing_wait(
+        left_alone, now, used, asleep, waits, moved, monkeypatch):
+    from speedrun.check import worker
+
+    monkeypatch.setattr(worker, "_computed", lambda pid: used)
+    monkeypatch.setattr(worker, "_sleeps", lambda pid: asleep)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now))
+    task = SimpleNamespace(ranks=[SimpleNamespace(pid=1)], used=[0.0], moved=(0, 0.0), end=90)
+    assert (worker.Task._waits(task, left_alone), task.moved) == (waits, moved)
 
 
 @pytest.mark.parametrize("late", ["wanted", "judged"])
@@ -741,14 +789,15 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
     ran = []
     monkeypatch.setattr(examine.Examination, "_choose_options", lambda *_: None)
     monkeypatch.setattr(examine.Examination, "_find_wanted", lambda self: ran.append(
-        self.text) or dict(seen={"contract": {}}, seconds={"contract": 1.0}, run={}))
+        self.text) or vars(self).update(budget=1) or dict(
+            seen={"contract": {}}, seconds={"contract": 1.5}, run={}))
 
     def look(number, milestone, more=""):
         (tmp_path / str(number)).mkdir()
-        examination = examine.Examination(tmp_path / str(number), time.monotonic() + 9, milestone)
+        examination = examine.Examination(tmp_path / str(number), 9, milestone)
         examination.text += more
-        assert examination.wanted == {"contract": {}}
-        assert examination.limits["contract"] > examine.LIMIT_S
+        assert examination.wanted == {"contract": {}} and examination.budget == 9
+        assert examination.limits == {"contract": 8 + 10 * 1.5}
 
     root, other = MILESTONES[:2]
     look(0, root), look(1, root), look(2, root, "# more"), look(3, other), look(4, other)

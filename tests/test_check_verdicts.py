@@ -4,12 +4,15 @@ Run: .venv/bin/python -m pytest tests/test_check_verdicts.py
 """
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from examinations import MANIFEST, edited, failures, source_of
 from speedrun.check.differences import Deviation
+from speedrun.check.examine import Examination, in_words, located
+from speedrun.check.screen import Outcome
 from speedrun.check.transplant import Mixture, judge
 from speedrun.history.guide import load_guide
 
@@ -168,13 +171,57 @@ def test_a_name_that_is_defined_twice():
 def test_one_rank_is_called_right_only_where_it_is(jobs, said, monkeypatch):
     from speedrun.check import examine
 
-    monkeypatch.setattr(examine, "_judged", lambda *_: [])
-    looks = dict.fromkeys(jobs, [Deviation("a loss", "1", "2")])
-    examination = SimpleNamespace(
-        text=source_of("02"), parent="", wanted={}, differing=lambda _: looks)
-    found = [*examine.examine(source_of("02").encode(), examination)]
-    assert [outcome.name for outcome in found] == jobs
-    assert {outcome.meaning == examine.MORE_RANKS for outcome in found} == {said}
+    text, judged = source_of("02"), []
+    monkeypatch.setattr(examine, "_judged", lambda *_: judged)
+    line = text[: text.index("class MLP")].count("\n") + 2
+    looks = dict.fromkeys(jobs, [Deviation("a loss", "1", "2", line), Deviation("it", "3", "4")])
+    examination = SimpleNamespace(text=text, parent="", differing=lambda seen: (
+        {"contract": [], **looks} if seen == text else {}), wanted={
+            job: {"a loss": ["numbers"], "it": ["fact"]} for job in jobs})
+    source = text.encode("utf-8-sig").replace(b"\n", b"\r\n")  # as editors may save it
+    passed, *found = examine.examine(source, examination)
+    words = examine.MORE_RANKS * said
+    assert passed == Outcome("contract") and found == [
+        Outcome(job, "a loss: 1", f"line {line}: 2. Further signs: it: 4, not 3", words,
+                block="MLP") for job in jobs]
+    judged += [Outcome("MLP", "1", "2"), Outcome("GPT"), Outcome("Muon", "1", "2", "It is known.")]
+    assert [*examine.examine(source, examination)] == [
+        passed, replace(judged[0], meaning=words), *judged[1:]]
+
+
+@pytest.mark.parametrize("line, also, got", [
+    (0, "", "2, at x = d['x']"), (0, "more", "2, at x = d['x']. Further signs: more"),
+    (1, "more", "line 12: 2, at `x = d['x']`. Further signs: more"),
+    (2, "", "2, at the milestone's x = d['x']"),
+])
+def test_a_difference_in_words_has_the_learners_own_line(line, also, got):
+    found = located(Deviation("a loss", "1", "2", line, "x = d['x']"),
+                    [("learner", 12), ("milestone", 34)])
+    assert found.milestone_line == (34 if line == 2 else 0)
+    assert in_words(found, also) == ("a loss: 1", got)
+    bare = replace(found, got="it stops: KeyError", source="")
+    assert in_words(bare)[1] == ("line 12: KeyError" if line == 1 else "it stops: KeyError")
+
+
+@pytest.mark.parametrize("hung, jobs", [
+    (None, ["contract", "model", "updates", "training"]), ("updates", ["contract", "updates"])])
+def test_no_more_is_run_of_a_script_that_hangs(hung, jobs):
+    every, asked = ["contract", "model", "schedules", "updates", "training"], []
+
+    def shown(right):
+        return {"a look": ["fact", str(right), 0.0]}
+
+    def run(scripts, some):
+        asked.append((scripts, some))
+        return [{job: SimpleNamespace(hung=job == hung, observations=shown(job != "model"))
+                 for job in some}]
+
+    wanted = dict.fromkeys(every, shown(True)) | {"schedules": {}}  # nothing to see there
+    here = SimpleNamespace(write=str.upper, wanted=wanted, jobs=every, _run=run)
+    assert [*Examination.differing(here, "a").items()] == [
+        (job, [Deviation("a look", "True", "False")] * (job == "model")) for job in jobs]
+    assert asked == [(["A"], ["contract", "updates"]), (["A"], ["model", "training"])][
+        : len(jobs) // 2]
 
 
 @pytest.mark.parametrize("text, check, words", [

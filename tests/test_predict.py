@@ -7,7 +7,11 @@ Run: .venv/bin/python -m pytest tests/test_predict.py
 import multiprocessing
 import os
 import re
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,9 +23,9 @@ from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
 from speedrun.predict import runs
-from speedrun.predict.attention import keys_per_query
+from speedrun.predict.attention import fused, keys_per_query
 from speedrun.predict.cards import CARDS
-from speedrun.predict.fake_run import short_run
+from speedrun.predict.fake_run import _shard, short_run
 from speedrun.predict.observer import Observer, SilentKernel
 from speedrun.predict.prediction import STEPS, Prediction
 from speedrun.predict.runs import largest_micro_batch, observe, predict
@@ -118,6 +122,10 @@ def test_muon_in_float32_is_seen(tmp_path):
     found = predict(find_script(str(script)), H100, 8, SMALL)
     assert found.collectives.keys() == {"allreduce float32"}
     assert found.flops.keys() == {"bfloat16", "float32"}
+    assert found.peaks == {
+        "warm-up": 7_065_077_760, "training": 6_699_387_392, "validation": 4_126_281_216}
+    assert found.memory["optimizer state"] == 313_786_372
+    assert (found.saved, found.moved, len(found.launches)) == (2_598_339_584, 38_719_717_486, 378)
 
 
 @pytest.mark.slow
@@ -157,6 +165,12 @@ def test_a_compiled_step_is_counted_as_by_hand():
              for group in ("products", "attention")}
     assert flops["products"] == 6 * (12 * 768**2 + 512 * 768) * 1024  # of the layer, the head
     assert flops["attention"] == (2 + 5) * 2 * 768 * 1024 * 1024 / 2  # forward, backward; causal
+    size = found.memory["parameters"]
+    assert found.memory == {"workspaces": 2**26, "parameters": size, "gradients": size,
+                            "optimizer state": 2 * size + 216}
+    assert found.peaks == {
+        "warm-up": 290_000_384, "training": 255_351_808, "validation": 213_609_472}
+    assert (found.saved, found.moved, len(found.launches)) == (49_100_800, 782_523_784, 115)
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +314,36 @@ def test_keys_per_query_of_flash_attention_are_those_of_its_windows(milestone):
     assert keys_per_query(module, args, 800) == pytest.approx((long + short) / 2)
 
 
+def test_a_fused_attention_keeps_no_scores(monkeypatch):
+    q, k, v = (torch.empty(2, 3, n, 8, requires_grad=True) for n in (5, 7, 7))
+    out = fused(q, k, v)
+    assert [(x.shape, x.dtype) for x in out.grad_fn.saved_tensors] == [
+        *((x.shape, torch.float32) for x in (q, k, v, out)), ((2, 3, 5), torch.float32)]
+    out.sum().backward()
+    assert [out.shape, *(x.grad.shape for x in (q, k, v))] == [x.shape for x in (q, q, k, v)]
+    words = "^attention of torch.float32, torch.float16 and torch.float32$"
+    with pytest.raises(TypeError, match=words):
+        fused(q, k.half(), v)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert fused(q, k.bfloat16(), v).dtype == torch.get_autocast_dtype("cuda") == torch.float16
+
+
+def test_documents_of_a_fake_shard(tmp_path):
+    file = Path(_shard(tmp_path, "train", 10, 4, 7))
+    header, tokens = file.read_bytes()[:1024], np.fromfile(file, "<u2", offset=1024)
+    assert file.name == "train.bin" and header[:12] == np.array([20240520, 1, 10], "<i4").tobytes()
+    assert tokens.tolist() == [7, 0, 0, 0, 7, 0, 0, 0, 7, 0]
+    with pytest.raises(UserError, match="4,294,967,296 tokens, more than the 2"):
+        _shard(tmp_path, "train", 2**32, 4, 7)
+
+
+def test_a_fake_run_is_as_short_as_can_be():
+    found = short_run(load_snapshot(LAST).Hyperparameters)
+    assert found == dict(
+        train_steps=2, kernel_warmup_steps=2, momentum_warmup_steps=2, momentum_cooldown_steps=2,
+        fp8_settle_steps=2, scheduled_steps=1, val_loss_every=0, train_loss_every=0)
+
+
 @pytest.mark.parametrize(("milestone", "window"), [
     ("05a", 896), ("05d", 896), ("05r", 896), ("06", 896), ("09", 896)])
 def test_the_last_step_is_halfway_through_the_windows(milestone, window):
@@ -346,25 +390,71 @@ def test_memory_is_allocated_in_blocks_of_512_bytes():
     assert seen == [512, 512, 1024, 1024] and observer.peak - before == 1024
 
 
-def test_of_many_micro_steps_two_are_run(monkeypatch):
-    def observed(script, card, world_size, settings, *_, **__):
-        assert settings.get("bf16", True) == card.bf16
+@pytest.mark.parametrize(("steps", "ran"), [
+    (1, {1: (True, True)}), (2, {2: (True, True)}), (3, {1: (True, False), 2: (True, True)}),
+    (5, {1: (True, False), 2: (True, True)})])
+def test_of_many_micro_steps_two_are_run(steps, ran, monkeypatch):
+    asked = {}
+
+    def observed(script, card, world_size, settings, compiled, assembled):
         number = settings["total_batch_size"] // 65_536
+        asked[number] = compiled, assembled
         return Prediction(micro_batch=8, micro_steps=number, peaks={}, memory={}, collectives={},
-                          flops={"bfloat16": 7 * number}, moved=10 + 3 * number)
+                          flops={"bfloat16": 7 * number, "float32": 1 + number},
+                          moved=10 + 3 * number)
 
     monkeypatch.setattr(runs, "observe", observed)
-    found = predict(find_script("01"), H100, 8, {**SMALL, "total_batch_size": 5 * 65_536})
-    assert (found.micro_steps, found.moved, found.flops) == (5, 25, {"bfloat16": 35})
-    predict(find_script("01"), CARDS["t4"], 8, {**SMALL, "total_batch_size": 65_536})
+    sizes = {**SMALL, "total_batch_size": steps * 65_536}
+    assert predict(find_script("01"), H100, 8, sizes, True) == Prediction(
+        8, steps, {}, {}, {"bfloat16": 7 * steps, "float32": 1 + steps}, 10 + 3 * steps, {})
+    assert asked == ran
 
 
-def test_what_is_expanded_is_read_once():
+def test_a_card_without_bfloat16_computes_in_float32():
+    script, t4, chosen = find_script("01"), CARDS["t4"], {"bf16": True, "seed": 1}
+    assert [runs._for_card(script, *how) for how in ((t4, {"seed": 1}), (t4, chosen), (H100, {}))
+            ] == [{"bf16": False, "seed": 1}, chosen, {}]
+    assert runs._for_card(SimpleNamespace(hyperparameters={}), t4, {}) == {}
+
+
+def test_bytes_and_products_of_operators_are_counted_as_by_hand():
     observer = Observer()
-    with FakeTensorMode(), observer:
-        row, matrix = (torch.empty(shape, device="cuda") for shape in ((1, 100), (50, 100)))
-        row.expand(50, 100) + matrix
-    assert [launch.moved for launch in observer.launches][-1] == 4 * (100 + 2 * 5000)
+    with (mode := FakeTensorMode()), observer:
+        row, a, b, c = (torch.empty(size, device="cuda")
+                        for size in ((1, 7), (3, 5), (5, 7), (3, 7)))
+        a.view(5, 3), a.detach(), torch.empty(9, device="cuda"), torch.ones(9)  # start nothing
+        row.expand(3, 7) + c  # what is expanded is read once
+        a @ b
+        a.zero_(), a.fill_(1), a.mul_(2)
+        observer.observed(lambda _: a.half() @ b.half())(None)
+        q = torch.empty(2, 3, 11, 8, device="cuda")
+        for causal in (False, True):
+            torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, is_causal=causal)
+    attention = "_scaled_dot_product_flash_attention"
+    assert [(one.kind, one.name, one.moved, one.flops, one.dtype) for one in observer.launches] == [
+        ("eager", "add", 28 + 84 + 84, 0, None), ("eager", "mm", 60 + 140 + 84, 210, "float32"),
+        ("eager", "zero_", 60, 0, None), ("eager", "fill_", 60, 0, None),
+        ("eager", "mul_", 2 * 60, 0, None), ("library", "_to_copy", 60 + 30, 0, None),
+        ("library", "_to_copy", 140 + 70, 0, None),
+        ("library", "mm", 30 + 70 + 42, 210, "float16"),
+        *(("eager", attention, 4 * (2 * q.numel() + 2 * 3 * 11) + 24, flops, "float32")
+          for flops in (2 * 2 * 11 * q.numel(), 2 * 11 * q.numel()))]  # with its random state
+    assert observer.moved == sum(one.moved for one in observer.launches) and observer.graphs == 1
+    with mode, observer, pytest.raises(TypeError, match=(
+            r"^aten.mm.default of float32 \(3, 5\) and float16 \(5, 7\)$")):
+        a @ b.half()
+
+
+def test_kernels_that_multiply_are_counted_as_by_hand():
+    observer, x, q, k = Observer(), *map(torch.empty, ((2, 3, 5), (2, 3, 11, 4), (2, 3, 7, 4)))
+    for name, given in (("symmetric_kernel", {"x": x}), ("attend", {"arg_Q": q, "arg_K": k}),
+                        ("attend", {"arg_Q": q, "arg_K": k, "arg_DQ": q}), ("add", {"x": x})):
+        SilentKernel(name, f"def {name}({', '.join(given)}):", observer).run(*given.values())
+    observer.keys_per_query = 2.5
+    SilentKernel("attend", "def attend(arg_Q, arg_K):", observer).run(q, k)
+    pairs = 2 * 2 * 3 * 11 * 4
+    assert [launch.flops for launch in observer.launches] == [
+        2 * 3 * 3 * 5, 2 * 7 * pairs, 7 * 7 * pairs, 0, 2 * 2.5 * pairs]
 
 
 @pytest.mark.parametrize(("milestone", "transposed"), [("12c", False), ("14i", True)])
@@ -403,6 +493,7 @@ def test_without_triton_nothing_is_compiled(monkeypatch):
     ("05 --device-batch 3", r"total_batch_size=524288 is not a multiple of .* 3 \* 65536 \* 8"),
     ("05 --set seq_len=7000", r"total_batch_size=524288 is not a multiple of .* 1 \* 7000 \* 8"),
     ("05 --set seq_length=7", "05_flex_attention.* has no hyperparameter seq_length"),
+    ("e0", "starts from a checkpoint, and fake GPUs have no weights; predict the milestone that"),
     (f"04 --device-batch {10**20}", "micro_batch_size=1[0]{20} is out of range"),
     (f"04 --nproc {10**11}", "524288 is not a multiple of .* = 64 [*] 1024 [*] 100000000000; "),
 ])
@@ -423,6 +514,16 @@ def test_a_run_that_does_not_end_is_stopped(monkeypatch):
     with pytest.raises(UserError, match="muon on the fake GPU has computed for 1 seconds and not"):
         predict(find_script("01"), H100, 8, SMALL)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_runs_side_by_side_end_where_one_fails(failed, monkeypatch):
+    killed = []
+    monkeypatch.setattr(runs.multiprocessing, "active_children", lambda: [
+        SimpleNamespace(kill=lambda: killed.append("it"))])
+    with pytest.raises(KeyError) if failed else nullcontext(), runs._side_by_side() as pool:
+        [*pool.map({1: 2}.__getitem__, (1, 2 - (not failed)))]
+    assert killed == ["it"] * failed
 
 
 def test_another_torch_or_triton_is_refused(monkeypatch):
