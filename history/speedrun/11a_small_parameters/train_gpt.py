@@ -72,7 +72,7 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.5  # as in the record; clamps the head's weights beyond 1.5
-    fp8_grad_scale: float = 448 / 0.75  # e5m2 holds 96; logit gradients, see train, reach 1
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 goes up to 96; logit gradients, see train, reach 1
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it

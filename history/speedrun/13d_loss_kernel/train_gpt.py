@@ -75,7 +75,7 @@ class Hyperparameters:
     gate_channels: int = 12  # leading channels a gate reads; for value gates half are the table's
     fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # e5m2 holds 96; logit gradients, see train, are below 2
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 goes up to 96; logit gradients, see train, are below 2
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)

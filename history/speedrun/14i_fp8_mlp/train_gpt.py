@@ -89,7 +89,7 @@ class Hyperparameters:
     gate_channels: int = 12  # leading channels a gate reads; for value gates half are the table's
     fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # e5m2 holds 96; logit gradients, see train, are below 2
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 goes up to 96; logit gradients, see train, are below 2
     fp8_mlp_act_headroom: float = 1.8  # allowed growth of the largest activation per forward pass
     fp8_mlp_weight_headroom: float = 1.12  # allowed growth of c_proj's largest weight per step
     fp8_settle_steps: int = 16  # up to this step c_proj's scale is exact: its weights grow from 0
