@@ -269,7 +269,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -284,7 +284,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight):

@@ -287,7 +287,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -302,7 +302,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight):
@@ -406,7 +406,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape, for Muon only
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C), only for Muon
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
@@ -648,11 +648,11 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(grads)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            num_own = min(max(group["num_attentions"] - share.start, 0), len(grads))  # attentions
+            num_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"]
-            parts = [[tensor[:num_own].view(-1, m, m) for tensor in tensors],
-                     [tensor[num_own:] for tensor in tensors]]
+            parts = [[tensor[:num_attentions].view(-1, m, m) for tensor in tensors],
+                     [tensor[num_attentions:] for tensor in tensors]]
             updates = [self.muon_update(*part, momentum, self.dtype).view(-1, *grads.shape[1:])
                        for part in parts if len(part[0])]
             weights = torch.stack(padded[share]).sub_(torch.cat(updates), alpha=group["lr"])

@@ -72,7 +72,7 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # e5m2 goes up to 96; logit gradients, see train, are below 2
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 covers 96; logit gradients, see train, are below 2
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 1.0  # initial standard deviation is this / sqrt(model_dim); c_fc has 0.5
@@ -119,7 +119,7 @@ class Hyperparameters:
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_end: int = 1664  # window after scheduled_steps; in the last validation for S and YaRN
+    window_end: int = 1664  # after scheduled_steps; in the last validation only S and YaRN use it
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -151,7 +151,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 class Stage(NamedTuple):
-    """A row of the table of schedules; steps grow by longer sequences, not by more of them."""
+    """A row of the table of schedules; batches grow by longer sequences, not by more of them."""
     seq_len: int  # tokens per training sequence
     peak: float  # lr_multiplier without the cooldown
     window: int  # previous tokens that L layers see
@@ -353,7 +353,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -368,7 +368,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight, scale=0.5):
@@ -497,7 +497,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights, args.qkv_init)[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape, for Muon only
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C), only for Muon
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -875,11 +875,11 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            num_own = min(max(group["num_attentions"] - share.start, 0), len(grads))  # attentions
+            num_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            parts = [[tensor[:num_own].view(-1, tensor.size(1), m) for tensor in tensors],
-                     [tensor[num_own:] for tensor in tensors]]
+            parts = [[tensor[:num_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
+                     [tensor[num_attentions:] for tensor in tensors]]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in parts if len(part[0])]
             rates = group["lr"] * lr_factors[share]
@@ -1004,7 +1004,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6: in all stages
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 visit all stages
         inputs, targets = next(load_train(step=step))
         model.set_window(*window_sizes(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)

@@ -69,7 +69,7 @@ class Hyperparameters:
     value_embed_pattern: str = ".01.....234"  # a digit = the layer's own value table; . = none
     bigram_rows: int = 251_520  # rows of the bigram table: 5 times the vocabulary's
     bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
-    value_embed_init: float = 0.01  # initial standard deviation; at 0 gates get no first gradient
+    value_embed_init: float = 0.01  # initial standard deviation; if 0, gates get no first gradient
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer at which the skip joins the stream
     cached_layer: int = 7  # later layers' attention reads its output; last layer and head mix it in
@@ -79,7 +79,7 @@ class Hyperparameters:
     gate_channels: int = 12  # leading channels a gate reads; for value gates half are the table's
     fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # e5m2 goes up to 96; logit gradients, see train, are below 2
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 covers 96; logit gradients, see train, are below 2
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
@@ -128,7 +128,7 @@ class Hyperparameters:
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_end: int = 1664  # window after scheduled_steps; in the last validation for S and YaRN
+    window_end: int = 1664  # after scheduled_steps; in the last validation only S and YaRN use it
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -160,7 +160,7 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 class Stage(NamedTuple):
-    """A row of the table of schedules; steps grow by longer sequences, not by more of them."""
+    """A row of the table of schedules; batches grow by longer sequences, not by more of them."""
     seq_len: int  # tokens per training sequence
     document_len: int  # tokens kept of a document
     peak: float  # lr_multiplier without the cooldown
@@ -366,7 +366,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -494,7 +494,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # in bfloat16, too
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight, scale=0.5):
@@ -590,7 +590,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # (H, 2D, C): two heads each
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # (H, 2D, C): adjacent heads
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -703,7 +703,7 @@ class CoefficientNet(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        # bfloat16 has steps of 1/64 at 2.5 (0.25 / 0.1), 1/8 at 20 (2 / 0.1): Adam's are lost.
+        # In bfloat16 Adam's steps are lost: spacing 1/64 at 2.5 (0.25 / 0.1), 1/8 at 20 (2 / 0.1).
         self.bias = nn.Parameter(initial / scale)
 
     def forward(self, x, scale):
@@ -852,7 +852,7 @@ class GPT(nn.Module):
         self.model_init = dict(smear=0.0, skip=-1.5)  # all values as in the record
         scalars = [*self.layer_init.values()] * args.num_layers + [*self.model_init.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
-        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # both: 1.1
+        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # twice: 1.1
         self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
         self.x0_weights = nn.Parameter(torch.zeros(args.num_layers))
         self.bigram_weights = nn.Parameter(torch.full((args.num_layers,), args.bigram_scale))
@@ -871,7 +871,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
-        # Some stay unread, as in the record: LastBlock uses mix_net's; one layer lacks attention.
+        # Unread, as in the record: LastBlock's but value, output; without attention, all but *_mlp.
         for i, c in enumerate(layers):
             c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
             c["add_attn"], c["add_mlp"] = self.add_weights[i]
@@ -1233,7 +1233,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6: in all stages
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 visit all stages
         inputs, targets = next(load_train(step=step))
         model.set_window(*window_sizes(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)
