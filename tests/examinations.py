@@ -39,9 +39,9 @@ def lines_of(seen):
     lines = []
     for what, (kind, *rest) in seen.items():
         value, tolerance = rest if len(rest) == 2 else (rest, 0.0)
-        if kind == "log":  # without versions and losses
+        if kind == "log":  # without versions, names of fields, and losses
             value = [re.sub(r"\d+\.\d{4,}", "x", line) for line in value
-                     if not line.startswith("environment")]
+                     if not line.startswith(("environment", "hyperparameters"))]
         coarse = isinstance(tolerance, float) and tolerance > 5e-3
         each = kind == "tensors" and isinstance(tolerance, dict)  # found on this machine
         rough = each or kind in ("tensors", "tables") and coarse
