@@ -23,7 +23,7 @@ from speedrun import compat
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import load_manifest
 from speedrun.predict import runs
-from speedrun.predict.attention import fused, keys_per_query
+from speedrun.predict.attention import block_mask, fused, keys_per_query
 from speedrun.predict.cards import CARDS
 from speedrun.predict.fake_run import _shard, short_run
 from speedrun.predict.observer import Observer, SilentKernel
@@ -328,6 +328,13 @@ def test_a_fused_attention_keeps_no_scores(monkeypatch):
     assert fused(q, k.bfloat16(), v).dtype == torch.get_autocast_dtype("cuda") == torch.float16
 
 
+def test_a_mask_has_room_for_all_tiles_and_its_rule_is_tried():
+    mask = block_mask(lambda b, h, q, k: q >= k, None, None, 300, 200, "cpu")
+    assert (mask.kv_num_blocks.tolist(), mask.kv_indices.shape) == ([[[0, 0, 0]]], (1, 1, 3, 2))
+    with pytest.raises(ZeroDivisionError):
+        block_mask(lambda *_: 1 / 0, None, None, 300, 200, "cpu")
+
+
 def test_documents_of_a_fake_shard(tmp_path):
     file = Path(_shard(tmp_path, "train", 10, 4, 7))
     header, tokens = file.read_bytes()[:1024], np.fromfile(file, "<u2", offset=1024)
@@ -476,8 +483,10 @@ def test_a_kernel_of_the_scripts_own_takes_no_float64():
     words = "^scale_kernel takes alpha as float64; use tl.constexpr or a tensor$"
     with pytest.raises(TypeError, match=words):
         Observer().kernel("scale_kernel", source)
-    Observer().kernel("scale_kernel", source.replace("fp64", "fp32"))
-    Observer().kernel("triton_poi_0", source.replace("scale_kernel", "triton_poi_0"))
+    own, fused_one = source.replace("fp64", "fp32"), source.replace("scale_kernel", "triton_poi_0")
+    observer = Observer()
+    observer.kernel("scale_kernel", own), observer.kernel("triton_poi_0", fused_one)
+    assert observer.sources == {own: "scale_kernel", fused_one: "triton_poi_0"}  # to be assembled
 
 
 def test_without_triton_nothing_is_compiled(monkeypatch):

@@ -170,7 +170,8 @@ def test_the_time_of_a_run_is_its_arithmetic_by_a_share_of_the_peak(monkeypatch)
 def test_a_share_of_the_peak_that_cannot_be(text, capsys):
     with pytest.raises(SystemExit):
         command.main(["01", "--mfu", text])
-    assert "argument --mfu: " in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"error: argument --mfu: {text} is not a share above 0 and up to 1; see --help\n")
 
 
 @pytest.fixture
@@ -255,6 +256,8 @@ def test_what_a_fake_run_saw_is_told_of_one_step(monkeypatch):
         kernels=("kernel",))
     assert asked == [(script, True, False, 2, H100, "--micro_batch_size=4",
                       "--total_batch_size=24576")]
+    two = SimpleNamespace(hyperparameters=dict(train_seq_len=4, val_seq_len=16, micro_batch_size=3))
+    assert runs._micro_steps(two, 2, {"total_batch_size": 72}) == (24, 3)
 
 
 @pytest.mark.parametrize(("batch", "gib", "bend", "largest", "looks"), [
@@ -293,6 +296,7 @@ def test_cards_are_those_of_nvidias_tables():
         "4090 24.0 89 128 99 1536 NVIDIA GeForce RTX 4090",
         "3090 24.0 86 82 99 1536 NVIDIA GeForce RTX 3090", "l4 24.0 89 58 99 1536 NVIDIA L4",
         "t4 15.0 75 40 64 1024 Tesla T4"]
+    assert [key for key, card in CARDS.items() if not card.bf16] == ["t4"]
 
 
 # ---- what is stored ----
